@@ -1,0 +1,46 @@
+# Everything runs from .venv, which `make install` fills; the other targets call it when something is missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := operator,gateway,worker,test
+STAMP := $(VENV)/.installed
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo demo-down test lint bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(STAMP) ## make .venv with everything but the GPU kernels
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Mizzen needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(STAMP) ## a cluster on this machine, an InferenceService, a chat answer
+	$(BIN)/mizzen-local demo
+
+demo-down: ## stop the demo's cluster
+	@test ! -x $(BIN)/mizzen-local || $(BIN)/mizzen-local down
+
+lint: $(STAMP) ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: $(STAMP) lint ## lint, types and all tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
+
+bench: $(STAMP) ## the benchmarks that run on this machine's CPU
+	$(BIN)/python benchmarks/scheduler_step.py
+	$(BIN)/python benchmarks/cpu_vs_transformers.py
+
+docs: $(STAMP) ## build the documentation site into site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean: demo-down ## remove what make made
+	rm -rf $(VENV) site build

@@ -1,0 +1,1 @@
+"""A Kubernetes cluster on one machine, without containers, for laptops and tests."""

@@ -1,0 +1,1 @@
+"""Builders of the objects that a service owns, one file an object family."""

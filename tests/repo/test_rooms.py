@@ -1,0 +1,98 @@
+"""The import rules of docs/architecture.md, read off the source and off running interpreters."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = {"core", "layers", "attention", "models", "weights", "parallel", "kernels", "quantize"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": {"core"},
+    "wire": {"core", "wire"},
+    "layers": LAYERS,
+    "attention": LAYERS,
+    "models": LAYERS,
+    "weights": LAYERS,
+    "parallel": LAYERS,
+    "kernels": LAYERS,
+    "quantize": LAYERS,
+    "engine": LAYERS | {"engine"},
+    "server": LAYERS | {"engine", "wire", "server"},
+    "gateway": {"core", "wire", "gateway"},
+}
+NO_TORCH = ("core", "wire", "gateway")
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_downwards_only(room: str) -> None:
+    for path in sources(f"worker/mizzen/{room}"):
+        for name in imports(path):
+            parts = name.split(".")
+            assert parts[0] not in ("mizzen_operator", "mizzen_local"), f"{path} imports {name}"
+            if parts[0] == "mizzen" and len(parts) > 1:
+                assert parts[1] in MAY_IMPORT[room], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("room", NO_TORCH)
+def test_light_rooms_do_not_name_torch(room: str) -> None:
+    for path in sources(f"worker/mizzen/{room}"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"torch", "triton", "transformers"}, path
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {path.parent.name for path in (ROOT / "worker/mizzen").glob("*/__init__.py")}
+    assert rooms <= set(MAY_IMPORT)
+
+
+def test_the_operator_imports_nothing_of_the_worker() -> None:
+    for path in sources("operator"):
+        for name in imports(path):
+            assert name.split(".")[0] != "mizzen", f"{path} imports {name}"
+    for path in sources("operator/mizzen_operator"):
+        assert not {name for name in imports(path) if name.startswith("mizzen_local")}, path
+
+
+def python(code: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["mizzen", "mizzen.gateway.app", "mizzen.server.supervisor", "mizzen.cli"])
+def test_light_programs_leave_torch_out(module: str) -> None:
+    assert (
+        python(f"import sys, {module}; print('torch' in sys.modules, 'transformers' in sys.modules)")
+        == "False False"
+    )
+
+
+def test_operator_stays_the_standard_librarys() -> None:
+    assert not (ROOT / "operator/__init__.py").exists()
+    assert (
+        python(
+            "import operator; print(operator.__file__.endswith('lib/python3.%d/operator.py' % __import__('sys').version_info[1]))"
+        )
+        == "True"
+    )

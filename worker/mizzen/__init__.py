@@ -1,0 +1,28 @@
+"""Mizzen's worker side: the engine, the gateway, and the offline class.
+
+`LLM` and `SamplingParams` load on first use, so that importing a light room (the gateway, the core)
+never pulls in torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from mizzen.core.params import SamplingParams
+    from mizzen.offline import LLM, Completion
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SamplingParams":
+        from mizzen.core.params import SamplingParams
+
+        return SamplingParams
+    if name in ("LLM", "Completion"):
+        from mizzen import offline
+
+        return getattr(offline, name)
+    raise AttributeError(f"module 'mizzen' has no attribute {name!r}")

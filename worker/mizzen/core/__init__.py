@@ -1,0 +1,1 @@
+"""Requests, pages, radix tree, policies and the scheduler: no torch and no I/O."""

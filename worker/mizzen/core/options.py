@@ -1,0 +1,54 @@
+"""Configuration objects describe themselves: each field carries its help, choices and bounds.
+
+The command line is generated from them, so an option and a field can never drift apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """Declare a field of a configuration dataclass; `low` and `high` are inclusive."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def required(help: str) -> Any:
+    """Declare a field without a default."""
+    return option(dataclasses.MISSING, help)
+
+
+def flag(name: str) -> str:
+    """Return the command line option of a field: `page_size` is `--page-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def check(config: Any) -> None:
+    """Check every declared field of a configuration dataclass.
+
+    Raises:
+        ValueError: names the option, its value, and what would be right.
+    """
+    for field in dataclasses.fields(config):
+        value, rules = getattr(config, field.name), field.metadata
+        if value is None or not rules:
+            continue
+        if rules["choices"] and value not in rules["choices"]:
+            raise ValueError(
+                f"{flag(field.name)} must be one of {', '.join(rules['choices'])}, not {value!r}"
+            )
+        if rules["low"] is not None and value < rules["low"]:
+            raise ValueError(f"{flag(field.name)} must be at least {rules['low']}, not {value}")
+        if rules["high"] is not None and value > rules["high"]:
+            raise ValueError(f"{flag(field.name)} must be at most {rules['high']}, not {value}")

@@ -1,0 +1,50 @@
+"""What the scheduler gives back: the tokens of a step by request, ends, cache events, and load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mizzen.core.request import Finished, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """New tokens of a step, by column; one row a request that got tokens.
+
+    `tokens` is flat: row i holds `counts[i]` of them (1 each when `counts` is None). `offsets[i]` is the index,
+    within the request's output, of the row's first token, so that a receiver can see a gap. `finished` holds
+    the requests that end with this step; their last tokens are in the rows.
+    """
+
+    step: int
+    rids: Int64
+    offsets: Int32
+    tokens: Int32
+    counts: Int32 | None
+    finished: tuple[Finished, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """Blocks that entered or left the prefix cache since the last events, as chained 64-bit hashes.
+
+    See `mizzen.core.blocks`: a hash stands for the whole prefix up to the block's end.
+    """
+
+    stored: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a scheduler is, for routing and metrics."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    """Prompt tokens of waiting requests, cached ones not taken off."""
+    pages_total: int
+    pages_used: int
+    """Held by running requests."""
+    pages_cached: int
+    """Held by the prefix cache alone; free on demand."""

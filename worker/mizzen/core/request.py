@@ -1,0 +1,61 @@
+"""What the scheduler is asked to do, and how a request can end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mizzen.core.params import SamplingParams
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended. The numbers are part of the wire protocol."""
+
+    STOP = 1
+    """An end token of the model or one of `stop_token_ids`."""
+    LENGTH = 2
+    """`max_tokens` or the context length was reached."""
+    ABORT = 3
+    """The client went away, or the gateway had enough (a stop string)."""
+    ERROR = 4
+    """The engine could not go on; `Finished.message` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to be continued."""
+
+    rid: int
+    """Chosen by the caller; unique among the requests that live in this scheduler."""
+    prompt: Int32
+    """Token ids [n], n >= 1; never changed after submission."""
+    sampling: SamplingParams
+    seed: int = 0
+    """The seed in force, resolved by the caller from `sampling.seed` (0 <= seed < 2**64)."""
+    salt: bytes = b""
+    """Opaque; requests share cached prefixes only when their salts are equal."""
+    priority: int = 0
+    """Higher goes first, for policies that look at it."""
+    arrival: float = 0.0
+    """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a request, with its final counts of tokens."""
+
+    rid: int
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV came from the prefix cache, at first admission."""
+    output_tokens: int
+    stop_token: int | None = None
+    """The token that ended the request (counted in `output_tokens`), when `reason` is STOP."""
+    message: str = ""

@@ -1,0 +1,1 @@
+"""The step runner, device state, sampler and the overlap loop."""

@@ -1,0 +1,1 @@
+"""OpenAI's schemas and handlers."""

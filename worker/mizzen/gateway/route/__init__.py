@@ -1,0 +1,1 @@
+"""Which engine gets a request: composable scorers."""

@@ -1,0 +1,1 @@
+"""Chat templates, tokenizing, incremental detokenizing, stop strings."""

@@ -1,0 +1,1 @@
+"""Building blocks that the models are made of."""

@@ -1,0 +1,1 @@
+"""One short file a model family, found by the architecture's name."""

@@ -1,0 +1,1 @@
+"""The engine's process: supervisor, ranks, health, metrics, drain."""

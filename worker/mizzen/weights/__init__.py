@@ -1,0 +1,1 @@
+"""Reading safetensors into a model."""

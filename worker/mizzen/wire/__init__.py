@@ -1,0 +1,1 @@
+"""Messages between gateways and engines, and the sockets that carry them."""

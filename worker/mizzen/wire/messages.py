@@ -1,0 +1,193 @@
+"""What gateways and engines say to each other.
+
+A gateway holds one DEALER socket an engine; the engine binds one ROUTER. Each ZMQ message is one frame: a
+msgpack array whose first element is the message's tag. Handles (`rid`) are chosen by the gateway and unique
+on its connection while the request lives. Packed integer columns are little-endian `bytes`.
+
+    gateway ──Hello──▶ engine ──Welcome──▶ gateway            first, and again after a reconnect
+    gateway ──FetchFile──▶ engine ──File──▶ gateway           tokenizer and configuration files, in parts
+    gateway ──Generate / Abort──▶ engine ──Outputs / Refused──▶ gateway
+    engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
+
+An `Abort` is always answered by a `Finish` in an `Outputs` frame (or was overtaken by one), so both sides
+agree on when a handle is free.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+PROTOCOL = 1
+"""Grows with every incompatible change; both sides refuse another's."""
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+FILE_PART_BYTES = 4 * 1024 * 1024
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages; the class's name is the tag."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """`mizzen.core.params.SamplingParams` without the stop strings, which stay in the gateway."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Hello(Message, frozen=True):
+    """A gateway introduces itself."""
+
+    protocol: int
+    gateway: str
+
+
+class Generate(Message, frozen=True):
+    """Continue a prompt."""
+
+    rid: int
+    prompt: bytes
+    """int32 token ids."""
+    sampling: Sampling
+    salt: bytes = b""
+    priority: int = 0
+    queue_seconds: float = 0.0
+    """How long the request may wait in the engine's queue before it is refused; 0 is no limit of its own."""
+
+
+class Abort(Message, frozen=True):
+    """Stop a request."""
+
+    rid: int
+
+
+class FetchFile(Message, frozen=True):
+    """Ask for a file named in `Welcome.files`, from a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+class Welcome(Message, frozen=True):
+    """An engine introduces itself."""
+
+    protocol: int
+    engine: str
+    """Its name; the pod's, on Kubernetes."""
+    incarnation: str
+    """Random at every start: all that a gateway knew of a former one is void."""
+    revision: str
+    model: str
+    """The name that the engine was told to serve under."""
+    tokenizer_hash: str
+    """Of the files below: equal hashes tokenize and render alike."""
+    files: dict[str, int]
+    """Tokenizer and configuration files that `FetchFile` serves: name to size in bytes."""
+    context_length: int
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    """Tokens that end a request unless `ignore_eos`."""
+    page_size: int
+    max_running_requests: int
+    draining: bool
+
+
+class File(Message, frozen=True):
+    """A part of a file; `size` is the whole file's."""
+
+    name: str
+    offset: int
+    size: int
+    content: bytes
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """The end of one request. `reason` is a `mizzen.core.request.FinishReason`."""
+
+    rid: int
+    reason: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    stop_token: int | None = None
+    message: str = ""
+
+
+class Outputs(Message, frozen=True):
+    """All that one step gave the requests of one gateway, as columns; one row a request.
+
+    `counts` is empty when every row has exactly one token.
+    """
+
+    step: int
+    rids: bytes
+    """uint32 [rows]."""
+    offsets: bytes
+    """uint32 [rows]: index of the row's first token within its request's output."""
+    tokens: bytes
+    """int32 [sum of counts]."""
+    counts: bytes
+    """uint16 [rows], or empty."""
+    finished: tuple[Finish, ...] = ()
+
+
+class RefusalCode(enum.IntEnum):
+    """Why an engine did not take a request. The numbers are part of the protocol."""
+
+    DRAINING = 1
+    """Try another engine."""
+    QUEUE_FULL = 2
+    """Try another engine, or later."""
+    QUEUE_TIMEOUT = 3
+    """Waited `queue_seconds` without a first token."""
+    INVALID = 4
+    """Would be refused everywhere: `message` names the field."""
+    STARTING = 5
+    """Try another engine."""
+
+
+class Refused(Message, frozen=True):
+    """A request, or a frame that could not be read (`rid` is then None), is refused."""
+
+    rid: int | None
+    code: int
+    message: str
+    retry_after_seconds: float = 0.0
+
+
+class Stats(Message, frozen=True):
+    """How busy the engine is."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    pages_total: int
+    pages_used: int
+    pages_cached: int
+    draining: bool
+    steps: int
+
+
+class Blocks(Message, frozen=True):
+    """Changes of the prefix cache: 64-bit names of `mizzen.core.blocks`, uint64 columns.
+
+    `sequence` counts from 0 for a peer and grows by one; after a gap, or with `reset`, what was known is void
+    and `stored` holds all that the cache holds.
+    """
+
+    sequence: int
+    stored: bytes
+    evicted: bytes
+    reset: bool = False
+
+
+ToEngine = Hello | Generate | Abort | FetchFile
+ToGateway = Welcome | File | Outputs | Refused | Stats | Blocks
