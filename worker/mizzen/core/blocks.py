@@ -1,7 +1,8 @@
 """Names for prefixes that engines and gateways compute alike.
 
-A prefix is cut into blocks of `BLOCK_TOKENS` tokens (whatever the page size); the name of block i is a hash of
-the name of block i-1 and the block's token ids, so one 64-bit number stands for the whole prefix up to its end.
+A prefix is cut into blocks of `BLOCK_TOKENS` tokens (whatever the page size); the name of block i is a hash
+of the name of block i-1 and the block's token ids, so one 64-bit number stands for the whole prefix up to its
+end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def root_hash(salt: bytes) -> int:
 
 
 def next_hash(parent: int, tokens: Int32) -> int:
-    """Return the name of the block that holds `tokens` (int32 [BLOCK_TOKENS]) after the block named `parent`."""
+    """Return the name of the block of `tokens` (int32 [BLOCK_TOKENS]) that follows the block `parent`."""
     digest = hashlib.blake2b(
         tokens.astype("<i4", copy=False).tobytes(), digest_size=8, key=parent.to_bytes(8, "little")
     )

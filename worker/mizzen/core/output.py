@@ -11,9 +11,9 @@ from mizzen.core.request import Finished, Int32, Int64
 class StepOutput:
     """New tokens of a step, by column; one row a request that got tokens.
 
-    `tokens` is flat: row i holds `counts[i]` of them (1 each when `counts` is None). `offsets[i]` is the index,
-    within the request's output, of the row's first token, so that a receiver can see a gap. `finished` holds
-    the requests that end with this step; their last tokens are in the rows.
+    `tokens` is flat: row i holds `counts[i]` of them (1 each when `counts` is None). `offsets[i]` is the
+    index, within the request's output, of the row's first token, so that a receiver can see a gap. `finished`
+    holds the requests that end with this step; their last tokens are in the rows.
     """
 
     step: int

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mizzen.core.options import check, option, required
-
-ATTENTION = ("auto", "reference")
+from mizzen.core.options import option
+from mizzen.engine.config import EngineOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(EngineOptions):
     """Options of `mizzen engine`; each field is an option of the same name."""
 
-    model: str = required("Folder with config.json, the tokenizer and safetensors")
     served_name: str = option("", "Name that the model is served under; the folder's name when empty")
     revision: str = option("", "Opaque name of this deployment's revision, shown to gateways")
     engine_id: str = option("", "Name of this engine; host name and process when empty")
-
-    device: str = option("cuda", "Where the model runs", choices=("cuda", "cpu"))
-    dtype: str = option(
-        "auto",
-        "Precision of weights and KV; auto is the model's own on cuda and float32 on cpu",
-        choices=("auto", "bfloat16", "float16", "float32"),
-    )
-    load_format: str = option(
-        "safetensors", "dummy fills weights with seeded random values", choices=("safetensors", "dummy")
-    )
-    context_length: int | None = option(
-        None, "Cap on prompt plus output tokens; the model's own by default", low=1
-    )
-    tensor: int = option(1, "Ranks (GPUs) that share the model", low=1)
-    threads: int | None = option(None, "CPU threads of the model on cpu; all cores by default", low=1)
-
-    max_running_requests: int = option(256, "Requests that decode together", low=1, high=4096)
-    max_waiting_requests: int = option(2048, "Requests that may queue in the engine", low=1)
-    memory_fraction: float = option(
-        0.90, "Share of the device's memory that weights and KV may take", low=0.05, high=0.99
-    )
-    kv_cache_tokens: int | None = option(None, "KV capacity in tokens; from free memory by default", low=1)
-    prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
-    max_step_milliseconds: float = option(
-        25.0, "While streams run, prompt work in a step is cut to fit this", low=1
-    )
-    page_size: int = option(16, "Tokens in a KV page", low=1, high=256)
-    prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
-    eviction: str = option("lru", "Which cached prefixes go first", choices=("lru", "lfu"))
-    policy: str = option("fcfs", "Which waiting request goes first", choices=("fcfs", "lpm"))
-    attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION)
-    attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION)
-    steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
-    check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the engine is idle")
 
     wire_bind: str = option("tcp://127.0.0.1:5557", "ZMQ endpoint for gateways")
     keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// beyond loopback")
@@ -59,12 +23,6 @@ class EngineConfig:
     startup_timeout_seconds: float = option(1800.0, "The start fails after this long", low=1)
     drain_timeout_seconds: float = option(120.0, "On SIGTERM, running requests get this long", low=0)
     watchdog_seconds: float = option(60.0, "A step that takes longer ends the engine", low=1)
-    termination_message: str = option("/dev/termination-log", "File that gets the reason of a failed end")
-
-    def __post_init__(self) -> None:
-        """Check every field.
-
-        Raises:
-            ValueError: names the option and what would be right.
-        """
-        check(self)
+    termination_message: str = option(
+        "/dev/termination-log", "File that gets the reason of a failed end, where its folder exists"
+    )
