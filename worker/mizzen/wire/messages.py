@@ -10,7 +10,13 @@ on its connection while the request lives. Packed integer columns are little-end
     engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
 
 An `Abort` is always answered by a `Finish` in an `Outputs` frame (or was overtaken by one), so both sides
-agree on when a handle is free.
+agree on when a handle is free. A `Refused` frees its handle too.
+
+A connection starts with `Hello`, and each further `Hello` starts it anew: the engine aborts what it still
+runs for it, all handles are free, `Blocks.sequence` begins at 0. Any other frame from a connection without
+one is refused with `RefusalCode.UNKNOWN_PEER`. An engine forgets a connection that does not take its frames
+(its queue is full, ZMQ drops at the high-water mark) or does not answer heartbeats, and tells it so with
+`Refused(None, UNKNOWN_PEER)` as soon as it can: the gateway treats all its handles as lost and says `Hello`.
 """
 
 from __future__ import annotations
@@ -74,6 +80,7 @@ class FetchFile(Message, frozen=True):
 
     name: str
     offset: int = 0
+    """A multiple of FILE_PART_BYTES."""
 
 
 class Welcome(Message, frozen=True):
@@ -152,6 +159,8 @@ class RefusalCode(enum.IntEnum):
     """Would be refused everywhere: `message` names the field."""
     STARTING = 5
     """Try another engine."""
+    UNKNOWN_PEER = 6
+    """This connection said no `Hello`, or was forgotten: every handle on it is lost; say `Hello` again."""
 
 
 class Refused(Message, frozen=True):

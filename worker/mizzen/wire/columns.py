@@ -1,0 +1,70 @@
+"""A step's output, cut into one set of packed columns a peer, without touching single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mizzen.core.output import StepOutput
+from mizzen.core.request import Int32, Int64
+from mizzen.wire.requests import NOBODY, RequestTable
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows of one peer, packed as `mizzen.wire.messages.Outputs` wants them."""
+
+    rids: bytes = b""
+    offsets: bytes = b""
+    tokens: bytes = b""
+    counts: bytes = b""
+
+
+def split(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, Columns]]:
+    """Yield (owner, columns) for every peer that gets rows of a step."""
+    if not len(output.rids):
+        return
+    handles = table.handle[output.rids]
+    if len(table.owners) == 1:  # the usual case: no sorting
+        owner = next(iter(table.owners))
+        if owner != NOBODY:
+            yield owner, _pack(handles, output.offsets, output.tokens, output.counts)
+        return
+    owners = table.owner[output.rids]
+    order = owners.argsort(kind="stable")
+    owners, handles, offsets = owners[order], handles[order], output.offsets[order]
+    tokens, counts, ends = output.tokens, None, None
+    if output.counts is None:
+        tokens = tokens[order]
+    else:
+        counts = output.counts[order]
+        tokens, ends = _reorder(tokens, output.counts, order)
+    cuts = np.flatnonzero(owners[1:] != owners[:-1]) + 1
+    start = 0
+    for stop in [*cuts.tolist(), len(order)]:
+        owner = int(owners[start])
+        if owner != NOBODY:
+            rows = slice(start, stop)
+            if ends is None or counts is None:
+                part = _pack(handles[rows], offsets[rows], tokens[rows], None)
+            else:
+                part = _pack(handles[rows], offsets[rows], tokens[ends[start] : ends[stop]], counts[rows])
+            yield owner, part
+        start = stop
+
+
+def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:
+    """Return flat tokens in a new order of rows, and where each row begins (with the end, [rows + 1])."""
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    sizes = counts[order]
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    index = np.arange(ends[-1]) + np.repeat(starts[:-1][order] - ends[:-1], sizes)
+    return tokens[index], ends
+
+
+def _pack(handles: np.ndarray, offsets: Int32, tokens: Int32, counts: Int32 | None) -> Columns:
+    # offsets are never negative, so their int32 bytes are the uint32 ones of the protocol
+    packed = b"" if counts is None else counts.astype("<u2").tobytes()
+    return Columns(handles.tobytes(), offsets.tobytes(), tokens.tobytes(), packed)

@@ -1,0 +1,94 @@
+"""From `Generate` messages to requests: everything that a gateway could get wrong is named here."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from mizzen.core.params import SamplingParams
+from mizzen.core.request import Int32
+from mizzen.wire.messages import Generate, Sampling
+
+MAX_SALT_BYTES = 256
+MAX_STOP_TOKENS = 1024
+MAX_QUEUE_SECONDS = 86_400.0
+
+
+class InvalidRequest(ValueError):
+    """A request would be refused by every engine of this model; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Checks requests for one model."""
+
+    vocab_size: int
+    context_length: int
+
+    def check(self, message: Generate) -> tuple[Int32, SamplingParams]:
+        """Return the prompt (int32 [n], read-only) and the sampling parameters of a message.
+
+        Raises:
+            InvalidRequest: names the field, its value and what would be right.
+        """
+        if not 0 <= message.rid < 2**32:
+            raise InvalidRequest(f"rid must be between 0 and {2**32 - 1}, not {message.rid}")
+        if len(message.salt) > MAX_SALT_BYTES:
+            raise InvalidRequest(f"salt has {len(message.salt)} bytes; at most {MAX_SALT_BYTES} are allowed")
+        if not -(2**31) <= message.priority < 2**31:
+            raise InvalidRequest(f"priority must be a 32-bit integer, not {message.priority}")
+        seconds = message.queue_seconds
+        if not (math.isfinite(seconds) and 0 <= seconds <= MAX_QUEUE_SECONDS):
+            raise InvalidRequest(f"queue_seconds must be between 0 and {MAX_QUEUE_SECONDS:g}, not {seconds}")
+        return self._prompt(message.prompt), self._sampling(message.sampling)
+
+    def _prompt(self, packed: bytes) -> Int32:
+        if len(packed) % 4:
+            raise InvalidRequest(f"prompt has {len(packed)} bytes, no multiple of 4 (int32 token ids)")
+        prompt = np.frombuffer(packed, dtype="<i4")
+        if not len(prompt):
+            raise InvalidRequest("prompt is empty; at least one token is needed")
+        if len(prompt) >= self.context_length:
+            raise InvalidRequest(
+                f"prompt has {len(prompt)} tokens, the context length is {self.context_length}: "
+                "the prompt must be shorter than the context"
+            )
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"prompt holds the token id {wrong}; ids go from 0 to {self.vocab_size - 1}")
+        return prompt
+
+    def _sampling(self, sampling: Sampling) -> SamplingParams:
+        stops = sampling.stop_token_ids
+        if len(stops) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(stops)} entries; at most {MAX_STOP_TOKENS} are allowed"
+            )
+        for token in stops:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    f"stop_token_ids holds {token}; token ids go from 0 to {self.vocab_size - 1}"
+                )
+        most = sampling.max_tokens
+        try:
+            return SamplingParams(
+                temperature=sampling.temperature,
+                top_k=min(sampling.top_k, self.vocab_size),  # more than all is all
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                seed=sampling.seed,
+                max_tokens=None if most is None else min(most, self.context_length),
+                ignore_eos=sampling.ignore_eos,
+                stop_token_ids=stops,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+
+
+def seed_in_force(seed: int | None) -> int:
+    """Return the seed of a request (0 <= seed < 2**64); None draws one."""
+    return secrets.randbits(64) if seed is None else seed % 2**64

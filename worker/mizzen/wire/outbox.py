@@ -1,0 +1,259 @@
+"""What an engine sends: step outputs, load, cache events and refusals, to every gateway it knows.
+
+Nothing waits here: a frame goes into ZMQ's bounded queue of its peer, or the peer is forgotten and its
+requests are aborted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.request import Finished, FinishReason
+from mizzen.wire.codec import encode
+from mizzen.wire.columns import Columns, split
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import Blocks, Finish, Message, Outputs, RefusalCode, Refused, Stats
+from mizzen.wire.peers import Peer, Peers, WireCounters
+from mizzen.wire.requests import NOBODY, RequestTable
+
+log = logging.getLogger(__name__)
+
+NO_COLUMNS = Columns()
+NO_WAITS: NDArray[np.float64] = np.empty(0)
+LONG_AGO = -1e9
+
+
+class Outbox:
+    """The sending half of `WireServer`, with its peers and requests. Used from the same thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
+        self._socket = socket
+        self._limits = limits
+        self.peers = Peers(limits.peers)
+        self.table = RequestTable()
+        self.counters = WireCounters()
+        self.draining = False
+        self.last_stats: Stats | None = None
+        self._stats_at = LONG_AGO
+        self._aborts: dict[int, None] = {}
+        self._held: set[int] = set()
+        self._behind: deque[bytes] = deque(maxlen=limits.peers)
+        """Connections that were forgotten with a full queue and have not been told yet."""
+
+    # ── a step ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
+        """Send what a step gave; return the seconds from arrival of requests that got their first token."""
+        waits = self._start(output, now) if self.table.unstarted else NO_WAITS
+        finished = self._finishes(output.finished) if output.finished else {}
+        for owner, columns in split(output, self.table):
+            self._outputs(owner, output.step, columns, finished.pop(owner, ()))
+        for owner, ends in finished.items():
+            self._outputs(owner, output.step, NO_COLUMNS, ends)
+        for end in output.finished:
+            self._release(end.rid)
+        return waits
+
+    def finish(self, ended: Iterable[Finished], step: int) -> None:
+        """Send ends that came without a step (a waiting request was aborted)."""
+        ended = tuple(ended)
+        for owner, ends in self._finishes(ended).items():
+            self._outputs(owner, step, NO_COLUMNS, ends)
+        for end in ended:
+            self._release(end.rid)
+
+    def end_all(self, step: int, message: str) -> None:
+        """End every live request with an error, for an engine that goes down with requests running."""
+        for peer in self.peers:
+            ends = tuple(
+                Finish(handle, int(FinishReason.ERROR), 0, 0, 0, None, message) for handle in peer.handles
+            )
+            if not ends or self._outputs(peer.index, step, NO_COLUMNS, ends):
+                self.forget(peer)
+
+    def _start(self, output: StepOutput, now: float) -> NDArray[np.float64]:
+        first = output.rids[output.offsets == 0]
+        if not len(first):
+            return NO_WAITS
+        owners, counts = np.unique(self.table.owner[first], return_counts=True)
+        for owner, count in zip(owners.tolist(), counts.tolist(), strict=True):
+            peer = self.peers.at(owner)
+            if peer:
+                peer.unstarted -= count
+        self.table.start(first)
+        return now - self.table.arrival[first]
+
+    def _finishes(self, ended: tuple[Finished, ...]) -> dict[int, tuple[Finish, ...]]:
+        by_owner: dict[int, list[Finish]] = {}
+        for end in ended:
+            owner = int(self.table.owner[end.rid])
+            if owner != NOBODY:
+                by_owner.setdefault(owner, []).append(_finish(end, int(self.table.handle[end.rid])))
+        return {owner: tuple(ends) for owner, ends in by_owner.items()}
+
+    def _release(self, rid: int) -> None:
+        peer = self.peers.at(int(self.table.owner[rid]))
+        if peer:
+            del peer.handles[int(self.table.handle[rid])]
+            if not self.table.started[rid]:
+                peer.unstarted -= 1
+        self.table.release(rid)
+        self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
+
+    def _outputs(self, owner: int, step: int, columns: Columns, ends: tuple[Finish, ...]) -> bool:
+        peer = self.peers.at(owner)
+        if peer is None:
+            return False
+        frame = Outputs(step, columns.rids, columns.offsets, columns.tokens, columns.counts, ends)
+        return self.send_to(peer, encode(frame))
+
+    # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
+
+    def stats(self, load: Load, steps: int, now: float) -> None:
+        """Tell all peers how busy the engine is, when it changed or a second has passed."""
+        age = now - self._stats_at
+        if age < self._limits.stats_change_seconds:
+            return
+        stats = Stats(
+            load.running,
+            load.waiting,
+            load.waiting_tokens,
+            load.pages_total,
+            load.pages_used,
+            load.pages_cached,
+            self.draining,
+            steps,
+        )
+        last = self.last_stats
+        same = last is not None and msgspec.structs.replace(last, steps=steps) == stats
+        if same and age < self._limits.stats_seconds:
+            return
+        self.last_stats, self._stats_at = stats, now
+        self._broadcast(stats)
+        self._tell_forgotten()
+
+    def blocks(self, events: CacheEvents) -> None:
+        """Tell all peers what entered and left the prefix cache."""
+        if not events.stored and not events.evicted:
+            return
+        self._held.difference_update(events.evicted)
+        self._held.update(events.stored)
+        stored = np.array(events.stored, dtype="<u8").tobytes()
+        evicted = np.array(events.evicted, dtype="<u8").tobytes()
+        for peer in self.peers:
+            self.send_to(peer, encode(Blocks(peer.next_sequence(), stored, evicted)))
+
+    def all_blocks(self, peer: Peer) -> Blocks:
+        """Return the frame that makes a peer forget what it knew of the cache, and holds all of it."""
+        stored = np.fromiter(self._held, dtype="<u8", count=len(self._held)).tobytes()
+        return Blocks(peer.next_sequence(), stored, b"", reset=True)
+
+    def drain(self) -> None:
+        """Tell the peers at the next `stats` that the engine takes nothing new."""
+        self.draining = True
+        self._stats_at = LONG_AGO
+
+    # ── peers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send_to(self, peer: Peer, frame: bytes) -> bool:
+        """Send a frame; False when the peer had to be forgotten instead."""
+        try:
+            self._socket.send_multipart((peer.identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._lose(peer, error)
+            return False
+        return True
+
+    def refuse(self, identity: bytes, rid: int | None, code: RefusalCode, message: str) -> None:
+        """Refuse a request or a frame, of a peer or of a connection that is none."""
+        self.counters.refused[code] += 1
+        retry = self._limits.retry_after_seconds if code == RefusalCode.QUEUE_FULL else 0.0
+        frame = encode(Refused(rid, int(code), message, retry))
+        peer = self.peers.get(identity)
+        if peer:
+            self.send_to(peer, frame)
+        else:
+            self._try(identity, frame)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop a peer and abort its requests."""
+        for rid in peer.handles.values():
+            self.abort(rid)
+            self.table.disown(rid)
+        self.peers.remove(peer)
+
+    def disown(self, peer: Peer, rid: int, handle: int) -> None:
+        """Free the handle of an unstarted request now; the engine's end of it will reach nobody."""
+        del peer.handles[handle]
+        peer.unstarted -= 1
+        self.table.disown(rid)
+        self.abort(rid)
+
+    def abort(self, rid: int) -> None:
+        """Have the engine abort a live request."""
+        self._aborts[rid] = None
+
+    def take_aborts(self) -> list[int]:
+        """Return the requests to abort since the last call, all of them alive."""
+        aborts, self._aborts = list(self._aborts), {}
+        return aborts
+
+    def _broadcast(self, message: Message) -> None:
+        frame = encode(message)
+        for peer in self.peers:
+            self.send_to(peer, frame)
+
+    def _lose(self, peer: Peer, error: zmq.ZMQError) -> None:
+        """Forget a peer that is gone (EHOSTUNREACH) or whose queue is full (EAGAIN)."""
+        gone = error.errno == zmq.EHOSTUNREACH
+        if not gone and error.errno != zmq.EAGAIN:
+            raise error
+        self.counters.lost_peers += 1
+        fields = {
+            "gateway": peer.name,
+            "reason": "disconnected" if gone else "did not take its frames",
+            "aborted_requests": len(peer.handles),
+        }
+        log.warning("gateway lost", extra={"fields": fields})
+        self.forget(peer)
+        if not gone:
+            self._behind.append(peer.identity)
+
+    def _tell_forgotten(self) -> None:
+        for _ in range(len(self._behind)):
+            identity = self._behind.popleft()
+            if self.peers.get(identity):
+                continue
+            text = "this connection did not take its frames and was forgotten; say Hello again"
+            if not self._try(identity, encode(Refused(None, int(RefusalCode.UNKNOWN_PEER), text))):
+                self._behind.append(identity)
+
+    def _try(self, identity: bytes, frame: bytes) -> bool:
+        """Send if there is room; False when it may be tried again."""
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return error.errno == zmq.EHOSTUNREACH
+        return True
+
+
+def _finish(end: Finished, handle: int) -> Finish:
+    return Finish(
+        handle,
+        int(end.reason),
+        end.prompt_tokens,
+        end.cached_tokens,
+        end.output_tokens,
+        end.stop_token,
+        end.message,
+    )

@@ -1,0 +1,80 @@
+"""Requests that live in an engine, as dense numbers and columns.
+
+The engine's own request ids are small and dense, so that the owner and the handle of all rows of a step are
+two array look-ups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mizzen.core.request import Int64
+
+NOBODY = 0
+"""Owner of requests whose peer is gone or was answered already; real peers count from 1."""
+
+
+class RequestTable:
+    """Gives out dense request ids, and maps them to owner (peer index) and handle."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.owner: NDArray[np.int16] = np.zeros(capacity, dtype=np.int16)
+        self.handle: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
+        self.arrival: NDArray[np.float64] = np.zeros(capacity)
+        self.started: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
+        self.generation: Int64 = np.zeros(capacity, dtype=np.int64)
+        self._free = list(range(capacity - 1, -1, -1))
+        self.owners: dict[int, int] = {}
+        """How many live requests each owner has; owners without any are absent."""
+        self.unstarted = 0
+        """Live requests without a first token."""
+
+    def __len__(self) -> int:
+        return len(self.owner) - len(self._free)
+
+    def add(self, owner: int, handle: int, now: float) -> int:
+        """Return the id of a new request."""
+        if not self._free:
+            self._grow()
+        rid = self._free.pop()
+        self.owner[rid] = owner
+        self.handle[rid] = handle
+        self.arrival[rid] = now
+        self.started[rid] = False
+        self.owners[owner] = self.owners.get(owner, 0) + 1
+        self.unstarted += 1
+        return rid
+
+    def release(self, rid: int) -> None:
+        """Free an id whose request has ended."""
+        self._leave(int(self.owner[rid]))
+        if not self.started[rid]:
+            self.unstarted -= 1
+            self.started[rid] = True
+        self.owner[rid] = NOBODY
+        self.generation[rid] += 1
+        self._free.append(rid)
+
+    def disown(self, rid: int) -> None:
+        """Let a request run out unheard; its id stays taken until the engine has ended it."""
+        self._leave(int(self.owner[rid]))
+        self.owner[rid] = NOBODY
+        self.owners[NOBODY] = self.owners.get(NOBODY, 0) + 1
+
+    def start(self, rids: Int64) -> None:
+        """Note that requests (ids [n], none of them started) got their first token."""
+        self.started[rids] = True
+        self.unstarted -= len(rids)
+
+    def _leave(self, owner: int) -> None:
+        self.owners[owner] -= 1
+        if not self.owners[owner]:
+            del self.owners[owner]
+
+    def _grow(self) -> None:
+        old = len(self.owner)
+        for name in ("owner", "handle", "arrival", "started", "generation"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self._free = list(range(2 * old - 1, old - 1, -1))

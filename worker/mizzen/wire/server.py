@@ -1,0 +1,258 @@
+"""The engine's side of the wire: a ROUTER socket that the engine's own loop polls between steps.
+
+No event loop touches a frame. `receive` takes what has arrived, up to a bound, and returns requests and
+aborts; `out.send` turns a step's output into one frame a peer. Every queue is bounded: ZMQ's by high-water
+marks (a peer that falls behind is forgotten and its requests aborted), the engine's waiting requests by
+`max_waiting`, of which each peer has an equal share that the others cannot take from it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from mizzen.core.request import Request
+from mizzen.wire.allow import AllowList
+from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
+from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
+from mizzen.wire.intake import Intake, InvalidRequest, seed_in_force
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import (
+    FILE_PART_BYTES,
+    PROTOCOL,
+    Abort,
+    FetchFile,
+    File,
+    Generate,
+    Hello,
+    RefusalCode,
+    Welcome,
+)
+from mizzen.wire.outbox import Outbox
+from mizzen.wire.peers import Peer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What `receive` found: requests to submit, then request ids to abort."""
+
+    requests: list[Request] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+
+
+class WireServer:
+    """One ROUTER socket. Used from one thread; times are seconds of one monotonic clock."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: WireKeys | None,
+        welcome: Welcome,
+        files: Mapping[str, bytes],
+        *,
+        max_waiting: int,
+        limits: WireLimits | None = None,
+    ) -> None:
+        """Bind.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed, or cannot be bound.
+        """
+        require_safe(endpoint, keys)
+        self._limits = limits or WireLimits()
+        self._welcome = welcome
+        self._files = files
+        self._max_waiting = max_waiting
+        self._intake = Intake(welcome.vocab_size, welcome.context_length)
+        self._decode = engine_decoder()
+        self._timeouts: list[tuple[float, int, int]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._allow = AllowList(self._context, keys.peer) if keys else None
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.out = Outbox(self._socket, self._limits)
+        self.endpoint = self._bind(endpoint, keys)
+        """Where gateways connect; with the port that was chosen when `*` was asked for."""
+
+    def _bind(self, endpoint: str, keys: WireKeys | None) -> str:
+        socket, limits = self._socket, self._limits
+        socket.router_mandatory = True
+        socket.sndhwm = limits.send_frames
+        socket.rcvhwm = limits.receive_frames
+        socket.maxmsgsize = max(1 << 20, 8 * self._welcome.context_length)
+        socket.ipv6 = "[" in endpoint
+        heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
+        if keys:
+            secure_server(socket, keys)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
+        return socket.get_string(zmq.LAST_ENDPOINT)
+
+    def wait(self, seconds: float, descriptor: int | None = None) -> None:
+        """Sleep until a frame or something on a file descriptor arrives, at most this long."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if descriptor is not None:
+            poller.register(descriptor, zmq.POLLIN)
+        poller.poll(max(0, int(seconds * 1000)))
+
+    def receive(self, now: float, waiting: int) -> Arrivals:
+        """Take the frames that have arrived. `waiting` is how many requests wait in the engine."""
+        arrivals = Arrivals()
+        for _ in range(self._limits.frames_per_receive):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(identity, frames, now, waiting, arrivals.requests)
+        if self._timeouts:
+            self._expire(now)
+        arrivals.aborts = self.out.take_aborts()
+        return arrivals
+
+    def next_timeout(self) -> float | None:
+        """Return when the first queue timeout may be due."""
+        return self._timeouts[0][0] if self._timeouts else None
+
+    def close(self) -> None:
+        """Let the last frames leave, for a bounded time, and close."""
+        self._context.destroy(linger=int(self._limits.linger_seconds * 1000))
+
+    def _take(
+        self, identity: bytes, frames: list[bytes], now: float, waiting: int, requests: list[Request]
+    ) -> None:
+        """Read one message; what is wrong with it is answered, and never raised."""
+        out = self.out
+        try:
+            if len(frames) != 1:
+                raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
+            message = self._decode(frames[0])
+        except MalformedFrame as error:
+            out.counters.malformed += 1
+            out.refuse(identity, None, RefusalCode.INVALID, f"malformed frame: {error}")
+            return
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return
+        peer = out.peers.get(identity)
+        if peer is None:
+            rid = message.rid if isinstance(message, Generate) else None
+            out.refuse(identity, rid, RefusalCode.UNKNOWN_PEER, "say Hello first")
+        elif isinstance(message, Generate):
+            self._generate(peer, message, now, waiting, requests)
+        elif isinstance(message, Abort):
+            if message.rid in peer.handles:
+                out.abort(peer.handles[message.rid])
+        else:
+            self._file(peer, message)
+
+    def _hello(self, identity: bytes, message: Hello) -> None:
+        out = self.out
+        known = out.peers.get(identity)
+        if known:
+            out.forget(known)
+        if message.protocol != PROTOCOL:
+            text = f"protocol {message.protocol} is not spoken here; this engine speaks {PROTOCOL}"
+            out.refuse(identity, None, RefusalCode.INVALID, text)
+            return
+        peer = out.peers.add(identity, message.gateway[:128])
+        if peer is None:
+            text = f"{self._limits.peers} gateways are connected; no more are taken"
+            out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
+            return
+        log.info("gateway connected", extra={"fields": {"gateway": peer.name, "gateways": len(out.peers)}})
+        replies = [msgspec.structs.replace(self._welcome, draining=out.draining), out.last_stats]
+        replies.append(out.all_blocks(peer))
+        for reply in replies:
+            if reply is not None and not out.send_to(peer, encode(reply)):
+                return
+
+    def _generate(
+        self, peer: Peer, message: Generate, now: float, waiting: int, requests: list[Request]
+    ) -> None:
+        out, waiting = self.out, waiting + len(requests)
+        if message.rid in peer.handles:
+            # Refusing it by its handle would free the handle of the request that lives.
+            text = f"rid {message.rid} is in use by a request that still lives"
+            out.refuse(peer.identity, None, RefusalCode.INVALID, text)
+            return
+        try:
+            prompt, sampling = self._intake.check(message)
+        except InvalidRequest as error:
+            out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
+            return
+        if out.draining:
+            text = "the engine is draining; try another one"
+            out.refuse(peer.identity, message.rid, RefusalCode.DRAINING, text)
+            return
+        if self._full(peer, waiting):
+            text = f"{waiting} requests are waiting; at most {self._max_waiting} may"
+            out.refuse(peer.identity, message.rid, RefusalCode.QUEUE_FULL, text)
+            return
+        rid = out.table.add(peer.index, message.rid, now)
+        peer.handles[message.rid] = rid
+        peer.unstarted += 1
+        out.counters.accepted += 1
+        if message.queue_seconds:
+            self._limit_wait(rid, now + message.queue_seconds)
+        requests.append(
+            Request(
+                rid=rid,
+                prompt=prompt,
+                sampling=sampling,
+                seed=seed_in_force(sampling.seed),
+                salt=message.salt,
+                priority=message.priority,
+                arrival=now,
+            )
+        )
+
+    def _limit_wait(self, rid: int, deadline: float) -> None:
+        table = self.out.table
+        if len(self._timeouts) > 2 * len(table) + 1024:  # mostly of requests that are long gone
+            self._timeouts = [entry for entry in self._timeouts if table.generation[entry[1]] == entry[2]]
+            heapq.heapify(self._timeouts)
+        heapq.heappush(self._timeouts, (deadline, rid, int(table.generation[rid])))
+
+    def _full(self, peer: Peer, waiting: int) -> bool:
+        """Tell whether a peer may not add to the queue: it is full, and the peer has its share of it."""
+        share = max(1, self._max_waiting // len(self.out.peers))
+        return waiting >= self._max_waiting and (peer.unstarted >= share or waiting >= 2 * self._max_waiting)
+
+    def _file(self, peer: Peer, message: FetchFile) -> None:
+        content = self._files.get(message.name)
+        if content is None:
+            text = f"no file {message.name[:128]!r}; there are {', '.join(sorted(self._files)) or 'none'}"
+        elif message.offset % FILE_PART_BYTES or not 0 <= message.offset <= len(content):
+            text = f"offset {message.offset} of {message.name} is no multiple of {FILE_PART_BYTES} within it"
+        else:
+            part = content[message.offset : message.offset + FILE_PART_BYTES]
+            self.out.send_to(peer, encode(File(message.name, message.offset, len(content), part)))
+            return
+        self.out.refuse(peer.identity, None, RefusalCode.INVALID, text)
+
+    def _expire(self, now: float) -> None:
+        """Refuse requests that waited too long for their first token."""
+        table = self.out.table
+        while self._timeouts and self._timeouts[0][0] <= now:
+            _, rid, generation = heapq.heappop(self._timeouts)
+            if table.generation[rid] != generation or table.started[rid]:
+                continue
+            peer = self.out.peers.at(int(table.owner[rid]))
+            if peer is None:
+                continue
+            handle, waited = int(table.handle[rid]), now - float(table.arrival[rid])
+            self.out.disown(peer, rid, handle)
+            text = f"no first token after {waited:.1f} s in the queue"
+            self.out.refuse(peer.identity, handle, RefusalCode.QUEUE_TIMEOUT, text)
