@@ -1,0 +1,153 @@
+"""Incremental text equals whole-text decoding, and stop strings cut where the whole text would be cut."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.gateway.text.stop import StopStrings
+from mizzen.gateway.text.stream import TextStream
+from mizzen.gateway.text.tokenizer import Tokenizer, TokenizerError
+
+TEXTS = st.text(
+    alphabet=st.one_of(st.sampled_from("ab .\n😀é世▁<0xE2>"), st.characters(codec="utf-8")), max_size=60
+)
+
+
+def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(ids)), max_size=len(ids))))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_pieces_join_to_the_whole_decoding_of_any_tokens(
+    any_tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Random ids (unknown ones too) give invalid UTF-8 of all kinds."""
+    token = st.integers(0, any_tokenizer.vocab_size + 3)
+    ids = data.draw(st.lists(token, max_size=40))
+    skip = data.draw(st.booleans())
+    detokenizer = any_tokenizer.detokenizer(skip)
+    pieces = [detokenizer.add(chunk) for chunk in chunked(data, ids)]
+    assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids, skip)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_pieces_join_to_the_whole_decoding_of_encoded_text(
+    any_tokenizer: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = any_tokenizer.encode(text)
+    detokenizer = any_tokenizer.detokenizer()
+    pieces = [detokenizer.add(chunk) for chunk in chunked(data, ids)]
+    assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids)
+
+
+def test_no_piece_ends_inside_a_character(any_tokenizer: Tokenizer) -> None:
+    text = "naïve 世界 👨‍👩‍👧 end"
+    ids = any_tokenizer.encode(text)
+    detokenizer = any_tokenizer.detokenizer()
+    pieces = [detokenizer.add([token]) for token in ids]
+    whole = any_tokenizer.decode(ids)
+    assert "".join([*pieces, detokenizer.flush()]) == whole
+    if "�" not in whole:
+        assert not any("�" in piece for piece in pieces)
+
+
+def test_cost_is_linear(any_tokenizer: Tokenizer) -> None:
+    """The worst stream of each kind: bytes that never become text."""
+    for token in ("<0xE2>", "â", "a"):
+        if (number := any_tokenizer.token_id(token)) is not None:
+            detokenizer = any_tokenizer.detokenizer()
+            began = time.perf_counter()
+            for _ in range(20_000):
+                detokenizer.add((number,))
+            assert time.perf_counter() - began < 2
+
+
+def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """Cut at the stop string that completes first, found by trying every prefix."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
+    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3).map(tuple),
+)
+def test_stop_strings_cut_as_on_the_whole_text(pieces: list[str], stops: tuple[str, ...]) -> None:
+    stopper = StopStrings(stops)
+    got = ""
+    arrived = ""
+    for piece in pieces:
+        if stopper.found is not None:
+            break
+        arrived += piece
+        got += stopper.add(piece)
+        expected, hit = reference_cut(arrived, stops)
+        assert hit == (stopper.found is not None)
+        assert expected.startswith(got)
+        if not hit:
+            held = arrived[len(got) :]
+            assert not held or any(stop.startswith(held) for stop in stops), "held back without need"
+    assert got + stopper.flush() == reference_cut(arrived, stops)[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXTS, stop=st.text(min_size=1, max_size=3), data=st.data())
+def test_a_stream_counts_the_tokens_up_to_the_stop(
+    any_tokenizer: Tokenizer, text: str, stop: str, data: st.DataObject
+) -> None:
+    ids = any_tokenizer.encode(text)
+    stream = TextStream(any_tokenizer, (stop,))
+    got, used = "", 0
+    for chunk in chunked(data, ids):
+        if stream.stopped:
+            break
+        piece, count = stream.add(chunk)
+        got, used = got + piece, used + count
+    got += stream.flush()
+    whole = any_tokenizer.decode(ids)
+    assert got == reference_cut(whole, (stop,))[0]
+    if not stream.stopped:
+        assert used == len(ids)
+
+
+def test_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        StopStrings(("",))
+
+
+def test_encode_adds_the_models_own_special_tokens_once(model_folder: Path) -> None:
+    tokenizer = Tokenizer.load(model_folder)
+    bos = tokenizer.token_id("<s>")
+    assert tokenizer.encode("hello")[0] == bos
+    assert tokenizer.encode("<s>hello", add_special_tokens=False).count(bos or 0) == 1
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
+def test_a_truncating_tokenizer_json_does_not_truncate(tokenizer_files: dict[str, bytes]) -> None:
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
+    inner.enable_truncation(4)
+    inner.enable_padding(length=100)
+    assert (
+        len(Tokenizer.from_files({"tokenizer.json": inner.to_str().encode()}).encode("hello there you")) > 4
+    )
+
+
+def test_errors_say_what_is_wrong() -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+        Tokenizer.from_files({})
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.from_files({"tokenizer.json": b"{]"})

@@ -1,0 +1,157 @@
+"""The Jinja environment that chat templates run in, with Transformers' extras and bounds of our own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_CHARACTERS = 32 * 1024 * 1024
+"""A longer text, rendered or in between, ends the rendering."""
+
+
+class Bounds(threading.local):
+    """The deadline of the rendering that runs in this thread (seconds of the monotonic clock)."""
+
+    deadline = float("inf")
+
+    def check(self) -> None:
+        """Raise when the time is over."""
+        if time.monotonic() > self.deadline:
+            raise jinja2.TemplateRuntimeError("the chat template took too long")
+
+
+class GenerationTag(Extension):
+    """Renders `{% generation %} … {% endgeneration %}`, a mark for training, as its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (as in Jinja's base class)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """Return the statements between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateDict:
+    """`dict` in templates: makes dictionaries and gives no way to the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """Return a dictionary, as `dict`."""
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """Return a dictionary of the given keys, as `dict.fromkeys`."""
+        return dict.fromkeys(*args)
+
+
+class TemplateNamespace(Namespace):
+    """`namespace` in templates; a name with a leading underscore is refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `namespace(self=…)` works, as in Jinja
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            refuse_underscore(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def refuse_underscore(name: object) -> None:
+    """Raise for a name that could reach Python's internals."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
+
+
+def raise_exception(message: object) -> NoReturn:
+    """Let a template refuse its messages."""
+    raise jinja2.TemplateError(str(message))
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON text, without the HTML escapes of Jinja's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def strftime_now(form: str) -> str:
+    """Return the local time in a format of `strftime`."""
+    return datetime.now().strftime(form)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Sandboxed and immutable; loops and calls look at the deadline, growing values at a limit."""
+
+    intercepted_binops = frozenset(("+", "*", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+        self.bounds = Bounds()
+        self.filters["tojson"] = tojson
+        self.filters["_bounded"] = self._bounded
+        self.globals.update(
+            raise_exception=raise_exception,
+            strftime_now=strftime_now,
+            dict=TemplateDict(),
+            namespace=TemplateNamespace,
+        )
+
+    def _bounded(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.bounds.check()
+            yield item
+
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_bounded", [], [], None, None, lineno=loop.lineno)
+        return super()._generate(source, name, filename, defer_init)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """Call a function of the sandbox while there is time; any keyword may be passed on, as in Jinja."""
+        args[0].bounds.check()
+        return ImmutableSandboxedEnvironment.call(*args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Apply `+`, `*` or `**` unless its result would be huge."""
+        if operator == "**":
+            too_large = isinstance(left, int) and isinstance(right, int) and right * left.bit_length() > 4096
+        elif operator == "*":
+            too_large = times(left, right) > MAX_CHARACTERS
+        else:
+            too_large = length(left) + length(right) > MAX_CHARACTERS
+        if too_large:
+            raise jinja2.TemplateRuntimeError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def length(value: Any) -> int:
+    """Return the length of a sequence, 0 of anything else."""
+    return len(value) if isinstance(value, (str, list, tuple)) else 0
+
+
+def times(left: Any, right: Any) -> int:
+    """Return the length of a repeated sequence, 0 of another product."""
+    if isinstance(left, int):
+        left, right = right, left
+    return length(left) * right if isinstance(right, int) else 0

@@ -1,0 +1,178 @@
+"""A model's chat template: messages to the text that the model was trained on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
+from mizzen.gateway.text.tokenizer import read_files
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+RENDER_SECONDS = 5.0
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class TemplateError(ValueError):
+    """A chat template cannot be read, or refuses the messages; the text says why."""
+
+
+class ChatTemplate:
+    """Renders messages as Transformers' `apply_chat_template` does. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        template: str | Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        seconds: float = RENDER_SECONDS,
+    ) -> None:
+        """Compile a template, or several by name ("default", and "tool_use" for requests with tools).
+
+        Raises:
+            TemplateError: a template's syntax is wrong, or there is no default among several.
+        """
+        sources = {"default": template} if isinstance(template, str) else dict(template)
+        if "default" not in sources:
+            raise TemplateError(f'no chat template is named "default", only {", ".join(sorted(sources))}')
+        self._environment = TemplateEnvironment()
+        self._seconds = seconds
+        self._special_tokens = dict(special_tokens or {})
+        self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
+        """Build the template of a model from file contents by name; None when the model has none.
+
+        Raises:
+            TemplateError: a file is no JSON or UTF-8, or as the constructor.
+        """
+        config = read_json(files, "tokenizer_config.json")
+        found = config.get("chat_template")
+        if isinstance(found, list):
+            templates = {str(entry["name"]): str(entry["template"]) for entry in found}
+        else:
+            templates = {} if found is None else {"default": str(found)}
+        if "chat_template.jinja" in files:
+            templates["default"] = read_text(files, "chat_template.jinja")
+        if not templates:
+            return None
+        return cls(templates, special_tokens(read_json(files, "special_tokens_map.json"), config))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> ChatTemplate | None:
+        """Build the template of a model's folder; None when the model has none.
+
+        Raises:
+            TemplateError: as `from_files`.
+        """
+        return cls.from_files(read_files(Path(folder)))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt of a conversation of plain JSON values.
+
+        Raises:
+            TemplateError: there is no message, the template refuses them, or rendering exceeds a bound.
+        """
+        if not messages:
+            raise TemplateError("messages must hold at least one message")
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        values = {
+            **self._special_tokens,
+            **variables,
+            "messages": [plain(message) for message in messages],
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        bounds = self._environment.bounds
+        bounds.deadline = time.monotonic() + self._seconds
+        try:
+            return self._join(self._templates[name], values)
+        except jinja2.TemplateError as error:
+            raise TemplateError(error.message or str(error)) from error
+        except RecursionError:
+            raise TemplateError("the chat template or a message is nested too deeply") from None
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise TemplateError(f"the chat template cannot render these messages: {error}") from error
+        finally:
+            bounds.deadline = float("inf")
+
+    def _join(self, template: jinja2.Template, values: dict[str, Any]) -> str:
+        parts: list[str] = []
+        size = 0
+        for part in template.generate(values):
+            size += len(part)
+            if size > MAX_CHARACTERS:
+                raise jinja2.TemplateRuntimeError(f"the prompt has more than {MAX_CHARACTERS} characters")
+            parts.append(part)
+        return "".join(parts)
+
+    def _compile(self, name: str, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"the {name} chat template, line {error.lineno}: {error.message}") from error
+
+
+def plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without keys of None, its reasoning under the names that templates read."""
+    result = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((result[key] for key in _REASONING if key in result), None)
+    if reasoning is not None:
+        result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
+    return result
+
+
+def special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by name; a later configuration goes before an earlier one."""
+    tokens: dict[str, str] = {}
+    for config in configs:
+        for name in SPECIAL_TOKENS:
+            value = config.get(name)
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                tokens[name] = content
+    return tokens
+
+
+def read_text(files: Mapping[str, bytes], name: str) -> str:
+    """Return a file as text.
+
+    Raises:
+        TemplateError: the file is not UTF-8.
+    """
+    try:
+        return files[name].decode()
+    except UnicodeDecodeError as error:
+        raise TemplateError(f"{name} is not UTF-8: {error}") from error
+
+
+def read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Return a file's JSON object, an empty one when the file is missing.
+
+    Raises:
+        TemplateError: the file is no JSON object.
+    """
+    if name not in files:
+        return {}
+    try:
+        found = json.loads(read_text(files, name))
+    except json.JSONDecodeError as error:
+        raise TemplateError(f"{name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TemplateError(f"{name} holds no JSON object")
+    return found

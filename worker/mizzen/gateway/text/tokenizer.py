@@ -1,0 +1,90 @@
+"""Text to token ids and back, with the `tokenizers` library and a model's own `tokenizer.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from mizzen.gateway.text.detokenize import Detokenizer, Pieces
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+"""Files that a tokenizer and its chat template are read from; the first is required."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be read; the text says what is missing or wrong."""
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the tokenizer files that a model's folder holds, by name."""
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._pieces = {skip: Pieces(inner, skip) for skip in (True, False)}
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+        """Build a tokenizer from file contents by name; `tokenizer.json` is needed.
+
+        Raises:
+            TokenizerError: the file is missing, or is not what `tokenizers` reads.
+        """
+        content = files.get("tokenizer.json")
+        if content is None:
+            raise TokenizerError(
+                "the model has no tokenizer.json; save_pretrained of Transformers' fast tokenizer writes one"
+            )
+        try:
+            return cls(tokenizers.Tokenizer.from_buffer(content))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"tokenizer.json cannot be read: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Build the tokenizer of a model's folder.
+
+        Raises:
+            TokenizerError: as `from_files`.
+        """
+        return cls.from_files(read_files(Path(folder)))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens among them."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        `add_special_tokens` adds what the model's own post-processor adds (a leading BOS, say). Text rendered
+        by a chat template already holds it: pass False.
+        """
+        # The batch call releases the GIL and skips the offsets, which nobody here reads.
+        batch = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return batch[0].ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; ids outside the vocabulary stand for nothing."""
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its exact content."""
+        return self._inner.token_to_id(token)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return an incremental decoder for one stream of tokens; its texts join to `decode` of all ids."""
+        return self._pieces[skip_special_tokens].detokenizer()
