@@ -1,0 +1,81 @@
+"""Renders the operator's manifests from the Helm chart's files without Helm.
+
+The files hold one kind of template syntax, plain paths such as `{{ .Values.operator.image }}`; Helm renders
+the very same files through `tpl`, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_PATH = re.compile(r"\{\{\s*((?:\.[A-Za-z_]\w*)+)\s*\}\}")
+_OTHER = re.compile(r"\{\{.*?\}\}")
+
+
+class ChartError(ValueError):
+    """A chart file or a value that cannot be rendered; names it."""
+
+
+def operator_manifests(
+    chart: Path, values: Mapping[str, Any], namespace: str, release: str = "mizzen"
+) -> list[dict[str, Any]]:
+    """Render everything that the operator needs but the CRD.
+
+    Args:
+        chart: folder of the chart, with values.yaml and files/*.yaml.
+        values: laid over values.yaml; only what differs.
+        namespace: namespace of the operator itself.
+        release: prefix of the names.
+
+    Returns:
+        The manifests, in the order of the files' names.
+
+    Raises:
+        ChartError: names the file and the path that has no value, or the value that the chart does not have.
+    """
+    defaults = yaml.safe_load((chart / "values.yaml").read_text())
+    scope = {
+        "Values": _overlay(defaults, values, ".Values"),
+        "Release": {"Name": release, "Namespace": namespace},
+    }
+    manifests: list[dict[str, Any]] = []
+    for path in sorted((chart / "files").glob("*.yaml")):
+        text = _substitute(path.read_text(), scope, path.name)
+        manifests += [document for document in yaml.safe_load_all(text) if document]
+    return manifests
+
+
+def _overlay(below: Mapping[str, Any], above: Mapping[str, Any], path: str) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        if key not in below:
+            raise ChartError(f"{path}.{key}: the chart has no such value; it has {', '.join(sorted(below))}")
+        if isinstance(below[key], Mapping) and isinstance(value, Mapping):
+            merged[key] = _overlay(below[key], value, f"{path}.{key}")
+        else:
+            merged[key] = value
+    return merged
+
+
+def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        found: Any = scope
+        for part in match[1].strip(".").split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                raise ChartError(f"{file}: {match[1]} has no value")
+            found = found[part]
+        if isinstance(found, bool):
+            return "true" if found else "false"
+        if not isinstance(found, (str, int)):
+            raise ChartError(f"{file}: {match[1]} is {found!r}; only strings, integers and booleans fit")
+        return str(found)
+
+    plain = _PATH.sub(value, text)
+    if other := _OTHER.search(plain):
+        raise ChartError(f"{file}: {other[0]} is no plain path")
+    return plain
