@@ -1,0 +1,165 @@
+"""Small random models, made by Transformers, and the parts of an engine around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mizzen.attention.base import MixedAttention
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.request import Int32
+from mizzen.engine.build import make_kv, make_model
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.step import Layout, Step
+from mizzen.models.registry import read_config
+
+torch.set_num_threads(1)
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+SMALL: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "attn_implementation": "sdpa",
+}
+
+
+def save_model(folder: Path, family: str, *, shard: str = "1GB", seed: int = 0, **changes: Any) -> Any:
+    """Save a seeded random model of a family to a folder; return Transformers' own, in float32."""
+    config_class, model_class = FAMILIES[family]
+    values = {**SMALL, **changes}
+    if family == "mistral":
+        values.setdefault("sliding_window", None)
+    torch.manual_seed(seed)
+    model = model_class(config_class(**values)).float().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            # Large enough that tokens differ clearly; norms and biases away from their defaults.
+            weights.normal_(1.0 if "norm" in name else 0.0, 0.25)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+class Bench:
+    """A model with its paged KV, driven by hand: pages are given to slots in a scrambled order."""
+
+    def __init__(
+        self, folder: Path, backend: str = "reference", page_size: int = 4, pages: int = 256
+    ) -> None:
+        options = EngineOptions(model=str(folder), device="cpu", page_size=page_size)
+        config = read_config(folder)
+        self.page_size = page_size
+        self.model = make_model(options, config, lambda done, total: None)
+        self.attention: MixedAttention = make_kv(
+            self.model, page_size, pages, prefill=backend, decode=backend
+        )
+        self.upload = Uploader(torch.device("cpu"))
+        self.state = SlotState(16, 64, self.upload)
+        self.step = Step(self.model, self.attention, self.state, self.upload)
+        self.free = list(np.random.default_rng(7).permutation(pages))
+        self.held: dict[int, list[int]] = {}
+        self.steps = 0
+
+    def reserve(self, slot: int, tokens: int) -> PageWrites:
+        """Give a slot the pages that it lacks for `tokens` tokens."""
+        held = self.held.setdefault(slot, [])
+        first = len(held)
+        while len(held) * self.page_size < tokens:
+            held.append(int(self.free.pop()))
+        columns = np.arange(first, len(held), dtype=np.int32)
+        return PageWrites(np.full(len(columns), slot, np.int32), columns, np.array(held[first:], np.int32))
+
+    def share(self, source: int, slot: int, tokens: int) -> PageWrites:
+        """Let a slot begin with another's pages, as the prefix cache does; whole pages only."""
+        pages = self.held[source][: tokens // self.page_size]
+        self.held[slot] = list(pages)
+        count = len(pages)
+        return PageWrites(
+            np.full(count, slot, np.int32), np.arange(count, dtype=np.int32), np.array(pages, np.int32)
+        )
+
+    def plan(
+        self,
+        decode: list[int],
+        chunks: list[tuple[int, int, Int32, bool]],
+        starts: tuple[SlotStart, ...] = (),
+        shared: tuple[PageWrites, ...] = (),
+    ) -> StepPlan:
+        """Make a plan; pages are reserved as needed."""
+        self.steps += 1
+        writes = [*shared]
+        writes += [self.reserve(slot, int(self.state.lengths[slot]) + 1) for slot in decode]
+        writes += [self.reserve(slot, start + len(tokens)) for slot, start, tokens, _ in chunks]
+        pages = PageWrites(
+            *(np.concatenate([getattr(w, name) for w in writes]) for name in ("slots", "columns", "pages"))
+        )
+        return StepPlan(
+            step=self.steps,
+            decode=np.array(decode, np.int32),
+            decode_version=self.steps,
+            pages=pages,
+            starts=starts,
+            prefill=tuple(PrefillChunk(slot=s, start=b, tokens=t, last=e) for s, b, t, e in chunks),
+        )
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Run a plan; return the logits of every token, [tokens, vocab], decodes first."""
+        with torch.inference_mode():
+            self.state.write_pages(plan.pages)
+            self.state.start(plan.starts)
+            layout = Layout.of(plan, self.state)
+            logits = self.model.logits(self.step.forward(plan, layout))
+            for chunk in plan.prefill:
+                self.state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+            self.state.lengths[plan.decode] += 1
+            return logits
+
+
+def greedy(slot: int, length: int = 0) -> SlotStart:
+    """Start a slot that samples greedily."""
+    return SlotStart(slot=slot, length=length, sampling=SamplingParams(temperature=0), seed=0)
+
+
+def tokens(count: int, seed: int = 0, vocab: int = 160) -> Int32:
+    """Draw a prompt."""
+    return np.random.default_rng(seed).integers(3, vocab, count).astype(np.int32)
+
+
+def oracle(model: Any, prompt: Int32) -> torch.Tensor:
+    """Return Transformers' logits of a whole prompt, [tokens, vocab]."""
+    with torch.inference_mode():
+        return model(torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
+
+
+@pytest.fixture
+def kit() -> SimpleNamespace:
+    """Return this file's helpers, for tests cannot import a conftest."""
+    return SimpleNamespace(
+        save_model=save_model,
+        Bench=Bench,
+        greedy=greedy,
+        tokens=tokens,
+        oracle=oracle,
+        families=list(FAMILIES),
+    )

@@ -1,0 +1,132 @@
+"""The interface of attention backends, and the paged KV that they read.
+
+A step's tokens come as one batch: first one token of each decode row, then the tokens of each prefill chunk.
+Prefill and decode may use different backends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mizzen.core.request import Int32, Int64
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, q [tokens, heads, d], k, v [tokens, kv_heads, d]) -> [tokens, heads, d]; stores k and v too."""
+
+Run = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""(layer, q [rows, heads, d], out [rows, heads, d]): attention of one part of the batch; k, v are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The shape of a model's attention on one rank."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    """By layer: tokens that a token sees, itself included; None sees all."""
+
+    @property
+    def groups(self) -> int:
+        """Query heads that share a key-value head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKV:
+    """Keys and values of all layers, [layers, pages * page_size, kv_heads, head_dim] each.
+
+    Finite everywhere from the start: masked cells are multiplied by zero, which a NaN would survive.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page_size: int
+
+    def store(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v [tokens, kv_heads, head_dim] to `cells` (int64 [tokens], page * page_size + offset)."""
+        self.keys[layer].index_copy_(0, cells, k)
+        self.values[layer].index_copy_(0, cells, v)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """The page table, int32 [slots, columns], as the host and the device know it (the same memory on cpu)."""
+
+    host: Int32
+    device: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRows:
+    """One query token for each of these slots."""
+
+    slots: Int64
+    """[rows], row of the page table."""
+    lengths: Int32
+    """[rows], tokens whose KV is read, the query's own included."""
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """`count` query tokens of a slot at positions start..start+count-1."""
+
+    slot: int
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Tokens whose KV the last query token reads."""
+        return self.start + self.count
+
+
+class AttentionBackend(ABC):
+    """Computes attention over paged KV; one instance an engine, used from one thread.
+
+    Attention is planned once a step and run once a layer.
+    """
+
+    def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
+        self.geometry = geometry
+        self.kv = kv
+
+    @abstractmethod
+    def plan_decode(self, rows: DecodeRows) -> Run:
+        """Prepare a batch of decodes."""
+
+    @abstractmethod
+    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+        """Prepare prefill chunks; their tokens stand one chunk after the other."""
+
+
+class MixedAttention:
+    """Attention of a mixed batch: stores new KV, then runs decodes and prefill chunks."""
+
+    def __init__(self, kv: PagedKV, decode: AttentionBackend, prefill: AttentionBackend) -> None:
+        self.kv = kv
+        self.decode = decode
+        self.prefill = prefill
+
+    def plan(self, cells: torch.Tensor, rows: DecodeRows, chunks: tuple[Chunk, ...]) -> Attend:
+        """Prepare a step; `cells` (int64 [tokens]) is where its tokens' KV goes."""
+        count = len(rows.slots)
+        decode = self.decode.plan_decode(rows) if count else None
+        prefill = self.prefill.plan_prefill(chunks, rows.pages) if chunks else None
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            self.kv.store(layer, cells, k, v)
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            if decode is not None:
+                decode(layer, q[:count], out[:count])
+            if prefill is not None:
+                prefill(layer, q[count:], out[count:])
+            return out
+
+        return attend

@@ -1,0 +1,118 @@
+"""Runners of steps: on the CPU in a worker thread, on CUDA in a stream."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.request import Int32
+from mizzen.engine.step import Step
+
+Delay = Callable[[StepPlan], float]
+"""Seconds that a step is held back; tests exercise overlap and fences with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way."""
+
+    step: int
+    tokens: torch.Tensor
+    """int64 [samples] in pinned memory, valid once the event has passed."""
+    event: torch.cuda.Event
+
+
+def column(tokens: torch.Tensor) -> Int32:
+    """Return tokens [samples] on the host as int32 [samples, 1]."""
+    return tokens.numpy().astype(np.int32)[:, None]
+
+
+class CpuRunner:
+    """Runs steps one after the other in a thread of its own, as a device would."""
+
+    def __init__(self, step: Step, *, threads: int, delay: Delay | None = None) -> None:
+        self.step = step
+        self.delay = delay
+        # The number of threads of an operation belongs to the thread that calls it.
+        self.worker = ThreadPoolExecutor(1, "mizzen-step", torch.set_num_threads, (threads,))
+        self.pending: deque[Future[StepTokens]] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step behind those in flight."""
+        self.pending.append(self.worker.submit(self.run, plan))
+
+    def run(self, plan: StepPlan) -> StepTokens:
+        """Run one step, in the worker."""
+        if self.delay is not None:
+            time.sleep(self.delay(plan))
+        with torch.inference_mode():
+            return StepTokens(plan.step, column(self.step(plan)))
+
+    def ready(self) -> bool:
+        """Tell whether `collect` would return without waiting."""
+        return bool(self.pending) and self.pending[0].done()
+
+    def collect(self) -> StepTokens:
+        """Wait for the oldest step in flight and return its tokens."""
+        return self.pending.popleft().result()
+
+    def close(self) -> None:
+        """Wait for what is in flight and end the thread."""
+        self.worker.shutdown(wait=True)
+        self.pending.clear()
+
+
+class CudaRunner:
+    """Enqueues steps on a stream; tokens come back through pinned memory, behind an event each.
+
+    Steps run eagerly. Captured graphs take the place of `step` for batches of plain decodes.
+    """
+
+    def __init__(self, step: Step, device: torch.device) -> None:
+        self.step = step
+        self.stream = torch.cuda.Stream(device)
+        self.pending: deque[Launched | Exception] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step behind those in flight."""
+        try:
+            self.pending.append(self.enqueue(plan))
+        except Exception as error:  # surfaces from collect, in the step's turn
+            self.pending.append(error)
+
+    def enqueue(self, plan: StepPlan) -> Launched:
+        """Enqueue a step and the copy of its tokens."""
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
+            tokens = self.step(plan)
+            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            host.copy_(tokens, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return Launched(plan.step, host, event)
+
+    def ready(self) -> bool:
+        """Tell whether `collect` would return without waiting."""
+        if not self.pending:
+            return False
+        first = self.pending[0]
+        return isinstance(first, Exception) or first.event.query()
+
+    def collect(self) -> StepTokens:
+        """Wait for the oldest step in flight and return its tokens."""
+        first = self.pending.popleft()
+        if isinstance(first, Exception):
+            raise first
+        first.event.synchronize()
+        return StepTokens(first.step, column(first.tokens))
+
+    def close(self) -> None:
+        """Wait for what is in flight."""
+        self.stream.synchronize()
+        self.pending.clear()

@@ -1,0 +1,91 @@
+"""Device state, one row a slot: everything that a step needs besides its plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mizzen.attention.base import Pages
+from mizzen.core.plan import PageWrites, SlotStart
+from mizzen.core.request import Int32, Int64
+
+
+class Uploader:
+    """Brings small host arrays to the device without waiting."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """Return a copy on the device; on cpu, a tensor of the array's own memory.
+
+        Pinned memory comes from PyTorch's caching allocator, which hands it out again only after the copy.
+        """
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+
+class Column:
+    """One value a slot, on the host and on the device; on cpu they are the same memory."""
+
+    def __init__(self, values: NDArray[np.generic], upload: Uploader) -> None:
+        self.host = values
+        self.upload = upload
+        self.shared = upload.device.type == "cpu"
+        self.device = torch.from_numpy(values).to(upload.device)
+
+    def write(self, index: tuple[NDArray[np.generic], ...], values: NDArray[np.generic]) -> None:
+        """Set cells by index arrays, one a dimension."""
+        self.host[index] = values
+        if not self.shared:
+            where = tuple(self.upload(part.astype(np.int64)) for part in index)
+            self.device[where] = self.upload(values.astype(self.host.dtype))
+
+
+class SlotState:
+    """Page table, lengths, last tokens and sampling parameters, indexed by slot."""
+
+    def __init__(self, slots: int, columns: int, upload: Uploader) -> None:
+        self.table = Column(np.zeros((slots, columns), np.int32), upload)
+        self.lengths: Int32 = np.zeros(slots, np.int32)
+        """Tokens whose KV exists. The host alone needs them: a step adds a known number."""
+        self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=upload.device)
+        self.temperature = Column(np.ones(slots, np.float32), upload)
+        self.top_k = Column(np.zeros(slots, np.int64), upload)
+        self.top_p = Column(np.ones(slots, np.float32), upload)
+        self.min_p = Column(np.zeros(slots, np.float32), upload)
+        self.seed = Column(np.zeros(slots, np.int64), upload)
+
+    @property
+    def pages(self) -> Pages:
+        """The page table."""
+        host: Int32 = self.table.host  # type: ignore[assignment]
+        return Pages(host=host, device=self.table.device)
+
+    def write_pages(self, writes: PageWrites) -> None:
+        """Set cells of the page table."""
+        if len(writes.slots):
+            self.table.write((writes.slots, writes.columns), writes.pages)
+
+    def start(self, starts: tuple[SlotStart, ...]) -> None:
+        """Hand slots over to requests."""
+        if not starts:
+            return
+        slots = np.array([start.slot for start in starts], np.int64)
+        self.lengths[slots] = [start.length for start in starts]
+        params = [start.sampling for start in starts]
+        # Seeds are 64 bits without a sign; the device keeps the same bits with one.
+        seeds = np.array([start.seed % 2**64 for start in starts], np.uint64).view(np.int64)
+        self.temperature.write((slots,), np.array([p.temperature for p in params], np.float32))
+        self.top_k.write((slots,), np.array([p.top_k for p in params], np.int64))
+        self.top_p.write((slots,), np.array([p.top_p for p in params], np.float32))
+        self.min_p.write((slots,), np.array([p.min_p for p in params], np.float32))
+        self.seed.write((slots,), seeds)
+
+    def cells(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
+        """Return where the KV of positions of slots lies: page * page_size + offset."""
+        pages = self.table.host[slots, positions // page_size].astype(np.int64)
+        return pages * page_size + positions % page_size

@@ -1,0 +1,115 @@
+"""One step on the device: plan in, tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
+from mizzen.core.plan import PrefillChunk, StepPlan
+from mizzen.core.request import Int64
+from mizzen.engine.sampler import sample
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.models.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a mixed batch's tokens stand, one row a token: decodes first, then the chunks."""
+
+    slots: Int64
+    positions: Int64
+    chunk_tokens: Int64
+    """Ids of the chunks' tokens; a decode's id is known to the device alone."""
+    sample_rows: Int64 | None
+    """Rows that yield a token; None means every row."""
+    sample_slots: Int64
+    sample_positions: Int64
+    """Sequence positions of the tokens to be drawn."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, state: SlotState) -> Layout:
+        """Lay out a plan's batch; the state must have its starts."""
+        decode = plan.decode.astype(np.int64)
+        lengths = state.lengths[decode].astype(np.int64)
+        if not plan.prefill:
+            return cls(
+                slots=decode,
+                positions=lengths,
+                chunk_tokens=np.empty(0, np.int64),
+                sample_rows=None,
+                sample_slots=decode,
+                sample_positions=lengths + 1,
+            )
+        sizes = [len(chunk.tokens) for chunk in plan.prefill]
+        ends = len(decode) + np.cumsum(sizes)
+        last = [i for i, chunk in enumerate(plan.prefill) if chunk.last]
+        final = [plan.prefill[i] for i in last]
+        final_slots = np.array([chunk.slot for chunk in final], np.int64)
+        final_positions = np.array([chunk.start + len(chunk.tokens) for chunk in final], np.int64)
+        return cls(
+            slots=np.concatenate([decode, np.repeat([chunk.slot for chunk in plan.prefill], sizes)]),
+            positions=np.concatenate([lengths, *(positions_of(chunk) for chunk in plan.prefill)]),
+            chunk_tokens=np.concatenate([chunk.tokens for chunk in plan.prefill]).astype(np.int64),
+            sample_rows=np.concatenate([np.arange(len(decode)), ends[last] - 1]),
+            sample_slots=np.concatenate([decode, final_slots]),
+            sample_positions=np.concatenate([lengths + 1, final_positions]),
+        )
+
+
+def positions_of(chunk: PrefillChunk) -> Int64:
+    """Return the sequence positions of a chunk's tokens."""
+    return np.arange(chunk.start, chunk.start + len(chunk.tokens), dtype=np.int64)
+
+
+class Step:
+    """Runs plans in order against a model and its slots' state.
+
+    Every operation is enqueued without waiting for the device; the tokens are read by whoever launches.
+    """
+
+    def __init__(self, model: Decoder, attention: MixedAttention, state: SlotState, upload: Uploader) -> None:
+        self.model = model
+        self.attention = attention
+        self.state = state
+        self.upload = upload
+
+    def __call__(self, plan: StepPlan) -> torch.Tensor:
+        """Run a plan; return the sampled tokens, int64 [samples], on the device."""
+        state, upload = self.state, self.upload
+        state.write_pages(plan.pages)
+        state.start(plan.starts)
+        layout = Layout.of(plan, state)
+        if not len(layout.slots):
+            return state.last_tokens[:0]
+        hidden = self.forward(plan, layout)
+        state.lengths[plan.decode] += 1
+        for chunk in plan.prefill:
+            state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
+        if not len(layout.sample_slots):
+            return state.last_tokens[:0]
+        if layout.sample_rows is not None:
+            hidden = hidden[upload(layout.sample_rows)]
+        logits = self.model.logits(hidden)
+        tokens = sample(logits, state, layout.sample_slots, layout.sample_positions, upload)
+        state.last_tokens[upload(layout.sample_slots)] = tokens
+        return tokens
+
+    def forward(self, plan: StepPlan, layout: Layout) -> torch.Tensor:
+        """Run the model over the batch; return hidden states [tokens, hidden]."""
+        state, upload = self.state, self.upload
+        count = len(plan.decode)
+        rows = DecodeRows(
+            slots=layout.slots[:count],
+            lengths=(layout.positions[:count] + 1).astype(np.int32),
+            pages=state.pages,
+        )
+        chunks = tuple(Chunk(slot=c.slot, start=c.start, count=len(c.tokens)) for c in plan.prefill)
+        cells = state.cells(layout.slots, layout.positions, self.attention.kv.page_size)
+        packed = upload(np.stack([layout.slots, layout.positions, cells]))
+        tokens = state.last_tokens[packed[0, :count]]
+        if chunks:
+            tokens = torch.cat((tokens, upload(layout.chunk_tokens)))
+        return self.model.hidden(tokens, packed[1], self.attention.plan(packed[2], rows, chunks))

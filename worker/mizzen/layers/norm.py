@@ -1,0 +1,38 @@
+"""RMSNorm (arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from mizzen.layers.build import Build, Target
+
+
+class RMSNorm:
+    """Scales the last dimension to unit root mean square, then by a learned weight."""
+
+    def __init__(self, build: Build, name: str, size: int, epsilon: float) -> None:
+        self.name = name
+        self.epsilon = epsilon
+        self.weight = build.empty(size)
+
+    def targets(self, prefix: str) -> Iterator[Target]:
+        """Yield where the checkpoint's tensor goes."""
+        size = len(self.weight)
+        yield Target(
+            name=f"{prefix}{self.name}.weight",
+            shape=(size,),
+            part=(slice(0, size),),
+            into=self.weight,
+            ones=True,
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., size]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x to `residual` in place and return the sum normalised; both [tokens, size]."""
+        return self(residual.add_(x))

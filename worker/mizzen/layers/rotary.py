@@ -1,0 +1,58 @@
+"""Rotary position embedding (RoFormer, arXiv 2104.09864), in the half-split layout of the checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from mizzen.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """Return the angle of one position, float32 [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    inverse = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return inverse / rope.factor
+    if rope.kind == "llama3":
+        return llama3_frequencies(rope, inverse)
+    return inverse
+
+
+def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+    """Stretch long wavelengths by `factor`, keep short ones, and blend between (Llama 3.1)."""
+    wavelength = 2 * math.pi / inverse
+    longest = rope.original_context / rope.low_frequency_factor
+    shortest = rope.original_context / rope.high_frequency_factor
+    blend = (rope.original_context / wavelength - rope.low_frequency_factor) / (
+        rope.high_frequency_factor - rope.low_frequency_factor
+    )
+    mixed = (1 - blend) * inverse / rope.factor + blend * inverse
+    stretched = torch.where(wavelength > longest, inverse / rope.factor, inverse)
+    return torch.where((wavelength >= shortest) & (wavelength <= longest), mixed, stretched)
+
+
+class Rotary:
+    """Angles of positions, computed once a step and shared by all layers."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.inverse = inverse_frequencies(rope, head_dim).to(device)
+        self.dtype = dtype
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines [tokens, 1, head_dim / 2] of positions [tokens]."""
+        angles = positions.float()[:, None, None] * self.inverse
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate heads [tokens, heads, head_dim] by the angles of their positions."""
+    left, right = x.chunk(2, dim=-1)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out_left, out_right = out.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left)
+    out_left.addcmul_(right, sin, value=-1)
+    torch.mul(right, cos, out=out_right)
+    out_right.addcmul_(left, sin)
+    return out

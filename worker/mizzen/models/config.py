@@ -1,0 +1,181 @@
+"""A decoder model's shape, read from config.json into our own frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mizzen.models.fields import Fields
+
+ROPE_KINDS = ("default", "linear", "llama3")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched."""
+
+    kind: str = "default"
+    """default, linear (positions divided by `factor`) or llama3 (frequencies interpolated by wavelength)."""
+    theta: float = 10000.0
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context: int = 8192
+    """Context length of pre-training, in tokens (llama3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that building a decoder needs to know."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    context_length: int
+    """Positions that the model was made for."""
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    """By layer: tokens that a token sees, itself included; None sees all."""
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over each head of queries and keys, before the rotation."""
+    dtype: str = "bfloat16"
+    """Precision that the weights were saved for."""
+    end_token_ids: tuple[int, ...] = ()
+
+
+def read_rope(fields: Fields) -> RopeConfig:
+    """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
+
+    Raises:
+        ConfigError: names the field when the type is not served.
+    """
+    rope = fields.child("rope_parameters")
+    if not rope.values:
+        rope = fields.child("rope_scaling")
+    values = rope.values
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ROPE_KINDS:
+        name = "rope_type" if "rope_type" in values else "type"
+        raise rope.error(name, f"must be one of {', '.join(ROPE_KINDS)}")
+    for holder in (fields, rope):
+        if holder.values.get("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.error("partial_rotary_factor", "must be 1 (part of a head rotated is not served)")
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    factor = rope.number("factor")
+    if kind == "linear":
+        return RopeConfig(kind=kind, theta=theta, factor=factor)
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        low_frequency_factor=low,
+        high_frequency_factor=high,
+        original_context=rope.integer("original_max_position_embeddings"),
+    )
+
+
+def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[int | None, ...]:
+    """Read which layers attend to a sliding window.
+
+    `layer_types` decides where it is given; otherwise all layers have the window `everywhere`.
+    """
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        return (everywhere,) * layers
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.error("layer_types", f"must list {layers} layers")
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise fields.error("layer_types", "may hold full_attention and sliding_attention alone")
+    window = fields.integer("sliding_window") if "sliding_attention" in kinds else None
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def read_heads(fields: Fields) -> tuple[int, int, int]:
+    """Read heads, key-value heads and head dimension; refuse those that do not divide."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    hidden = fields.integer("hidden_size")
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"must divide num_attention_heads ({heads})")
+    if fields.values.get("head_dim") is None and hidden % heads:
+        raise fields.error("hidden_size", f"must be a multiple of num_attention_heads ({heads})")
+    head_dim = fields.integer("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise fields.error("head_dim", "must be even, for rotary embedding")
+    return heads, kv_heads, head_dim
+
+
+def token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
+    """Read end tokens: one id, a list of ids, or none."""
+    value = fields.values.get(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        raise fields.error(name, "must be a token id or a list of token ids")
+    return tuple(ids)
+
+
+def read_decoder(
+    fields: Fields,
+    architecture: str,
+    *,
+    window: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    context_length: int = 2048,
+    tie_embeddings: bool = False,
+) -> ModelConfig:
+    """Read the fields that all decoders share; a family passes what is its own.
+
+    `context_length` and `tie_embeddings` are the family's defaults where config.json is silent.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    heads, kv_heads, head_dim = read_heads(fields)
+    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.error("hidden_act", "must be silu")
+    if fields.values.get("quantization_config"):
+        raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
+    layers = fields.integer("num_hidden_layers")
+    dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
+    if dtype not in DTYPES:
+        raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
+        context_length=fields.integer("max_position_embeddings", context_length),
+        rope=read_rope(fields),
+        windows=read_windows(fields, layers, window),
+        tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        dtype=dtype,
+        end_token_ids=token_ids(fields),
+    )

@@ -1,0 +1,133 @@
+"""The decoder that the served families share, built from layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from mizzen.attention.base import Attend
+from mizzen.layers.build import Build, Target
+from mizzen.layers.embedding import Embedding, Head, TiedHead
+from mizzen.layers.linear import InputSplitLinear, MergedLinear
+from mizzen.layers.mlp import GatedMLP
+from mizzen.layers.norm import RMSNorm
+from mizzen.layers.rotary import Rotary, rotate
+from mizzen.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What the layers of one forward pass share."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    """Angles of the tokens' positions, [tokens, 1, head_dim / 2]."""
+    attend: Attend
+
+
+class Attention:
+    """Projections, optional norms of queries and keys, rotation, and paged attention."""
+
+    def __init__(self, build: Build, config: ModelConfig, layer: int) -> None:
+        self.layer = layer
+        self.head_dim = config.head_dim
+        tensor = build.mesh.tensor
+        held = tensor.part(config.heads, "num_attention_heads")
+        self.heads = held.stop - held.start
+        held = tensor.part(config.kv_heads, "num_key_value_heads")
+        self.kv_heads = held.stop - held.start
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        parts = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        self.qkv = MergedLinear(build, parts, config.hidden_size, config.qkv_bias)
+        self.out = InputSplitLinear(build, "o_proj", config.hidden_size, width, config.output_bias)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(build, "q_norm", config.head_dim, config.norm_epsilon)
+            self.k_norm = RMSNorm(build, "k_norm", config.head_dim, config.norm_epsilon)
+
+    def targets(self, prefix: str) -> Iterator[Target]:
+        """Yield where the checkpoint's tensors under `prefix` go."""
+        yield from self.qkv.targets(prefix)
+        yield from self.out.targets(prefix)
+        if self.q_norm is not None and self.k_norm is not None:
+            yield from self.q_norm.targets(prefix)
+            yield from self.k_norm.targets(prefix)
+
+    def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Map [tokens, hidden] to [tokens, hidden]."""
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        rotated, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rotated.split((self.heads, self.kv_heads), dim=1)
+            rotated = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = rotate(rotated, forward.cos, forward.sin).split((self.heads, self.kv_heads), dim=1)
+        return self.out(forward.attend(self.layer, q, k, v).view(len(x), -1))
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm, with a residual stream around both."""
+
+    def __init__(self, build: Build, config: ModelConfig, layer: int) -> None:
+        size, epsilon = config.hidden_size, config.norm_epsilon
+        self.input_norm = RMSNorm(build, "input_layernorm", size, epsilon)
+        self.attention = Attention(build, config, layer)
+        self.mlp_norm = RMSNorm(build, "post_attention_layernorm", size, epsilon)
+        self.mlp = GatedMLP(build, size, config.intermediate_size, config.mlp_bias)
+
+    def targets(self, prefix: str) -> Iterator[Target]:
+        """Yield where the checkpoint's tensors under `prefix` go."""
+        yield from self.input_norm.targets(prefix)
+        yield from self.attention.targets(prefix + "self_attn.")
+        yield from self.mlp_norm.targets(prefix)
+        yield from self.mlp.targets(prefix + "mlp.")
+
+    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Return this layer's last term [tokens, hidden] of the residual stream.
+
+        `x` is the term of the layer before (None at the first); `residual` is updated in place.
+        """
+        x = self.input_norm(residual) if x is None else self.input_norm.add(x, residual)
+        return self.mlp(self.mlp_norm.add(self.attention(x, forward), residual))
+
+
+class Decoder:
+    """Token ids in, logits out; weights as in the checkpoints of Hugging Face."""
+
+    def __init__(self, build: Build, config: ModelConfig) -> None:
+        self.config = config
+        self.embedding = Embedding(build, "model.embed_tokens", config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(build, config, layer) for layer in range(config.layers)]
+        self.norm = RMSNorm(build, "model.norm", config.hidden_size, config.norm_epsilon)
+        self.head = (
+            TiedHead(self.embedding)
+            if config.tie_embeddings
+            else Head(build, "lm_head", config.vocab_size, config.hidden_size)
+        )
+        self.rotary = Rotary(config.rope, config.head_dim, build.dtype, build.device)
+
+    def targets(self) -> Iterator[Target]:
+        """Yield where the checkpoint's tensors go."""
+        yield from self.embedding.targets("")
+        for index, layer in enumerate(self.layers):
+            yield from layer.targets(f"model.layers.{index}.")
+        yield from self.norm.targets("")
+        yield from self.head.targets()
+
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Run the layers over a batch of tokens [tokens] at `positions` [tokens], both int64.
+
+        Returns:
+            The residual stream [tokens, hidden], not yet normalised.
+        """
+        cos, sin = self.rotary.angles(positions)
+        forward = Forward(cos=cos, sin=sin, attend=attend)
+        residual, x = self.embedding(tokens), None
+        for layer in self.layers:
+            x = layer(x, residual, forward)
+        return residual if x is None else residual.add_(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, vocab] of rows of `hidden`."""
+        return self.head(self.norm(hidden))

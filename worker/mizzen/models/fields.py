@@ -1,0 +1,74 @@
+"""Typed reads from config.json whose errors name the field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A model's configuration cannot be served; the message names the field and the way out."""
+
+
+class Fields:
+    """The object of a config.json, read field by field."""
+
+    def __init__(self, values: dict[str, Any], source: str = "config.json") -> None:
+        self.values = values
+        self.source = source
+
+    @classmethod
+    def load(cls, folder: Path, name: str = "config.json") -> Fields:
+        """Read a JSON file of a model folder.
+
+        Raises:
+            ConfigError: the file is missing or holds no JSON object.
+        """
+        path = folder / name
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} holds no {name}: give the folder of a model") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path} must hold a JSON object")
+        return cls(values, str(path))
+
+    def error(self, name: str, rule: str) -> ConfigError:
+        """Make an error about one field."""
+        value = self.values.get(name)
+        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {value!r}"))
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Read a positive integer; without a default the field is required."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, "must be a positive integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Read a positive number; without a default the field is required."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.error(name, "must be a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Read a boolean."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, "must be true or false")
+        return value
+
+    def child(self, name: str) -> Fields:
+        """Read a nested object; absent and null give an empty one."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(name, "must be an object")
+        return Fields(value or {}, f"{self.source}: {name}")

@@ -1,0 +1,16 @@
+"""Llama (arXiv 2302.13971, 2407.21783): the plain decoder."""
+
+from __future__ import annotations
+
+from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.fields import Fields
+
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Read a Llama's config.json."""
+    bias = fields.flag("attention_bias")
+    return read_decoder(
+        fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias")
+    )

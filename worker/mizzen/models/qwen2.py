@@ -1,0 +1,30 @@
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671): Llama with biases on queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.fields import Fields
+
+ARCHITECTURE = "Qwen2ForCausalLM"
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Read a Qwen2's config.json."""
+    return upper_windows(fields, read_decoder(fields, ARCHITECTURE, qkv_bias=True, context_length=32768))
+
+
+def upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Apply the Qwen family's sliding window.
+
+    Files without `layer_types` give it by `use_sliding_window`: layers from `max_window_layers` on have the
+    window. Without that flag a `sliding_window` in the file means nothing.
+    """
+    if fields.values.get("layer_types") is not None or not fields.flag("use_sliding_window"):
+        return config
+    first = fields.values.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise fields.error("max_window_layers", "must be an integer of 0 or more")
+    window = fields.integer("sliding_window", 4096)
+    return replace(config, windows=tuple(window if i >= first else None for i in range(config.layers)))

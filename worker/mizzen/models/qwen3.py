@@ -1,0 +1,19 @@
+"""Qwen3 (arXiv 2505.09388): Qwen2 without biases, with RMSNorm on each head of queries and keys."""
+
+from __future__ import annotations
+
+from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.fields import Fields
+from mizzen.models.qwen2 import upper_windows
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Read a Qwen3's config.json; its heads are 128 wide unless it says otherwise."""
+    bias = fields.flag("attention_bias")
+    fields = Fields({"head_dim": 128, **fields.values}, fields.source)
+    config = read_decoder(
+        fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, qk_norm=True, context_length=32768
+    )
+    return upper_windows(fields, config)
