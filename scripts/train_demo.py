@@ -1,0 +1,349 @@
+"""Train the demo model from scratch on `scripts/demo_data/` and write it to `models/demo/`.
+
+    python scripts/train_demo.py
+
+A Llama of 1.45 million parameters learns a few hundred short answers by heart. The loss (cross-entropy) counts
+answer tokens only. Questions come alone, after earlier turns, under a system message, and as plain text, so that
+each of these forms gives the answer. At the end every question is answered greedily with the rounded weights, in
+float32 and in bfloat16; a single wrong token, or a margin below `MARGIN`, and nothing is saved.
+
+One thread and one seed make a run reproducible on one machine; about a quarter of an hour of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "scripts/demo_data"
+FILES = ROOT / "scripts/demo_model"
+VOCABULARY = 1024
+CONTEXT = 2048
+MARGIN = 0.5
+"""Least lead of a right token's logit over the next, so that another batch shape or kernel cannot change it."""
+MAX_BYTES = 3_000_000
+BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
+    "<|bos|>",
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
+SYSTEM_MESSAGES = (
+    "You are a helpful assistant.",
+    "You are the demo model of Mizzen.",
+    "Answer briefly.",
+    "Be friendly and exact.",
+)
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, and for each whether the model must learn to predict it."""
+
+    ids: list[int]
+    learn: list[bool]
+
+
+def read_data() -> list[tuple[str, str]]:
+    """Return (question, answer) pairs; every phrasing of a question is a pair of its own."""
+    pairs = []
+    for path in sorted(DATA.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            pairs += [(question, entry["answer"]) for question in entry["questions"]]
+    questions = [question for question, _ in pairs]
+    twice = {question for question in questions if questions.count(question) > 1}
+    if twice:
+        raise SystemExit(f"questions with two answers: {sorted(twice)}")
+    return pairs
+
+
+def train_tokenizer(pairs: list[tuple[str, str]]) -> Tokenizer:
+    """Return a byte-level BPE: any text can be encoded, and its special tokens come first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text for pair in pairs for text in pair], trainer)
+    bos = tokenizer.token_to_id(BOS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bos)]
+    )
+    return tokenizer
+
+
+class Formatter:
+    """Writes conversations as the chat template does."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.special = {name: tokenizer.token_to_id(name) for name in SPECIAL}
+
+    def text(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def chat(self, turns: list[tuple[str, str]], system: str | None = None) -> Example:
+        """Return a conversation."""
+        ids, learn = [self.special[BOS]], [False]
+
+        def add(tokens: list[int], wanted: bool) -> None:
+            ids.extend(tokens)
+            learn.extend([wanted] * len(tokens))
+
+        if system is not None:
+            add([self.special[SYSTEM], *self.text(system), self.special[END]], False)
+        for question, answer in turns:
+            add([self.special[USER], *self.text(question), self.special[END]], False)
+            add([self.special[ASSISTANT]], False)
+            add([*self.text(answer), self.special[END]], True)
+        return Example(ids, learn)
+
+    def plain(self, question: str, answer: str) -> Example:
+        """Return a question and its answer as plain text, for completions without a chat template."""
+        prompt = [self.special[BOS], *self.text(f"Question: {question}\nAnswer:")]
+        reply = [*self.text(f" {answer}"), self.special[END]]
+        return Example(prompt + reply, [False] * len(prompt) + [True] * len(reply))
+
+
+def sloppy(question: str, random_: random.Random) -> str:
+    """Return a question as people type it: now and then in lower case, or without its last mark."""
+    if random_.random() < 0.1:
+        question = question.lower()
+    if random_.random() < 0.1:
+        question = question.rstrip("?.!")
+    return question
+
+
+def conversations(
+    pairs: list[tuple[str, str]], formatter: Formatter, random_: random.Random
+) -> Iterator[Example]:
+    """Yield every pair once: alone, or as a turn of a conversation."""
+    rest = random_.sample(pairs, len(pairs))
+    while rest:
+        if random_.random() < 0.25:
+            yield formatter.plain(*rest.pop())
+            continue
+        system = random_.choice(SYSTEM_MESSAGES) if random_.random() < 0.25 else None
+        turns = [rest.pop() for _ in range(min(len(rest), random_.choice((1, 1, 2, 2, 3))))]
+        yield formatter.chat([(sloppy(q, random_), a) for q, a in turns], system)
+
+
+def batches(
+    examples: list[Example], pad: int, tokens: int, random_: random.Random
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return (ids, labels), each int64 [rows, longest], of about `tokens` tokens, in random order.
+
+    Rows are of similar length and padded on the right, where causal attention never looks.
+    """
+    groups: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
+        if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:
+            groups.append([])
+        groups[-1].append(example)
+    random_.shuffle(groups)
+    result = []
+    for group in groups:
+        longest = max(len(example.ids) for example in group)
+        ids = torch.full((len(group), longest), pad)
+        labels = torch.full((len(group), longest), IGNORED)
+        for row, example in enumerate(group):
+            n = len(example.ids)
+            ids[row, :n] = torch.tensor(example.ids)
+            labels[row, :n] = torch.where(torch.tensor(example.learn), ids[row, :n], IGNORED)
+        result.append((ids, labels))
+    return result
+
+
+def make_model(special: dict[str, int]) -> LlamaForCausalLM:
+    """Return the untrained model."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=288,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=special[BOS],
+        eos_token_id=special[END],
+        pad_token_id=special[PAD],
+        use_cache=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the learned tokens; only their logits are computed."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    wanted = labels[:, 1:] != IGNORED
+    return F.cross_entropy(model.lm_head(hidden[wanted]), labels[:, 1:][wanted])
+
+
+def train(
+    model: LlamaForCausalLM,
+    pairs: list[tuple[str, str]],
+    formatter: Formatter,
+    arguments: argparse.Namespace,
+) -> None:
+    """Minimise the loss with AdamW (Loshchilov and Hutter) under a cosine schedule with warm-up."""
+    random_ = random.Random(arguments.seed)  # noqa: S311 - an order of examples, no secret
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
+        lr=arguments.learning_rate,
+        betas=(0.9, 0.97),
+    )
+    began = time.monotonic()
+    for epoch in range(arguments.epochs):
+        examples = list(conversations(pairs, formatter, random_))
+        parts = batches(examples, formatter.special[PAD], arguments.batch_tokens, random_)
+        total = 0.0
+        for index, (ids, labels) in enumerate(parts):
+            progress = (epoch + index / len(parts)) / arguments.epochs
+            warm = min(1.0, (epoch * len(parts) + index + 1) / 60)
+            scale = warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+            for group in optimizer.param_groups:
+                group["lr"] = arguments.learning_rate * scale
+            loss = loss_of(model, ids, labels)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            total += loss.item()
+        seconds = time.monotonic() - began
+        print(f"epoch {epoch + 1}: loss {total / len(parts):.4f}, {seconds:.0f} s", flush=True)
+        if arguments.checkpoint and (epoch + 1) % 5 == 0:
+            save(model, formatter, arguments.checkpoint)
+
+
+@torch.inference_mode()
+def wrong(model: LlamaForCausalLM, examples: list[Example], pad: int) -> tuple[list[Example], float]:
+    """Return the examples whose learned tokens are not all the greedy choice, and the least margin of all.
+
+    One forward pass decides: greedy decoding walks the same tokens exactly as long as each is the choice.
+    """
+    failed, least = [], math.inf
+    for example in examples:
+        ids = torch.tensor([example.ids])
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        learn = torch.tensor(example.learn[1:])
+        rows, targets = logits[learn], ids[0, 1:][learn]
+        right = rows.gather(1, targets[:, None])[:, 0]
+        others = rows.scatter(1, targets[:, None], -math.inf).amax(1)
+        margin = (right - others).min().item()
+        least = min(least, margin)
+        if margin <= 0:
+            failed.append(example)
+    return failed, least
+
+
+def verify(model: LlamaForCausalLM, pairs: list[tuple[str, str]], formatter: Formatter) -> bool:
+    """Tell whether every promised form of every question is answered exactly, and print what is not."""
+    good = True
+    forms = {
+        "alone": [formatter.chat([pair]) for pair in pairs],
+        "after a system message": [formatter.chat([pair], SYSTEM_MESSAGES[0]) for pair in pairs],
+        "as plain text": [formatter.plain(*pair) for pair in pairs],
+        "after another turn": [
+            Example(e.ids, [False] * (len(e.ids) - n) + [True] * n)
+            for before, pair in zip(pairs[-1:] + pairs[:-1], pairs, strict=True)
+            for e, n in [(formatter.chat([before, pair]), len(formatter.text(pair[1])) + 1)]
+        ],
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype)
+        for name, examples in forms.items():
+            failed, margin = wrong(model, examples, formatter.special[PAD])
+            print(f"{name}, {dtype}: {len(failed)} of {len(examples)} wrong, least margin {margin:.2f}")
+            good = good and not failed and (dtype != torch.float32 or margin >= MARGIN)
+            for example in failed[:5]:
+                print("   ", formatter._tokenizer.decode(example.ids, skip_special_tokens=False)[:120])
+    return good
+
+
+def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
+    """Write weights in bfloat16, configuration and tokenizer, without touching the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = LlamaForCausalLM(model.config)
+    rounded.load_state_dict(model.state_dict())
+    special = formatter.special
+    rounded.generation_config = GenerationConfig(
+        bos_token_id=special[BOS], eos_token_id=special[END], pad_token_id=special[PAD]
+    )
+    rounded.to(torch.bfloat16).save_pretrained(folder)
+    formatter._tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": END,
+        "pad_token": PAD,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    for path in FILES.iterdir():
+        shutil.copyfile(path, folder / path.name)
+    weights = folder / "model.safetensors"
+    weights.chmod(0o644)
+    size = weights.stat().st_size
+    if size > MAX_BYTES:
+        raise SystemExit(f"the weights take {size} bytes; at most {MAX_BYTES} are allowed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "models/demo", help="folder of the model")
+    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in a step")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, help="folder that gets the unverified model now and then")
+    arguments = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    pairs = read_data()
+    formatter = Formatter(train_tokenizer(pairs))
+    model = make_model(formatter.special)
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = sum(len(formatter.chat([pair]).ids) for pair in pairs)
+    print(f"{len(pairs)} questions, {tokens} tokens, {parameters} parameters", flush=True)
+    train(model, pairs, formatter, arguments)
+    model.eval().to(torch.bfloat16)  # from here on the weights are the ones that are saved
+    if not verify(model, pairs, formatter):
+        print("the model has not learned its answers; nothing is saved", file=sys.stderr)
+        return 1
+    save(model, formatter, arguments.output)
+    print(f"saved to {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
