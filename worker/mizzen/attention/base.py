@@ -49,7 +49,7 @@ class PagedKV:
     page_size: int
 
     def store(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v [tokens, kv_heads, head_dim] to `cells` (int64 [tokens], page * page_size + offset)."""
+        """Write k, v [tokens, kv_heads, head_dim] to `cells` (int64 [tokens]: page * page_size + offset)."""
         self.keys[layer].index_copy_(0, cells, k)
         self.values[layer].index_copy_(0, cells, v)
 

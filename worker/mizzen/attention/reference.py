@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, Pages, PagedKV, Run
+from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
 
 MAX_GATHERED = 1 << 18
 """Tokens (padding included) whose KV is gathered at once, which bounds temporary memory."""

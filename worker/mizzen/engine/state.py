@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ class Uploader:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def __call__(self, array: NDArray[np.generic]) -> torch.Tensor:
+    def __call__(self, array: NDArray[Any]) -> torch.Tensor:
         """Return a copy on the device; on cpu, a tensor of the array's own memory.
 
         Pinned memory comes from PyTorch's caching allocator, which hands it out again only after the copy.
@@ -31,13 +33,13 @@ class Uploader:
 class Column:
     """One value a slot, on the host and on the device; on cpu they are the same memory."""
 
-    def __init__(self, values: NDArray[np.generic], upload: Uploader) -> None:
+    def __init__(self, values: NDArray[Any], upload: Uploader) -> None:
         self.host = values
         self.upload = upload
         self.shared = upload.device.type == "cpu"
         self.device = torch.from_numpy(values).to(upload.device)
 
-    def write(self, index: tuple[NDArray[np.generic], ...], values: NDArray[np.generic]) -> None:
+    def write(self, index: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
         """Set cells by index arrays, one a dimension."""
         self.host[index] = values
         if not self.shared:
