@@ -222,7 +222,8 @@ class Outbox:
             "reason": "disconnected" if gone else "did not take its frames",
             "aborted_requests": len(peer.handles),
         }
-        log.warning("gateway lost", extra={"fields": fields})
+        level = logging.WARNING if peer.handles or not gone else logging.INFO
+        log.log(level, "gateway lost", extra={"fields": fields})
         self.forget(peer)
         if not gone:
             self._behind.append(peer.identity)

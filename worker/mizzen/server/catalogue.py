@@ -1,0 +1,118 @@
+"""The catalogue of the engine's metrics: names, units and meaning, and their places in the status block."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from mizzen.core.request import FinishReason
+from mizzen.wire.messages import RefusalCode
+
+
+class Phase(enum.IntEnum):
+    """What a rank is doing. Start-up phases come first, in order."""
+
+    SPAWN = 0
+    IMPORT = 1
+    CONFIG = 2
+    WEIGHTS = 3
+    KV = 4
+    WARMUP = 5
+    SERVING = 6
+    DRAINING = 7
+    ENDED = 8
+    FAILED = 9
+
+
+STARTUP_PHASES = (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.WARMUP)
+STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of the status block that is a metric by itself."""
+
+    field: str
+    name: str
+    """Without the prefix; counters end in _total."""
+    help: str
+    sglang: str = ""
+    """Its name for tools that know SGLang's, without the prefix."""
+
+    @property
+    def counter(self) -> bool:
+        """Tell a counter from a gauge."""
+        return self.name.endswith("_total")
+
+
+METRICS = (
+    Metric("steps", "steps_total", "Forward passes"),
+    Metric("accepted", "requests_total", "Requests taken from gateways", "num_requests_total"),
+    Metric(
+        "prompt_tokens", "prompt_tokens_total", "Prompt tokens of finished requests", "prompt_tokens_total"
+    ),
+    Metric(
+        "cached_tokens",
+        "cached_prompt_tokens_total",
+        "Prompt tokens of finished requests whose KV came from the prefix cache",
+        "cached_tokens_total",
+    ),
+    Metric("output_tokens", "output_tokens_total", "Tokens generated", "generation_tokens_total"),
+    Metric("running", "running_requests", "Requests that hold a slot", "num_running_reqs"),
+    Metric("waiting", "waiting_requests", "Requests in the engine's queue", "num_queue_reqs"),
+    Metric("waiting_tokens", "waiting_tokens", "Prompt tokens of requests in the engine's queue"),
+    Metric("pages_total", "kv_pages", "Pages of the KV cache"),
+    Metric("pages_used", "kv_pages_used", "Pages that running requests hold"),
+    Metric("pages_cached", "kv_pages_cached", "Pages that the prefix cache alone holds; free on demand"),
+    Metric("malformed", "malformed_frames_total", "Frames that were no message of the protocol"),
+    Metric("lost_peers", "lost_gateways_total", "Gateways that vanished or did not take their frames"),
+    Metric("peers", "gateways", "Gateways that are connected"),
+    Metric("integrity", "integrity_violations_total", "Failed checks of pages, slots and prefix tree"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A histogram: `buckets` + 1 counts (not cumulative), then the sum."""
+
+    field: str
+    name: str
+    help: str
+    buckets: tuple[float, ...]
+    sglang: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Its places in the status block."""
+        return (*(f"{self.field}_{i}" for i in range(len(self.buckets) + 1)), f"{self.field}_sum")
+
+
+HISTOGRAMS = (
+    Histogram(
+        "step_seconds",
+        "step_seconds",
+        "Between two steps' outputs, or from idle to the first",
+        STEP_SECONDS,
+    ),
+    Histogram(
+        "first_token_seconds",
+        "time_to_first_token_seconds",
+        "From a request's arrival in the engine to its first token",
+        FIRST_TOKEN_SECONDS,
+        "time_to_first_token_seconds",
+    ),
+)
+
+STATE = ("phase", "phase_since", "heartbeat", "live")
+"""The rank's phase and when it began, its loop's last turn (both monotonic seconds), and its requests."""
+
+FIELDS: tuple[str, ...] = (
+    *STATE,
+    *(metric.field for metric in METRICS),
+    *(name for histogram in HISTOGRAMS for name in histogram.fields),
+    *(f"phase_seconds_{phase.name}" for phase in STARTUP_PHASES),
+    *(f"finished_{reason.name}" for reason in FinishReason),
+    *(f"refused_{code.name}" for code in RefusalCode),
+)
+INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}

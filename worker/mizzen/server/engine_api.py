@@ -1,0 +1,74 @@
+"""What the serving loop needs of an engine: the real one, or the simulated one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.request import Finished, Request
+
+
+class EngineInfo(Protocol):
+    """What gateways are told about an engine, fixed once it is loaded."""
+
+    @property
+    def context_length(self) -> int:
+        """Prompt plus output tokens that a request may have; the KV cache holds that many."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this, exclusive."""
+        ...
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a request."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        ...
+
+
+class Engine(Protocol):
+    """An engine that is stepped from one thread. Requests' ids are small and dense."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Its fixed properties."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether `step` has anything to do."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, checked by the caller."""
+        ...
+
+    def abort(self, rid: int) -> None:
+        """End a live request; its Finished follows in a step or in `take_ended`."""
+        ...
+
+    def step(self, now: float) -> StepOutput | None:
+        """Launch what can be launched and return the oldest step's output, if there is one."""
+        ...
+
+    def take_ended(self) -> tuple[Finished, ...]:
+        """Return ends that came without a step, once each."""
+        ...
+
+    def take_cache_events(self) -> CacheEvents:
+        """Return changes of the prefix cache since the last call."""
+        ...
+
+    def load(self) -> Load:
+        """Return how busy the engine is."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...

@@ -1,0 +1,62 @@
+"""The files of a model folder that gateways need: they render and tokenize without a model mount."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+"""What decides tokens and templates."""
+OTHER_FILES = ("config.json", "generation_config.json")
+TEMPLATE_FOLDER = "additional_chat_templates"
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+
+class ModelFolderError(ValueError):
+    """A model folder cannot be served; the text names the file."""
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the tokenizer and configuration files of a model folder, by name.
+
+    Raises:
+        ModelFolderError: no folder, a file that is too large, or one that cannot be read.
+    """
+    if not folder.is_dir():
+        raise ModelFolderError(f"--model {folder} is no folder")
+    names = [*TEXT_FILES, *OTHER_FILES]
+    names += sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in (folder / TEMPLATE_FOLDER).glob("*.jinja"))
+    files: dict[str, bytes] = {}
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ModelFolderError(f"{path} has {size} bytes; at most {MAX_FILE_BYTES} are served")
+        try:
+            files[name] = path.read_bytes()
+        except OSError as error:
+            raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    return files
+
+
+def tokenizer_hash(files: dict[str, bytes]) -> str:
+    """Return a SHA-256 over the files that decide tokens and templates, in hexadecimal."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        if name in OTHER_FILES:
+            continue
+        digest.update(len(name).to_bytes(8, "little") + name.encode())
+        digest.update(len(files[name]).to_bytes(8, "little") + files[name])
+    return digest.hexdigest()

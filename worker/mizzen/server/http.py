@@ -1,0 +1,111 @@
+"""The supervisor's HTTP: `/healthz`, `/readyz`, `/metrics`, and `POST /drain`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+log = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The body of a probe's answer, and whether it is good."""
+
+    good: bool
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What the server asks the supervisor; called from its threads."""
+
+    healthy: Callable[[], Health]
+    ready: Callable[[], Health]
+    drain: Callable[[], dict[str, Any]]
+    metrics: CollectorRegistry
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_SECONDS
+
+    @property
+    def _routes(self) -> Routes:
+        assert isinstance(self.server, HttpServer)
+        return self.server.routes
+
+    def do_GET(self) -> None:
+        routes, path = self._routes, self.path.partition("?")[0]
+        if path in ("/healthz", "/readyz"):
+            health = routes.healthy() if path == "/healthz" else routes.ready()
+            self._json(HTTPStatus.OK if health.good else HTTPStatus.SERVICE_UNAVAILABLE, health.body)
+        elif path == "/metrics":
+            encoder, kind = choose_encoder(self.headers.get("Accept", ""))
+            self._reply(HTTPStatus.OK, kind, encoder(routes.metrics))
+        else:
+            self._json(HTTPStatus.NOT_FOUND, {"error": f"no {path}; there are /healthz, /readyz, /metrics"})
+
+    def do_POST(self) -> None:
+        self.close_connection = True  # a body, if any, is not read
+        if self.path == "/drain":
+            self._json(HTTPStatus.ACCEPTED, self._routes.drain())
+        else:
+            self._json(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is POST /drain"})
+
+    def _json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
+        self._reply(status, "application/json", json.dumps(body).encode() + b"\n")
+
+    def _reply(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes come every second; they are not worth a line."""
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Serves from daemon threads, until closed."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, routes: Routes) -> None:
+        """Bind and start.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self.routes = routes
+        super().__init__((host, port), _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self._thread.start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say in one line what went wrong with a client."""
+        log.debug("http client failed", exc_info=True)
+
+    def server_bind(self) -> None:
+        """Bind without asking the resolver for this host's name."""
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def stop(self) -> None:
+        """Close the socket."""
+        self.shutdown()
+        self.server_close()

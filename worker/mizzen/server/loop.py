@@ -1,0 +1,152 @@
+"""Rank 0's loop: take what gateways sent, step the engine, send what it gave."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import time
+
+from mizzen.core.output import StepOutput
+from mizzen.server.catalogue import Phase
+from mizzen.server.engine_api import Engine
+from mizzen.server.rank_status import RankStatus
+from mizzen.wire.server import WireServer
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""The loop turns at least this often, so that a silent one is a hung one."""
+REPORT_SECONDS = 0.02
+"""Load, cache events and counters leave the rank at most this often."""
+STRAGGLER_SECONDS = 0.2
+"""How long a drained engine still answers requests that were on their way."""
+
+
+class Command(bytes, enum.Enum):
+    """What a supervisor writes into a rank's control pipe."""
+
+    DRAIN = b"d"
+    """Take nothing new; finish what is there."""
+    END = b"e"
+    """Drain, then end; what still runs after the drain timeout ends with an error."""
+
+
+class SupervisorGone(RuntimeError):
+    """The control pipe was closed: nobody watches this rank any more."""
+
+
+class ServingLoop:
+    """Drives one engine and one wire from one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wire: WireServer,
+        status: RankStatus,
+        control: int,
+        drain_timeout_seconds: float,
+    ) -> None:
+        """Take the read end of the control pipe, which becomes non-blocking."""
+        os.set_blocking(control, False)
+        self._engine = engine
+        self._wire = wire
+        self._status = status
+        self._control = control
+        self._drain_timeout = drain_timeout_seconds
+        self._waiting = 0
+        self._steps = 0
+        self._last_output = 0.0
+        self._report_at = 0.0
+        self._draining_since: float | None = None
+        self._ending = False
+
+    def run(self) -> None:
+        """Serve until told to end.
+
+        Raises:
+            SupervisorGone: the control pipe was closed.
+            Exception: a step failed.
+        """
+        engine, wire = self._engine, self._wire
+        while True:
+            now = time.monotonic()
+            arrivals = wire.receive(now, self._waiting)
+            for request in arrivals.requests:
+                engine.submit(request)
+            self._waiting += len(arrivals.requests)
+            for rid in arrivals.aborts:
+                engine.abort(rid)
+            if engine.busy:
+                output = engine.step(now)
+                if output is not None:
+                    self._emit(output, now)
+            ended = engine.take_ended()
+            if ended:
+                wire.out.finish(ended, self._steps)
+                self._status.finished(ended)
+            idle = not engine.busy
+            if idle or now >= self._report_at:
+                self._report()
+                if self._ending and self._drained():
+                    return
+            if idle:
+                self._last_output = 0.0
+                wire.wait(self._patience(), self._control)
+
+    def _emit(self, output: StepOutput, began: float) -> None:
+        now = time.monotonic()
+        self._steps = output.step
+        self._status.step(now - (self._last_output or began), len(output.tokens))
+        self._last_output = now
+        waits = self._wire.out.send(output, now)
+        if len(waits):
+            self._status.first_tokens(waits)
+        if output.finished:
+            self._status.finished(output.finished)
+
+    def _report(self) -> None:
+        """Everything that need not happen every step."""
+        now = time.monotonic()
+        self._report_at = now + REPORT_SECONDS
+        self._obey(now)
+        load = self._engine.load()
+        self._waiting = load.waiting
+        self._wire.out.blocks(self._engine.take_cache_events())
+        self._wire.out.stats(load, self._steps, now)
+        self._status.publish(load, self._wire.out, getattr(self._engine, "integrity_violations", 0), now)
+
+    def _obey(self, now: float) -> None:
+        try:
+            commands = os.read(self._control, 16)
+        except BlockingIOError:
+            return
+        if not commands:
+            raise SupervisorGone("the supervisor is gone")
+        if self._draining_since is None:
+            self._draining_since = now
+            self._wire.out.drain()
+            self._status.phase(Phase.DRAINING)
+            log.info("draining", extra={"fields": {"requests": len(self._wire.out.table)}})
+        if Command.END in commands and not self._ending:
+            self._ending = True
+            self._draining_since = now
+
+    def _drained(self) -> bool:
+        since = self._draining_since or 0.0
+        drained_for = time.monotonic() - since
+        left = len(self._wire.out.table)
+        if not left:
+            return drained_for >= min(STRAGGLER_SECONDS, self._drain_timeout)
+        if drained_for < self._drain_timeout:
+            return False
+        log.warning("drain timeout", extra={"fields": {"cut_requests": left}})
+        self._wire.out.end_all(self._steps, "the engine was shut down before the answer was complete")
+        return True
+
+    def _patience(self) -> float:
+        """Return how long an idle loop may sleep."""
+        if self._ending:
+            return STRAGGLER_SECONDS / 4
+        due = self._wire.next_timeout()
+        return IDLE_SECONDS if due is None else min(IDLE_SECONDS, max(0.0, due - time.monotonic()))

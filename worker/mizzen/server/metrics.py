@@ -1,0 +1,135 @@
+"""`/metrics` of an engine: the status block, under our names and under SGLang's.
+
+Labels: `model_name` on all; `reason`, `code` or `phase` where a metric has several kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from mizzen.core.request import FinishReason
+from mizzen.server.catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
+from mizzen.server.status import Snapshot
+from mizzen.wire.messages import RefusalCode
+
+OURS = "mizzen_engine_"
+SGLANG = "sglang:"
+
+Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What `/metrics` shows: rank 0's snapshot and the supervisor's own state."""
+
+    snapshot: Snapshot
+    state: str
+    """starting, serving, draining or failed."""
+    end: str
+    """Kind of the failed end, or empty."""
+    uptime_seconds: float
+
+
+STATES = ("starting", "serving", "draining", "failed")
+
+
+class EngineCollector:
+    """Reads the view at every scrape."""
+
+    def __init__(self, model: str, view: Callable[[], EngineView]) -> None:
+        self._model = model
+        self._view = view
+
+    def collect(self) -> Iterator[Family]:
+        """Yield all metrics."""
+        view = self._view()
+        snapshot = view.snapshot
+        for metric in METRICS:
+            for name in _names(metric.name, metric.sglang):
+                yield self._single(metric, name, snapshot[metric.field])
+        for histogram in HISTOGRAMS:
+            for name in _names(histogram.name, histogram.sglang):
+                yield self._histogram(histogram, name, snapshot)
+        yield from self._kinds(snapshot)
+        yield from self._sglang(snapshot)
+        yield from self._own(view)
+
+    def _single(self, metric: Metric, name: str, value: float) -> Family:
+        kind = CounterMetricFamily if metric.counter else GaugeMetricFamily
+        family = kind(name, metric.help, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _histogram(self, histogram: Histogram, name: str, snapshot: Snapshot) -> Family:
+        total, buckets = 0.0, []
+        bounds = [*map(str, histogram.buckets), "+Inf"]
+        for index, bound in enumerate(bounds):
+            total += snapshot[f"{histogram.field}_{index}"]
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(name, histogram.help, labels=("model_name",))
+        family.add_metric((self._model,), buckets, snapshot[f"{histogram.field}_sum"])
+        return family
+
+    def _kinds(self, snapshot: Snapshot) -> Iterator[Family]:
+        finished = CounterMetricFamily(
+            f"{OURS}finished_requests_total", "Ends of requests", labels=("model_name", "reason")
+        )
+        for reason in FinishReason:
+            finished.add_metric((self._model, reason.name.lower()), snapshot[f"finished_{reason.name}"])
+        refused = CounterMetricFamily(
+            f"{OURS}refused_total", "Refused requests and frames", labels=("model_name", "code")
+        )
+        for code in RefusalCode:
+            refused.add_metric((self._model, code.name.lower()), snapshot[f"refused_{code.name}"])
+        phases = GaugeMetricFamily(
+            f"{OURS}startup_seconds", "How long a phase of the start took", labels=("model_name", "phase")
+        )
+        for phase in STARTUP_PHASES:
+            phases.add_metric((self._model, phase.name.lower()), snapshot[f"phase_seconds_{phase.name}"])
+        yield from (finished, refused, phases)
+
+    def _sglang(self, snapshot: Snapshot) -> Iterator[Family]:
+        pages = snapshot["pages_total"]
+        usage = snapshot["pages_used"] / pages if pages else 0.0
+        prompt = snapshot["prompt_tokens"]
+        hits = snapshot["cached_tokens"] / prompt if prompt else 0.0
+        for name, text, value in (
+            ("token_usage", "Share of the KV cache that running requests hold", usage),
+            ("cache_hit_rate", "Share of prompt tokens whose KV came from the prefix cache", hits),
+        ):
+            family = GaugeMetricFamily(SGLANG + name, text, labels=("model_name",))
+            family.add_metric((self._model,), value)
+            yield family
+
+    def _own(self, view: EngineView) -> Iterator[Family]:
+        uptime = GaugeMetricFamily(
+            f"{OURS}uptime_seconds", "Since the supervisor's start", labels=("model_name",)
+        )
+        uptime.add_metric((self._model,), view.uptime_seconds)
+        state = GaugeMetricFamily(
+            f"{OURS}state", "1 for the state that the engine is in", labels=("model_name", "state")
+        )
+        for name in STATES:
+            state.add_metric((self._model, name), float(name == view.state))
+        end = GaugeMetricFamily(
+            f"{OURS}failed_end", "1 with the kind of a failed end", labels=("model_name", "reason")
+        )
+        if view.end:
+            end.add_metric((self._model, view.end), 1.0)
+        yield from (uptime, state, end)
+
+
+def _names(ours: str, sglang: str) -> tuple[str, ...]:
+    return (OURS + ours, SGLANG + sglang) if sglang else (OURS + ours,)
+
+
+def registry(model: str, view: Callable[[], EngineView]) -> CollectorRegistry:
+    """Return a registry with an engine's metrics and nothing else."""
+    metrics = CollectorRegistry(auto_describe=False)
+    metrics.register(EngineCollector(model, view))  # pyright: ignore[reportArgumentType]
+    return metrics

@@ -1,0 +1,149 @@
+"""A rank's process, started by the supervisor: loads its part of the engine; rank 0 serves the wire.
+
+python -m mizzen.server.rank --rank 0 --status-fd N --control-fd N --parent PID --config JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mizzen.server.catalogue import Phase
+from mizzen.server.config import EngineConfig
+from mizzen.server.engine_api import Engine
+from mizzen.server.files import read_files, tokenizer_hash
+from mizzen.server.lifeline import die_with_parent
+from mizzen.server.log import set_up_logging
+from mizzen.server.loop import ServingLoop, SupervisorGone
+from mizzen.server.rank_status import RankStatus
+from mizzen.server.status import StatusWriter
+from mizzen.wire.endpoint import require_safe
+from mizzen.wire.keys import WireKeys, load_keys
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import PROTOCOL, Welcome
+from mizzen.wire.server import WireServer
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=EngineConfig)
+Report = Callable[[str], None]
+"""Called by what loads an engine, with the name of the phase that begins: config, weights, kv, warmup."""
+
+
+def engine_name(config: EngineConfig) -> str:
+    """Return the engine's name: the configured one, or host and process of the supervisor."""
+    return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
+
+
+def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> Welcome:
+    """Return how the engine introduces itself."""
+    info = engine.info
+    return Welcome(
+        protocol=PROTOCOL,
+        engine=engine_name(config),
+        incarnation=secrets.token_hex(8),
+        revision=config.revision,
+        model=config.served_name or Path(config.model).resolve().name,
+        tokenizer_hash=tokenizer_hash(files),
+        files={name: len(content) for name, content in files.items()},
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        end_token_ids=tuple(info.end_token_ids),
+        page_size=info.page_size,
+        max_running_requests=config.max_running_requests,
+        draining=False,
+    )
+
+
+def wire_keys(config: EngineConfig) -> WireKeys | None:
+    """Return the keys of the configuration, once the endpoint is known to be safe with them.
+
+    Raises:
+        ValueError: an unsafe or malformed endpoint, or a key file that cannot be used.
+    """
+    keys = load_keys(Path(config.keys), "engine") if config.keys else None
+    require_safe(config.wire_bind, keys)
+    return keys
+
+
+def serve(
+    config: C,
+    status: RankStatus,
+    control: int,
+    load: Callable[[C, Report], Engine],
+    limits: WireLimits | None = None,
+) -> None:
+    """Load an engine and serve it until the supervisor ends it.
+
+    Raises:
+        Exception: loading or a step failed; gateways were told, and the reason is in the status block.
+    """
+    wire: WireServer | None = None
+    engine: Engine | None = None
+    try:
+        status.phase(Phase.CONFIG)
+        keys, files = wire_keys(config), read_files(Path(config.model))
+        engine = load(config, lambda phase: status.phase(Phase[phase.upper()]))
+        greeting = welcome(config, engine, files)
+        waiting = config.max_waiting_requests
+        wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
+        status.serving(wire.endpoint)
+        log.info("serving", extra={"fields": {"wire": wire.endpoint, "model": greeting.model}})
+        ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
+        status.phase(Phase.ENDED)
+    except BaseException as error:
+        status.fail(f"{type(error).__name__}: {error}")  # first of all: the rest may hang
+        if wire:
+            wire.out.end_all(0, "the engine failed")
+        raise
+    finally:
+        if wire:
+            wire.close()
+        if engine:
+            engine.close()
+
+
+def main(config_type: type[C], importer: Callable[[], Callable[[C, Report], Engine]]) -> int:
+    """Run a rank process; the command line is the supervisor's, not a person's.
+
+    `importer` imports what is heavy and returns the function that loads the engine.
+    """
+    parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
+    for name in ("rank", "status-fd", "control-fd", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
+    die_with_parent(args.parent)
+    set_up_logging(process=f"rank{args.rank}")
+    status = RankStatus(StatusWriter(args.status_fd, args.rank))
+    status.phase(Phase.IMPORT)
+    try:
+        serve(config_type(**args.config), status, args.control_fd, importer())
+    except SupervisorGone:
+        return 1
+    except Exception as error:
+        log.exception("rank failed", extra={"fields": {"reason": str(error)}})
+        return 1
+    return 0
+
+
+def import_engine() -> Callable[[EngineConfig, Report], Engine]:
+    """Import the real engine; only this imports torch."""
+    from mizzen.engine.build import load_engine
+
+    return load_engine
+
+
+if __name__ == "__main__":
+    sys.exit(main(EngineConfig, import_engine))

@@ -1,0 +1,113 @@
+"""What a rank counts, and its phases, on their way into the status block."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mizzen.core.output import Load
+from mizzen.core.request import Finished, FinishReason
+from mizzen.server.catalogue import (
+    FIRST_TOKEN_SECONDS,
+    INDEX,
+    STARTUP_PHASES,
+    STEP_SECONDS,
+    Phase,
+)
+from mizzen.server.status import StatusWriter
+from mizzen.wire.messages import RefusalCode
+from mizzen.wire.outbox import Outbox
+
+_STEPS = INDEX["steps"]
+_OUTPUT_TOKENS = INDEX["output_tokens"]
+_PROMPT_TOKENS = INDEX["prompt_tokens"]
+_CACHED_TOKENS = INDEX["cached_tokens"]
+_STEP_BUCKETS, _STEP_SUM = INDEX["step_seconds_0"], INDEX["step_seconds_sum"]
+_FIRST_BUCKETS, _FIRST_SUM = INDEX["first_token_seconds_0"], INDEX["first_token_seconds_sum"]
+_REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishReason}
+
+
+class RankStatus:
+    """Counts in private memory; `publish` makes all of it visible at once."""
+
+    def __init__(self, writer: StatusWriter) -> None:
+        self._writer = writer
+        self._values = writer.values
+        self._phase = Phase.SPAWN
+
+    def phase(self, phase: Phase) -> None:
+        """Enter a phase; the time in a start-up phase is its metric."""
+        now = time.monotonic()
+        if self._phase in STARTUP_PHASES:
+            self._set(f"phase_seconds_{self._phase.name}", now - self._get("phase_since"))
+        self._phase = phase
+        self._set("phase", phase)
+        self._set("phase_since", now)
+        self._set("heartbeat", now)
+        self._writer.publish()
+
+    def serving(self, endpoint: str) -> None:
+        """Start-up is over; gateways may connect to an endpoint."""
+        self._writer.set_text(endpoint)
+        self.phase(Phase.SERVING)
+
+    def fail(self, reason: str) -> None:
+        """Leave the reason of the end to the supervisor."""
+        self._writer.set_text(reason)
+        self.phase(Phase.FAILED)
+
+    def step(self, seconds: float, tokens: int) -> None:
+        """Count a step that took some seconds and gave some tokens."""
+        values = self._values
+        values[_STEPS] += 1
+        values[_OUTPUT_TOKENS] += tokens
+        values[_STEP_BUCKETS + bisect_left(STEP_SECONDS, seconds)] += 1
+        values[_STEP_SUM] += seconds
+
+    def first_tokens(self, waits: NDArray[np.float64]) -> None:
+        """Count requests that got their first token, by the seconds [n] since their arrival."""
+        values = self._values
+        for seconds in waits.tolist():
+            values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
+            values[_FIRST_SUM] += seconds
+
+    def finished(self, ends: Iterable[Finished]) -> None:
+        """Count ends of requests."""
+        values = self._values
+        for end in ends:
+            values[_REASONS[int(end.reason)]] += 1
+            values[_PROMPT_TOKENS] += end.prompt_tokens
+            values[_CACHED_TOKENS] += end.cached_tokens
+
+    def publish(self, load: Load, out: Outbox, integrity: int, now: float) -> None:
+        """Show everything to the supervisor, with the time of this turn of the loop."""
+        counters = out.counters
+        for name, value in (
+            ("heartbeat", now),
+            ("live", len(out.table)),
+            ("accepted", counters.accepted),
+            ("malformed", counters.malformed),
+            ("lost_peers", counters.lost_peers),
+            ("peers", len(out.peers)),
+            ("integrity", integrity),
+            ("running", load.running),
+            ("waiting", load.waiting),
+            ("waiting_tokens", load.waiting_tokens),
+            ("pages_total", load.pages_total),
+            ("pages_used", load.pages_used),
+            ("pages_cached", load.pages_cached),
+        ):
+            self._set(name, value)
+        for code in RefusalCode:
+            self._set(f"refused_{code.name}", counters.refused[code])
+        self._writer.publish()
+
+    def _set(self, name: str, value: float) -> None:
+        self._values[INDEX[name]] = value
+
+    def _get(self, name: str) -> float:
+        return self._values[INDEX[name]]

@@ -1,0 +1,48 @@
+"""Signals as a queue that a loop can wait for, without races and without work in handlers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class SignalQueue:
+    """Collects signals while it is entered (in the main thread); earlier handlers come back afterwards."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+        self._before: dict[int, Any] = {}
+        self._read, self._write = -1, -1
+
+    def __enter__(self) -> SignalQueue:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in self._numbers:
+            self._before[number] = signal.signal(number, _ignore)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Return the signals that came, after at most this long."""
+        select.select([self._read], [], [], seconds)
+        try:
+            return list(os.read(self._read, 4096))
+        except BlockingIOError:
+            return []
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Let the wakeup descriptor do the work: SIG_IGN would not write to it."""

@@ -1,0 +1,158 @@
+"""An engine without a model: the real wire, loop, scheduler and supervisor over a scripted device.
+
+    python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5
+
+For tests of gateways, operators and clusters at chosen speeds, and for failures on demand. It serves the
+tokenizer of any model folder. In a test, `SimulatedEngine` runs one in a thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import threading
+import time
+import types
+import typing
+from dataclasses import dataclass
+from types import TracebackType
+
+from mizzen.core.options import flag, option
+from mizzen.server.catalogue import Phase
+from mizzen.server.config import EngineConfig
+from mizzen.server.loop import Command
+from mizzen.server.rank import serve
+from mizzen.server.rank_status import RankStatus
+from mizzen.server.status import Snapshot, StatusReader, StatusWriter, create_block
+from mizzen.server.supervisor import run
+from mizzen.wire.limits import WireLimits
+
+RANK_MODULE = "mizzen.server.simulated_rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateConfig(EngineConfig):
+    """Options of a simulated engine, beside those of a real one."""
+
+    step_milliseconds: float = option(5.0, "How long a step takes", low=0, high=60_000)
+    prefill_microseconds: float = option(0.0, "How much a prompt token adds to its step", low=0)
+    start_seconds: float = option(0.0, "How long the start takes", low=0)
+    reply: str = option(
+        "", "Text that answers every request; by default tokens follow from the prompt, without an end"
+    )
+    die_after_tokens: int = option(0, "Kill the rank after so many tokens; 0 is never", low=0)
+    hang_after_tokens: int = option(0, "Hang in a step after so many tokens; 0 is never", low=0)
+    fail_start: str = option("", "Fail the start with this reason")
+
+
+class SimulatedEngine:
+    """A simulated engine in a thread of this process, as a context manager.
+
+    `endpoint` is where gateways connect. `drain` and `stop` do what the supervisor's commands do.
+    """
+
+    def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:
+        self._config = config
+        self._limits = limits
+        self._block = create_block(1)
+        self._reader = StatusReader(self._block, 0)
+        self._status = RankStatus(StatusWriter(self._block, 0))
+        self._control, self._commands = os.pipe()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="simulated-engine", daemon=True)
+
+    def _serve(self) -> None:
+        from mizzen.server.simulated_rank import load_simulated
+
+        try:
+            serve(self._config, self._status, self._control, load_simulated, self._limits)
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> SimulatedEngine:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        os.close(self._control)
+        os.close(self._commands)
+        os.close(self._block)
+
+    @property
+    def status(self) -> Snapshot:
+        """What the supervisor of a process would see."""
+        return self._reader.read()
+
+    @property
+    def endpoint(self) -> str:
+        """Where gateways connect; waits for the start.
+
+        Raises:
+            RuntimeError: the start failed.
+            TimeoutError: it took longer than `startup_timeout_seconds`.
+        """
+        deadline = time.monotonic() + self._config.startup_timeout_seconds
+        while time.monotonic() < deadline:
+            if self._error:
+                raise RuntimeError("the simulated engine failed") from self._error
+            status = self.status
+            if status["phase"] in (Phase.SERVING, Phase.DRAINING):
+                return status.text
+            time.sleep(0.005)
+        raise TimeoutError("the simulated engine did not start in time")
+
+    def drain(self) -> None:
+        """Take nothing new; running requests go on."""
+        os.write(self._commands, Command.DRAIN.value)
+
+    def stop(self) -> None:
+        """Drain, end, and wait for the end."""
+        if self._thread.is_alive():
+            os.write(self._commands, Command.END.value)
+            self._thread.join(self._config.drain_timeout_seconds + self._config.start_seconds + 10)
+
+
+def parse(arguments: list[str]) -> SimulateConfig:
+    """Return the configuration of a command line; each field is an option."""
+    parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
+    types_of = typing.get_type_hints(SimulateConfig)
+    for field in dataclasses.fields(SimulateConfig):
+        required = field.default is dataclasses.MISSING
+        parser.add_argument(
+            flag(field.name),
+            type=_converter(types_of[field.name]),
+            required=required,
+            default=argparse.SUPPRESS,
+            help=str(field.metadata["help"]).replace("%", "%%"),
+        )
+    try:
+        return SimulateConfig(**vars(parser.parse_args(arguments)))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _converter(kind: object) -> type:
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    if kind is bool:
+        return _Switch
+    assert isinstance(kind, type)
+    return kind
+
+
+class _Switch:
+    """Reads `--check-integrity true`."""
+
+    def __new__(cls, text: str) -> bool:  # type: ignore[misc]
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+
+
+if __name__ == "__main__":
+    sys.exit(run(parse(sys.argv[1:]), RANK_MODULE))

@@ -1,0 +1,384 @@
+"""The gateway's side of the wire: one DEALER socket an engine, on asyncio.
+
+A connection lives from its handshake until it is lost: closed, silent for too long, forgotten by the engine,
+or speaking nonsense. What was known and asked of the engine ends with it, and the next connection starts with
+a socket of its own, so that nothing queued for the former one can reach the engine late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
+from mizzen.wire.endpoint import heartbeats, require_safe, secure_client
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.messages import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Abort,
+    Blocks,
+    FetchFile,
+    File,
+    Generate,
+    Hello,
+    Message,
+    Outputs,
+    RefusalCode,
+    Refused,
+    Sampling,
+    Stats,
+    Welcome,
+)
+from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
+
+log = logging.getLogger(__name__)
+
+SEND_FRAMES = 1000
+RECEIVE_FRAMES = 4000
+FRAMES_A_TURN = 32
+"""Frames handled before other tasks get their turn."""
+MAX_FILES_BYTES = 512 * 1024 * 1024
+FIRST_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 2.0
+EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
+EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+
+
+class EngineOverloaded(Exception):
+    """The engine does not take frames at the moment; nothing was sent."""
+
+
+class Link:
+    """A connection to one engine that is made again whenever it is lost. All on one event loop."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        gateway: str,
+        context: zmq.asyncio.Context,
+        keys: WireKeys | None = None,
+        timeout_seconds: float = 5.0,
+        on_change: Callable[[], None] = lambda: None,
+        on_blocks: Callable[[Blocks], None] = lambda blocks: None,
+    ) -> None:
+        """Prepare; `run` connects.
+
+        `on_change` is called when the engine has come, gone, or says something else of itself or its load.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self.endpoint = endpoint
+        self.welcome: Welcome | None = None
+        """What the engine said of itself; None while there is no connection."""
+        self.stats: Stats | None = None
+        self.problem = ""
+        """Why there is no connection, once that is known."""
+        self.malformed = 0
+        self._gateway = gateway
+        self._context = context
+        self._keys = keys
+        self._timeout = timeout_seconds
+        self._on_change = on_change
+        self._on_blocks = on_blocks
+        self._decode = gateway_decoder()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._streams: dict[int, EngineStream] = {}
+        self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
+        self._blocks_next: int | None = None
+        self._rid = random.randrange(2**20)
+        self._heard = 0.0
+
+    @property
+    def draining(self) -> bool:
+        """Whether the engine says that it takes nothing new."""
+        said = self.stats or self.welcome
+        return said is not None and said.draining
+
+    @property
+    def open_streams(self) -> int:
+        """Requests whose handles are in use."""
+        return len(self._streams)
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the connection is lost; until cancelled."""
+        wait = FIRST_BACKOFF_SECONDS
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._connection()
+                except StreamLost as lost:
+                    if self.welcome is not None or self.problem != str(lost):
+                        fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
+                        log.warning("engine connection lost", extra={"fields": fields})
+                    self._reset(lost)
+                if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
+                    wait = FIRST_BACKOFF_SECONDS
+                await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))  # noqa: S311
+                wait = min(2 * wait, MAX_BACKOFF_SECONDS)
+        finally:
+            self._reset(StreamLost("closed", "the gateway has left this engine"))
+
+    def generate(
+        self, prompt: bytes, sampling: Sampling, *, salt: bytes = b"", queue_seconds: float = 0.0
+    ) -> EngineStream:
+        """Send a request (`prompt`: int32 token ids) without waiting.
+
+        Raises:
+            EngineOverloaded: the engine's queue of frames is full.
+            StreamLost: there is no connection.
+        """
+        rid = self._next_rid()
+        stream = EngineStream(rid, self._abort)
+        self._send(Generate(rid, prompt, sampling, salt, 0, queue_seconds))
+        self._streams[rid] = stream
+        return stream
+
+    async def fetch_files(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the named files of the engine, those that it has.
+
+        Raises:
+            StreamLost: the connection was lost, or the engine did not answer in time.
+            MalformedFrame: the engine's parts do not make the file that it announced.
+        """
+        welcome = self.welcome
+        if welcome is None:
+            raise StreamLost("connection", f"not connected to {self.endpoint}")
+        sizes = {name: welcome.files[name] for name in names if name in welcome.files}
+        if sum(sizes.values()) > MAX_FILES_BYTES or any(size < 0 for size in sizes.values()):
+            raise MalformedFrame(f"the engine announces files of {sum(sizes.values())} bytes")
+        return {name: await self._file(name, size) for name, size in sizes.items()}
+
+    async def _file(self, name: str, size: int) -> bytes:
+        content = bytearray()
+        while True:
+            part = await self._part(name, len(content))
+            content += part.content
+            if part.size != size or len(content) > size or (not part.content and len(content) < size):
+                raise MalformedFrame(f"{name}: {size} bytes were announced, the parts differ")
+            if len(content) == size:
+                return bytes(content)
+
+    async def _part(self, name: str, offset: int) -> File:
+        future: asyncio.Future[File] = asyncio.get_running_loop().create_future()
+        self._parts[name, offset] = future
+        try:
+            self._send(FetchFile(name, offset))
+            async with asyncio.timeout(4 * self._timeout):
+                return await future
+        except EngineOverloaded as error:
+            raise StreamLost("overloaded", str(error)) from error
+        except TimeoutError:
+            raise StreamLost("silent", f"{self.endpoint} did not send {name}") from None
+        finally:
+            self._parts.pop((name, offset), None)
+
+    # ── one connection ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _connection(self) -> None:
+        """Run one connection.
+
+        Raises:
+            StreamLost: always, in the end.
+        """
+        socket = self._open()
+        monitor = socket.get_monitor_socket(int(EVENTS))
+        self._socket, self._heard = socket, time.monotonic()
+        try:
+            socket.connect(self.endpoint)
+            await self._handshake(monitor)
+            self._heard = time.monotonic()
+            self._send(Hello(PROTOCOL, self._gateway))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive(socket))
+                group.create_task(self._watch_connection(monitor))
+                group.create_task(self._watch_silence())
+        except* StreamLost as lost:
+            raise lost.exceptions[0] from None
+        except* (zmq.ZMQError, EngineOverloaded) as errors:
+            raise StreamLost("connection", f"{self.endpoint}: {errors.exceptions[0]}") from None
+        finally:
+            self._socket = None
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close(linger=0)
+
+    def _open(self) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm = SEND_FRAMES
+        socket.rcvhwm = RECEIVE_FRAMES
+        socket.maxmsgsize = MAX_FRAME_BYTES
+        socket.ipv6 = "[" in self.endpoint
+        socket.immediate = True
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = int(1000 * MAX_BACKOFF_SECONDS)
+        heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
+        if self._keys:
+            secure_client(socket, self._keys)
+        return socket
+
+    async def _handshake(self, monitor: Any) -> None:
+        while True:
+            event = (await recv_monitor_message(monitor))["event"]
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                return
+            if event != zmq.Event.DISCONNECTED:
+                raise StreamLost(
+                    "handshake", f"{self.endpoint} refuses this gateway's keys, or speaks no ZMTP"
+                )
+
+    async def _watch_connection(self, monitor: Any) -> None:
+        await recv_monitor_message(monitor)
+        raise StreamLost("connection", f"the connection to {self.endpoint} was closed")
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeout / 4)
+            if time.monotonic() - self._heard > self._timeout:
+                await asyncio.sleep(0.1)  # this loop itself may have been late: let it read what has arrived
+                if time.monotonic() - self._heard > self._timeout:
+                    raise StreamLost("silent", f"{self.endpoint} was silent for {self._timeout:g} s")
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            for _ in range(FRAMES_A_TURN):
+                frames = await socket.recv_multipart()
+                self._heard = time.monotonic()
+                try:
+                    self._take(self._one(frames))
+                except MalformedFrame as error:
+                    self.malformed += 1
+                    raise StreamLost("malformed", f"{self.endpoint}: {error}") from error
+            await asyncio.sleep(0)
+
+    def _one(self, frames: list[bytes]) -> Message:
+        if len(frames) != 1:
+            raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
+        return self._decode(frames[0])
+
+    def _send(self, message: Message) -> None:
+        if self._socket is None:
+            raise StreamLost("connection", f"not connected to {self.endpoint}")
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK).result()
+        except zmq.Again:
+            raise EngineOverloaded(f"{self.endpoint} does not take frames") from None
+        except zmq.ZMQError as error:
+            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
+
+    # ── what the engine says ──────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Outputs):
+            self._outputs(message)
+        elif isinstance(message, Stats):
+            self.stats = message
+            self._on_change()
+        elif isinstance(message, Blocks):
+            self._blocks(message)
+        elif isinstance(message, Refused):
+            self._refused(message)
+        elif isinstance(message, File):
+            future = self._parts.get((message.name, message.offset))
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif isinstance(message, Welcome):
+            self._welcomed(message)
+
+    def _welcomed(self, message: Welcome) -> None:
+        if message.protocol != PROTOCOL:
+            text = f"{self.endpoint} speaks protocol {message.protocol}, this gateway {PROTOCOL}"
+            raise StreamLost("protocol", text)
+        if self.welcome is not None and self.welcome.incarnation != message.incarnation:
+            raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
+        self.welcome, self.problem = message, ""
+        self._on_change()
+
+    def _outputs(self, message: Outputs) -> None:
+        try:
+            rids = np.frombuffer(message.rids, "<u4").tolist()
+            offsets = np.frombuffer(message.offsets, "<u4").tolist()
+            tokens = np.frombuffer(message.tokens, "<i4").tolist()
+            counts = np.frombuffer(message.counts, "<u2").tolist() if message.counts else [1] * len(rids)
+        except ValueError as error:
+            raise MalformedFrame(f"a column of Outputs: {error}") from error
+        if not len(rids) == len(offsets) == len(counts) or sum(counts) != len(tokens):
+            raise MalformedFrame("the columns of Outputs differ in length")
+        start = 0
+        for rid, offset, count in zip(rids, offsets, counts, strict=True):
+            stream = self._streams.get(rid)
+            if stream is not None:
+                stream.feed(offset, tokens[start : start + count])
+            start += count
+        for finish in message.finished:
+            stream = self._streams.pop(finish.rid, None)
+            if stream is not None:
+                stream.end(finish)
+
+    def _refused(self, message: Refused) -> None:
+        if message.code == RefusalCode.UNKNOWN_PEER:
+            raise StreamLost("forgotten", f"{self.endpoint}: {message.message}")
+        if message.rid is not None:
+            stream = self._streams.pop(message.rid, None)
+            if stream is not None:
+                stream.fail(EngineRefused(message.code, message.message, message.retry_after_seconds))
+        elif self.welcome is None:  # the Hello was refused
+            raise StreamLost("protocol", f"{self.endpoint}: {message.message}")
+        else:
+            fields = {"endpoint": self.endpoint, "reason": message.message}
+            log.warning("engine refused a frame", extra={"fields": fields})
+
+    def _blocks(self, message: Blocks) -> None:
+        if len(message.stored) % 8 or len(message.evicted) % 8:
+            raise MalformedFrame("a column of Blocks is no array of 64-bit names")
+        if not message.reset and message.sequence != self._blocks_next:
+            raise StreamLost("gap", f"cache events {self._blocks_next} of {self.endpoint} are missing")
+        self._blocks_next = message.sequence + 1
+        self._on_blocks(message)
+
+    # ── streams ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _next_rid(self) -> int:
+        self._rid = (self._rid + 1) % 2**32
+        while self._rid in self._streams:
+            self._rid = (self._rid + 1) % 2**32
+        return self._rid
+
+    def _abort(self, stream: EngineStream) -> None:
+        """Tell the engine; the handle stays taken until it answers. What cannot be sent ends with the link."""
+        try:
+            self._send(Abort(stream.rid))
+        except EngineOverloaded:
+            asyncio.get_running_loop().call_later(0.1, self._abort_again, stream)
+        except StreamLost:
+            pass  # the engine aborts what a lost connection has left
+
+    def _abort_again(self, stream: EngineStream) -> None:
+        if self._streams.get(stream.rid) is stream:
+            self._abort(stream)
+
+    def _reset(self, lost: StreamLost) -> None:
+        self.welcome = self.stats = self._blocks_next = None
+        self.problem = str(lost)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(lost)
+        for part in self._parts.values():
+            if not part.done():
+                part.set_exception(lost)
+        self._on_change()
