@@ -2,10 +2,10 @@
 
     python scripts/train_demo.py
 
-A Llama of 1.45 million parameters learns a few hundred short answers by heart. The loss (cross-entropy) counts
-answer tokens only. Questions come alone, after earlier turns, under a system message, and as plain text, so that
-each of these forms gives the answer. At the end every question is answered greedily with the rounded weights, in
-float32 and in bfloat16; a single wrong token, or a margin below `MARGIN`, and nothing is saved.
+A Llama of 1.45 million parameters learns a few hundred short answers by heart. The loss (cross-entropy)
+counts answer tokens only. Questions come alone, after earlier turns, under a system message, and as plain
+text, so that each of these forms gives the answer. At the end every question is answered greedily with the
+rounded weights, in float32 and in bfloat16; with one wrong token, or a margin below `MARGIN`, nothing is saved.
 
 One thread and one seed make a run reproducible on one machine; about a quarter of an hour of one core.
 """
@@ -34,7 +34,7 @@ FILES = ROOT / "scripts/demo_model"
 VOCABULARY = 1024
 CONTEXT = 2048
 MARGIN = 0.5
-"""Least lead of a right token's logit over the next, so that another batch shape or kernel cannot change it."""
+"""Least lead of a right token's logit over the next: no other batch shape or kernel can change it."""
 MAX_BYTES = 3_000_000
 BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
     "<|bos|>",
@@ -212,7 +212,7 @@ def train(
     arguments: argparse.Namespace,
 ) -> None:
     """Minimise the loss with AdamW (Loshchilov and Hutter) under a cosine schedule with warm-up."""
-    random_ = random.Random(arguments.seed)  # noqa: S311 - an order of examples, no secret
+    random_ = random.Random(arguments.seed)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(

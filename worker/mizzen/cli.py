@@ -1,0 +1,50 @@
+"""The command line `mizzen`. What a command needs is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import mizzen
+from mizzen.commands import chat, complete, processes, serve
+
+app = typer.Typer(
+    name="mizzen",
+    help="Serve language models: here with `serve`, on Kubernetes with an InferenceService.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mizzen {mizzen.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+app.command("serve")(serve.command)
+app.command("chat")(chat.command)
+app.command("complete")(complete.command)
+app.command("engine")(processes.engine)
+app.command("gateway")(processes.gateway)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

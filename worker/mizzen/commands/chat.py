@@ -1,0 +1,138 @@
+"""`mizzen chat`: a conversation on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mizzen.commands import options
+from mizzen.commands import target as targets
+
+if TYPE_CHECKING:
+    from mizzen.commands.client import Client, Generation
+
+HELP = """\
+/reset    forget the conversation
+/help     show this
+/exit     leave; so does Ctrl-D
+Ctrl-C    stops an answer"""
+
+
+class Conversation:
+    """The turns so far, and how the next one is generated."""
+
+    def __init__(self, client: Client, generation: Generation, system: str) -> None:
+        self._client, self._generation, self._system = client, generation, system
+        self.messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all turns but the system message."""
+        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def ask(self, text: str, show: Callable[[str], None]) -> None:
+        """Send a question and show the answer as it comes.
+
+        An answer that Ctrl-C stops stays in the conversation as far as it came; a failed turn does not.
+
+        Raises:
+            ServiceError, Unreachable: from the client.
+        """
+        question = {"role": "user", "content": text}
+        pieces: list[str] = []
+        stream = self._client.chat([*self.messages, question], self._generation)
+        try:
+            for piece in stream:
+                pieces.append(piece)
+                show(piece)
+        except KeyboardInterrupt:
+            show(" [stopped]")
+        finally:
+            stream.close()  # type: ignore[attr-defined] # closes the connection, which ends the request
+        self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
+
+
+def _reader() -> Callable[[], str]:
+    """Return what reads the next line: an editor on a terminal, plain lines elsewhere."""
+    if not sys.stdin.isatty():
+        return input
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import InMemoryHistory
+
+    commands = WordCompleter(["/reset", "/help", "/exit"], sentence=True)
+    session: PromptSession[str] = PromptSession(
+        "> ", history=InMemoryHistory(), completer=commands, complete_while_typing=False
+    )
+    return session.prompt
+
+
+def _show(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _talk(conversation: Conversation, read: Callable[[], str]) -> None:
+    """Read and answer until the end of input."""
+    from mizzen.commands.client import ServiceError, Unreachable
+
+    while True:
+        try:
+            line = read().strip()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            conversation.reset()
+            print("The conversation is forgotten.")
+        elif line == "/help":
+            print(HELP)
+        elif line.startswith("/"):
+            print(f"{line.split()[0]} is no command; there are /reset, /help and /exit")
+        elif line:
+            try:
+                conversation.ask(line, _show)
+            except (ServiceError, Unreachable) as error:
+                print(f"\nmizzen: {error}", file=sys.stderr)
+            else:
+                print()
+
+
+def _chat(
+    target: targets.Target,
+    *,
+    model: targets.Model = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    temperature: targets.Temperature = None,
+    max_tokens: targets.MaxTokens = None,
+    seed: targets.Seed = None,
+    timeout: targets.Timeout = 300.0,
+    **values: Any,
+) -> None:
+    """Chat with a model on the terminal.
+
+    Answers stream; Ctrl-C stops one; /reset forgets the conversation; /help shows the commands. A model
+    folder is served for as long as the shell runs.
+    """
+    from mizzen.commands.client import ServiceError, Unreachable
+
+    try:
+        with targets.open_client(target, values, timeout) as client:
+            settings = targets.generation(client, model, temperature, max_tokens, seed)
+            if sys.stdin.isatty():
+                print(f"Chatting with {settings.model}; /help shows the commands, Ctrl-D leaves.")
+            _talk(Conversation(client, settings, system), _reader())
+    except (ServiceError, Unreachable) as error:
+        print(f"mizzen: {error}", file=sys.stderr)
+        raise typer.Exit(3 if isinstance(error, Unreachable) else 1) from error
+    except KeyboardInterrupt as interrupt:
+        raise typer.Exit(130) from interrupt
+
+
+command = options.command(_chat, targets.folder_settings())

@@ -1,0 +1,142 @@
+"""A small client of the OpenAI API for `chat` and `complete`: text deltas from server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+CONNECT_SECONDS = 10.0
+LOOPBACK = ("localhost", "127.", "::1")
+
+
+class ServiceError(Exception):
+    """The service refused a request or failed in the middle of an answer; the text says why."""
+
+
+class Unreachable(Exception):
+    """Nobody answers at the URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """How an answer is generated; None leaves a value to the service."""
+
+    model: str
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the fields of a streamed request."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**{name: value for name, value in values.items() if value is not None}, "stream": True}
+
+
+def base_url(text: str) -> str:
+    """Return the base URL (`…/v1`) for what a user wrote."""
+    url = text.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+class Client:
+    """Talks to one service."""
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        self.url = base_url(url)
+        host = urlsplit(self.url).hostname or ""
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
+            trust_env=not host.startswith(LOOPBACK),  # no proxy stands between this machine and itself
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Return the names of the models.
+
+        Raises:
+            ServiceError, Unreachable: see the classes.
+        """
+        with self._errors():
+            response = self._http.get(f"{self.url}/models")
+            _check(response)
+            try:
+                return [entry["id"] for entry in response.json()["data"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ServiceError(f"{self.url}/models does not answer as the OpenAI API does") from error
+
+    def chat(self, messages: list[dict[str, str]], generation: Generation) -> Iterator[str]:
+        """Yield the answer to a conversation, piece by piece.
+
+        Raises:
+            ServiceError, Unreachable: see the classes.
+        """
+        body = {**generation.body(), "messages": messages}
+        for choice in self._stream("chat/completions", body):
+            yield choice.get("delta", {}).get("content") or ""
+
+    def complete(self, prompt: str, generation: Generation) -> Iterator[str]:
+        """Yield the continuation of a text, piece by piece.
+
+        Raises:
+            ServiceError, Unreachable: see the classes.
+        """
+        for choice in self._stream("completions", {**generation.body(), "prompt": prompt}):
+            yield choice.get("text") or ""
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the first choice of every event; closing it early ends the request."""
+        with self._errors(), self._http.stream("POST", f"{self.url}/{path}", json=body) as response:
+            _check(response)
+            for line in response.iter_lines():
+                if not line.startswith("data:"):
+                    continue
+                data = line[5:].strip()
+                if data == "[DONE]":
+                    return
+                event = msgspec.json.decode(data)
+                if "error" in event:
+                    raise ServiceError(event["error"].get("message", data))
+                yield from event.get("choices", ())[:1]
+            raise ServiceError("the stream ended before the answer did")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the connection into this module's."""
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise Unreachable(f"nobody answers at {self.url}: {error}") from error
+        except httpx.TimeoutException as error:
+            raise ServiceError(f"{self.url} did not go on in time; --timeout gives it longer") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServiceError(f"{self.url}: {error}") from error
+        except msgspec.DecodeError as error:
+            raise ServiceError(f"{self.url} sent an event that is no JSON: {error}") from error
+
+
+def _check(response: httpx.Response) -> None:
+    """Raise the service's own words for a status that is no success."""
+    if response.is_success:
+        return
+    text = response.read().decode(errors="replace")
+    try:
+        message = msgspec.json.decode(text)["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = text.strip()[:500] or response.reason_phrase
+    retry = response.headers.get("retry-after")
+    again = f" (try again in {retry} s)" if retry else ""
+    raise ServiceError(f"{response.status_code}: {message}{again}")

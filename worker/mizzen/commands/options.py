@@ -1,0 +1,127 @@
+"""Command line options made from the fields of configuration dataclasses, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import typer
+
+from mizzen.core.options import flag
+
+METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
+"""What the help shows for a value."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of a configuration dataclass, as a command needs it."""
+
+    name: str
+    kind: Any
+    """The field's type without `None`; `list[str]` for a repeatable option."""
+    optional: bool
+    default: Any
+    """`...` when the option is required."""
+    help: str
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+
+
+def settings(config: type) -> list[Setting]:
+    """Return the settings of a dataclass whose fields are declared with `mizzen.core.options.option`."""
+    hints = typing.get_type_hints(config)
+    result = []
+    for field in dataclasses.fields(config):
+        kind, optional = _without_none(hints[field.name])
+        required = field.default is dataclasses.MISSING
+        result.append(
+            Setting(
+                name=field.name,
+                kind=kind,
+                optional=optional,
+                default=... if required else field.default,
+                **{key: field.metadata[key] for key in ("help", "choices", "low", "high")},
+            )
+        )
+    return result
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """Return a type without `None`, and whether `None` was part of it."""
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    if optional:
+        (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
+    if typing.get_origin(hint) is tuple:
+        hint = list[typing.get_args(hint)[0]]
+    return hint, optional
+
+
+def parameter(setting: Setting) -> inspect.Parameter:
+    """Return the parameter that makes typer offer a setting as an option."""
+    name = flag(setting.name)
+    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
+    info = typer.Option(
+        default,
+        f"{name}/--no-{name[2:]}" if setting.kind is bool else name,
+        help=setting.help,
+        min=setting.low,
+        max=setting.high,
+        metavar=None if setting.kind is bool or setting.choices else METAVARS[setting.kind],
+    )
+    kind = Literal[setting.choices] if setting.choices else setting.kind
+    annotation = typing.Optional[kind] if setting.optional else kind  # noqa: UP045 - `kind` is a value here
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=annotation
+    )
+
+
+def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..., None]:
+    """Return `run` with one more option a setting, which it gets among its `**values`.
+
+    Repeatable options arrive as tuples.
+    """
+    own = inspect.signature(run, eval_str=True).parameters.values()
+    parameters = [p for p in own if p.kind is not p.VAR_KEYWORD] + [parameter(s) for s in offered]
+
+    def call(**values: Any) -> None:
+        run(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+
+    call.__name__ = run.__name__
+    call.__doc__ = run.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def build(config: type, values: Mapping[str, Any]) -> Any:
+    """Return the configuration made of `values`.
+
+    Raises:
+        typer.BadParameter: what the configuration says against a value.
+    """
+    try:
+        return config(**values)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def arguments(config: Any) -> list[str]:
+    """Return the command line arguments that give this configuration; defaults are left out."""
+    result = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), flag(field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            result.append(name if value else f"--no-{name[2:]}")
+        elif isinstance(value, tuple):
+            result += [f"{name}={item}" for item in value]
+        else:
+            result.append(f"{name}={value}")
+    return result

@@ -1,0 +1,37 @@
+"""`mizzen engine` and `mizzen gateway`: one process of a pod each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from mizzen.commands.options import build, command, settings
+from mizzen.gateway.config import GatewayConfig
+from mizzen.server.config import EngineConfig
+
+
+def _engine(**values: Any) -> None:
+    """Run one engine: it loads a model and serves gateways over ZMQ.
+
+    A gateway (or `mizzen serve`) is needed to talk to it.
+    """
+    config = build(EngineConfig, values)
+    from mizzen.server import supervisor
+
+    raise typer.Exit(supervisor.run(config))
+
+
+def _gateway(**values: Any) -> None:
+    """Run one gateway: it serves the OpenAI API and sends the work to engines.
+
+    Engines are those named with --engine, or the pods of the service.
+    """
+    config = build(GatewayConfig, values)
+    from mizzen.gateway import main
+
+    raise typer.Exit(main.run(config))
+
+
+engine = command(_engine, settings(EngineConfig))
+gateway = command(_gateway, settings(GatewayConfig))

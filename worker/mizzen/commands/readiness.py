@@ -1,0 +1,56 @@
+"""How far the processes of `mizzen serve` are."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import msgspec
+
+from mizzen.gateway.config import GatewayConfig
+from mizzen.server.config import EngineConfig
+
+PROBE_SECONDS = 2.0
+
+
+class Readiness:
+    """Asks both processes whether a request would succeed; `state` says in words how far they are."""
+
+    def __init__(self, engine: EngineConfig, gateway: GatewayConfig) -> None:
+        self._engine, self._gateway = engine, gateway
+        self._token = Path(gateway.admin_token_file or "").read_text() if gateway.admin_token_file else ""
+        self.state = "starting"
+
+    def check(self) -> bool:
+        """Tell whether both are ready and the gateway would send a request to the engine now."""
+        status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
+        if status != 200:
+            self.state = f"engine: {_state(text) or 'starting'}"
+            return False
+        self.state = "gateway: connecting to the engine"
+        return self._routable()
+
+    def _routable(self) -> bool:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        status, text = _get(self._gateway.admin_host, self._gateway.admin_port, "/admin/engines", headers)
+        if status != 200:
+            return False
+        engines = msgspec.json.decode(text).get("engines", ())
+        return any(engine.get("state") == "serving" for engine in engines)
+
+
+def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    """Return status and body of a GET; status 0 when nobody answers."""
+    connection = HTTPConnection(host, port, timeout=PROBE_SECONDS)
+    try:
+        connection.request("GET", path, headers=headers or {})
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def _state(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:200]

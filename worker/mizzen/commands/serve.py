@@ -1,0 +1,219 @@
+"""`mizzen serve`: a gateway and an engine on this machine, the same processes as in the pods."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mizzen.commands import options
+from mizzen.commands.children import KILL_GRACE_SECONDS, Children, Ended, Stop, describe_end, exit_code
+from mizzen.commands.progress import Progress, make_progress
+from mizzen.commands.readiness import Readiness
+from mizzen.gateway.config import GatewayConfig
+from mizzen.server.config import EngineConfig
+
+POLL_SECONDS = 0.1
+SET_BY_SERVE = {
+    "engine": {"model", "wire_bind", "keys", "engine_id", "revision", "termination_message", "http_host"},
+    "gateway": {"engine", "keys", "service", "namespace", "admin_host", "admin_token_file", "suspended"},
+}
+ANY_PORT = {
+    "http_port": "Port of the engine's /healthz, /readyz, /metrics; 0 is any free one",
+    "admin_port": "Port of the gateway's /healthz, /readyz, /metrics; 0 is any free one",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """Both configurations, and the folder that lives as long as the processes."""
+
+    engine: EngineConfig
+    gateway: GatewayConfig
+    folder: Path
+
+
+def offered() -> list[options.Setting]:
+    """Return the settings of both processes that `serve` leaves to the user; common ones once."""
+    found = {}
+    for config, side in ((EngineConfig, "engine"), (GatewayConfig, "gateway")):
+        for setting in options.settings(config):
+            if setting.name in SET_BY_SERVE[side] or setting.name in found:
+                continue
+            if setting.name in ANY_PORT:
+                setting = dataclasses.replace(setting, default=0, help=ANY_PORT[setting.name])
+            found[setting.name] = setting
+    return list(found.values())
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return `port`, or a free one for 0.
+
+    Raises:
+        typer.BadParameter: the address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise typer.BadParameter(
+                f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --port, "
+                "or 0 for any free one"
+            ) from error
+        return listener.getsockname()[1]
+
+
+def _check_model(model: Path) -> None:
+    if not (model / "config.json").is_file():
+        what = "has no config.json" if model.is_dir() else "is no folder"
+        raise typer.BadParameter(
+            f"{str(model)!r} {what}; give a folder with config.json, the tokenizer and safetensors"
+        )
+
+
+def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
+    """Return the configurations for the options given; keys and token are written into `folder`.
+
+    Raises:
+        typer.BadParameter: names the option and what would be right.
+    """
+    from mizzen.wire.keys import write_keys
+
+    _check_model(model)
+    local = "127.0.0.1"
+    values = {
+        **values,
+        "served_name": values["served_name"] or model.resolve().name,
+        "port": _free_port(values["host"], values["port"]),
+        "http_port": _free_port(local, values["http_port"]),
+        "admin_port": _free_port(local, values["admin_port"]),
+    }
+    write_keys(folder)
+    (folder / "admin.token").write_text(secrets.token_urlsafe(32))
+    endpoint = f"ipc://{folder}/wire"
+    if len(endpoint) > 100:  # a path of a Unix socket has 107 bytes at most
+        endpoint = f"tcp://{local}:{_free_port(local, 0)}"
+    engine = {
+        **_fields(EngineConfig, values),
+        "model": str(model),
+        "wire_bind": endpoint,
+        "keys": str(folder),
+        "http_host": local,
+        "engine_id": "local",
+        "termination_message": str(folder / "reason"),
+    }
+    gateway = {
+        **_fields(GatewayConfig, values),
+        "engine": (endpoint,),
+        "keys": str(folder),
+        "admin_host": local,
+        "admin_token_file": str(folder / "admin.token"),
+    }
+    return Plan(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
+
+
+def _fields(config: type, values: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in dataclasses.fields(config) if field.name in values}
+
+
+def base_url(gateway: GatewayConfig) -> str:
+    """Return the URL for clients on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.host, gateway.host)
+    return f"http://[{host}]:{gateway.port}/v1" if ":" in host else f"http://{host}:{gateway.port}/v1"
+
+
+def program(command: str, config: Any) -> Sequence[str]:
+    """Return the command line of one process, as a pod would run it."""
+    return [sys.executable, "-m", "mizzen.cli", command, *options.arguments(config)]
+
+
+def run(plan: Plan, progress: Progress) -> int:
+    """Run both processes until one ends or this one is told to; return the exit code."""
+    children = Children()
+    children.catch(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    try:
+        # Both start before the progress display does: a child follows the thread that started it.
+        children.start("engine", program("engine", plan.engine), progress.on_line("engine"))
+        children.start("gateway", program("gateway", plan.gateway), progress.on_line("gateway"))
+        with progress:
+            return _watch(children, plan, progress)
+    finally:
+        children.close()
+
+
+def _watch(children: Children, plan: Plan, progress: Progress) -> int:
+    readiness = Readiness(plan.engine, plan.gateway)
+    deadline = time.monotonic() + plan.engine.startup_timeout_seconds
+    ready = False
+    while True:
+        event = children.next_event(None if ready else POLL_SECONDS)
+        if isinstance(event, Stop):
+            progress.note("ending: open streams may finish; another signal ends at once")
+            _stop(children, plan)
+            return 0
+        if isinstance(event, Ended):
+            _report(event, plan, progress)
+            _stop(children, plan)
+            return exit_code(event.code)
+        if ready:
+            continue
+        ready = readiness.check()
+        progress.update(readiness.state)
+        if ready:
+            progress.note(f"serving {plan.gateway.served_name} on {plan.engine.device}; Ctrl-C ends it")
+            print(base_url(plan.gateway), flush=True)
+        elif time.monotonic() > deadline:
+            progress.note(
+                f"not ready after {plan.engine.startup_timeout_seconds:g} s ({readiness.state}); give a "
+                "larger model more time with --startup-timeout-seconds"
+            )
+            _stop(children, plan)
+            return 1
+
+
+def _stop(children: Children, plan: Plan) -> None:
+    """End the gateway first: its open streams still need the engine."""
+    children.stop("gateway", plan.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
+    children.stop("engine", plan.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
+
+
+def _report(event: Ended, plan: Plan, progress: Progress) -> None:
+    reason = plan.folder / "reason"
+    why = f": {reason.read_text().strip()}" if event.name == "engine" and reason.is_file() else ""
+    progress.note(f"the {event.name} {describe_end(event.code)}{why}")
+
+
+def _serve(
+    *,
+    model: Annotated[Path, typer.Argument(help="Folder with config.json, the tokenizer and safetensors.")],
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="On a terminal, show all logs, not warnings alone.")
+    ] = False,
+    **values: Any,
+) -> None:
+    """Serve a model on this machine: one engine and one gateway with the OpenAI API.
+
+    The URL goes to standard output once a request would succeed; everything else goes to standard error.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mizzen-"))  # private: mkdtemp makes it 0700
+    try:
+        plan = make_plan(model, values, folder)
+        code = run(plan, make_progress(verbose))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    raise typer.Exit(code)
+
+
+command = options.command(_serve, offered())

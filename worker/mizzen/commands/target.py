@@ -1,0 +1,145 @@
+"""Where `chat` and `complete` send requests: a URL, or a model folder that is served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mizzen.commands.options import Setting, settings
+from mizzen.core.options import flag
+from mizzen.server.config import EngineConfig
+
+if TYPE_CHECKING:
+    from mizzen.commands.client import Client, Generation
+
+STOP_SECONDS = 15.0
+LOG_LINES = 20
+
+Target = Annotated[
+    str, typer.Argument(help="URL of a service, such as http://127.0.0.1:8000/v1, or a model folder.")
+]
+Model = Annotated[str, typer.Option(help="Name of the model; the service's first one by default.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, max=100, help="0 takes the most probable token; the service's default is 1."),
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+Seed = Annotated[int | None, typer.Option(help="Makes an answer reproducible.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait for the next piece of an answer.")]
+FOLDER_OPTIONS = ("device", "dtype", "tensor", "threads", "context_length")
+"""Options of `serve` that go with a model folder; who needs more runs `mizzen serve` and gives its URL."""
+
+
+def folder_settings() -> list[Setting]:
+    """Return the settings for a model folder; None stands for what `serve` does without the option."""
+    return [
+        dataclasses.replace(setting, default=None, optional=True)
+        for setting in settings(EngineConfig)
+        if setting.name in FOLDER_OPTIONS
+    ]
+
+
+@contextlib.contextmanager
+def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[Client]:
+    """Yield a client of a URL, or of a model folder that is served meanwhile with the options in `values`.
+
+    Raises:
+        typer.BadParameter: the target is neither, or options of `serve` come with a URL.
+        ServiceError: the folder could not be served; the text holds the end of the log.
+    """
+    from mizzen.commands.client import Client
+
+    given = [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
+    if target.startswith(("http://", "https://")):
+        if given:
+            raise typer.BadParameter(f"{' '.join(given)}: this goes with a model folder, not with a URL")
+        with Client(target, timeout_seconds) as client:
+            yield client
+        return
+    if not (Path(target) / "config.json").is_file():
+        raise typer.BadParameter(
+            f"{target!r} is neither a URL (http://…) nor a model folder (with a config.json)"
+        )
+    with _served(target, given) as url, Client(url, timeout_seconds) as client:
+        yield client
+
+
+def generation(
+    client: Client, model: str, temperature: float | None, max_tokens: int | None, seed: int | None
+) -> Generation:
+    """Return how to generate; the model's name is asked for when it is not given."""
+    from mizzen.commands.client import Generation, ServiceError
+
+    if not model:
+        names = client.models()
+        if not names:
+            raise ServiceError(f"{client.url} serves no model")
+        model = names[0]
+    return Generation(model=model, temperature=temperature, max_tokens=max_tokens, seed=seed)
+
+
+@contextlib.contextmanager
+def _served(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
+    """Run `mizzen serve` and yield its URL."""
+    command = [sys.executable, "-m", "mizzen.cli", "serve", "--port=0", *serve_options, "--", folder]
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            with _spinner(f"loading {folder}"):
+                url = _first_line(process, log)
+            yield url
+        finally:
+            _end(process)
+
+
+def _spinner(text: str) -> contextlib.AbstractContextManager[object]:
+    """Show that something goes on, when somebody looks."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+def _first_line(process: subprocess.Popen[str], log: IO[str]) -> str:
+    """Return the URL that `serve` prints when it is ready."""
+    from mizzen.commands.client import ServiceError
+
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()  # serve itself ends when its start takes too long
+    if not url:
+        process.wait()
+        log.seek(0)
+        raise ServiceError(
+            "the model could not be served:\n" + "".join(log.readlines()[-LOG_LINES:]).rstrip()
+        )
+    return url
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End `serve`: at once, for nobody else uses it."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # a second signal makes serve kill what it waits for
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
