@@ -95,7 +95,7 @@ class Link:
         self._on_change = on_change
         self._on_blocks = on_blocks
         self._decode = gateway_decoder()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: Any = None
         self._streams: dict[int, EngineStream] = {}
         self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
         self._blocks_next: int | None = None
@@ -128,7 +128,7 @@ class Link:
                     self._reset(lost)
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
-                await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))  # noqa: S311
+                await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
         finally:
             self._reset(StreamLost("closed", "the gateway has left this engine"))
@@ -207,18 +207,21 @@ class Link:
                 group.create_task(self._receive(socket))
                 group.create_task(self._watch_connection(monitor))
                 group.create_task(self._watch_silence())
-        except* StreamLost as lost:
-            raise lost.exceptions[0] from None
-        except* (zmq.ZMQError, EngineOverloaded) as errors:
-            raise StreamLost("connection", f"{self.endpoint}: {errors.exceptions[0]}") from None
+        except ExceptionGroup as group:  # the first of the three tasks to fail has ended the others
+            error = group.exceptions[0]
+            if isinstance(error, StreamLost):
+                raise error from None
+            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
+        except (zmq.ZMQError, EngineOverloaded) as error:
+            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
         finally:
             self._socket = None
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close(linger=0)
 
-    def _open(self) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.DEALER)
+    def _open(self) -> Any:
+        socket: Any = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm = SEND_FRAMES
         socket.rcvhwm = RECEIVE_FRAMES
@@ -254,7 +257,7 @@ class Link:
                 if time.monotonic() - self._heard > self._timeout:
                     raise StreamLost("silent", f"{self.endpoint} was silent for {self._timeout:g} s")
 
-    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+    async def _receive(self, socket: Any) -> None:
         while True:
             for _ in range(FRAMES_A_TURN):
                 frames = await socket.recv_multipart()
@@ -360,7 +363,7 @@ class Link:
         return self._rid
 
     def _abort(self, stream: EngineStream) -> None:
-        """Tell the engine; the handle stays taken until it answers. What cannot be sent ends with the link."""
+        """Tell the engine; the handle stays taken until it answers."""
         try:
             self._send(Abort(stream.rid))
         except EngineOverloaded:

@@ -1,0 +1,56 @@
+"""Errors as OpenAI's clients know them."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class ApiError(Exception):
+    """A request that is answered with an error in OpenAI's shape."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of the error."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> bytes:
+        """Return the JSON object of the response, or of an event in a stream."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of the response."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_seconds is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_seconds))).encode()))
+        return headers
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return a 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, retry_after_seconds: float = 1.0, code: str = "no_engine") -> ApiError:
+    """Return a 503 that says when to try again."""
+    return ApiError(503, message, code=code, retry_after_seconds=retry_after_seconds)
