@@ -265,9 +265,8 @@ class _Start:
             finally:
                 connection.close()
             time.sleep(0.05)
-        raise StartError(
-            f"kube-apiserver was not ready in time ({answer.strip()}); {log_hint(self.folder, 'kube-apiserver')}"
-        )
+        hint = log_hint(self.folder, "kube-apiserver")
+        raise StartError(f"kube-apiserver was not ready in time ({answer.strip()}); {hint}")
 
 
 def log_hint(folder: Path, name: str, lines: int = 8) -> str:

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MARK = "MIZZEN_LOCAL_FOLDER"
-"""Variable that names the cluster's folder in the environment of everything that the cluster starts."""
-
-CONTAINER_MARK = "MIZZEN_LOCAL_CONTAINER"
-"""Variable that names one run of one container in the environment of its processes."""
+MARK = "MIZZEN_LOCAL_MARK"
+"""Variable in the environment of everything that a cluster starts: the cluster's folder and a slash, for a
+container also its run's path below the folder, so that a prefix names them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**(os.environ if env is None else env), MARK: str(folder)},
+            env={**(os.environ if env is None else env), MARK: f"{folder}/"},
             start_new_session=True,
             pass_fds=pass_fds,
         )
@@ -130,9 +128,9 @@ def wait_ended(processes: Iterable[Process], seconds: float) -> bool:
     return not left
 
 
-def marked(variable: str, value: str) -> list[Process]:
-    """Processes of this user whose environment holds `variable=value`, whatever session they are in."""
-    wanted = f"{variable}={value}".encode()
+def marked(prefix: str) -> list[Process]:
+    """Processes of this user whose mark begins with `prefix`, whatever session they are in."""
+    wanted = f"{MARK}={prefix}".encode()
     found: list[Process] = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
@@ -141,25 +139,25 @@ def marked(variable: str, value: str) -> list[Process]:
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except OSError:
             continue
-        begun = started(int(entry)) if wanted in environment.split(b"\0") else None
-        if begun is not None:
-            found.append(Process("", int(entry), begun))
+        if any(variable.startswith(wanted) for variable in environment.split(b"\0")):
+            begun = started(int(entry))
+            if begun is not None:
+                found.append(Process("", int(entry), begun))
     return found
 
 
-def kill_marked(variable: str, value: str, seconds: float = 5.0) -> int:
-    """SIGKILL everything that carries a mark, until nothing does; returns how many there were."""
-    deadline, count = time.monotonic() + seconds, 0
-    while (found := marked(variable, value)) and time.monotonic() < deadline:
-        count += len(found)
+def kill_marked(prefix: str, seconds: float = 5.0) -> int:
+    """SIGKILL everything whose mark begins with `prefix`; returns how many processes there were."""
+    deadline, killed = time.monotonic() + seconds, set[Process]()
+    while (found := marked(prefix)) and time.monotonic() < deadline:
         for process in found:
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
-            reap(process.pid)
-        time.sleep(0.01)
-    return count
+        killed.update(found)
+        time.sleep(0.005)
+    return len(killed)
 
 
 class Registry:

@@ -1,0 +1,202 @@
+"""A whole local cluster: bring it up, take it down."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from mizzen_local import process
+from mizzen_local.controlplane import NODE, ControlPlane, StartError, log_hint, start_control_plane
+from mizzen_local.kubectl import Kubectl, KubectlError
+from mizzen_local.node.images import REPOSITORY
+from mizzen_local.state import ClusterState, Facts
+from mizzen_operator.chart import operator_manifests
+
+CRD = "inferenceservices.mizzen.dev"
+NAMESPACE, RELEASE = "mizzen-system", "mizzen"
+READY_SECONDS = 60.0
+Report = Callable[[str], None]
+
+
+class ClusterError(Exception):
+    """The cluster is not in the state that a command needs; the message says what to do."""
+
+
+class Cluster:
+    """The cluster of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = ClusterState(folder)
+
+    def kubectl(self) -> Kubectl:
+        """kubectl for it.
+
+        Raises:
+            ClusterError: it is not up.
+        """
+        self.require()
+        return Kubectl(Path(self.state.facts().assets), self.state.kubeconfig)
+
+    def require(self) -> None:
+        """Check that it is up.
+
+        Raises:
+            ClusterError: it is not.
+        """
+        state = self.state.state()
+        if state == "broken":
+            raise ClusterError(
+                f"the cluster in {self.state.folder} has lost parts ({', '.join(self.dead())}); "
+                f"mizzen-local down, then up; logs are in {self.state.logs}"
+            )
+        if state == "down":
+            raise ClusterError(f"there is no cluster in {self.state.folder}; mizzen-local up starts one")
+
+    def dead(self) -> list[str]:
+        """Names of the parts that have ended."""
+        return [item.name for item in self.state.processes() if not item.alive()]
+
+    def up(self, *, gpus: int, operator: bool, report: Report) -> None:
+        """Start everything; returns when the CRD is established and the operator runs and leads.
+
+        Args:
+            gpus: how many nvidia.com/gpu the node offers; numbers only.
+            operator: whether to install the CRD and the operator.
+            report: gets a line of progress at a time.
+
+        Raises:
+            ClusterError: it is up already, or this machine cannot run one.
+            StartError: a part did not start; nothing runs then, and its log is kept.
+        """
+        if sys.platform != "linux":
+            raise ClusterError("mizzen-local needs Linux: only there all of 127.0.0.0/8 is loopback")
+        with self.state.lock():
+            match self.state.state():
+                case "up":
+                    raise ClusterError(
+                        f"the cluster in {self.state.folder} is up already; mizzen-local status shows it, "
+                        "mizzen-local down stops it, MIZZEN_LOCAL_DIR names another one"
+                    )
+                case "broken":
+                    report("removing what an earlier cluster left")
+            self._remove(keep_logs=False)
+            self.state.make()
+            try:
+                self._start(gpus, operator, report)
+            except BaseException:
+                self._remove(keep_logs=True)
+                raise
+
+    def _start(self, gpus: int, operator: bool, report: Report) -> None:
+        report("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
+        plane = start_control_plane(self.state.folder, report=report)
+        report("starting the node")
+        self._start_node(plane, gpus)
+        kubectl = Kubectl(plane.assets, plane.kubeconfig)
+        if operator:
+            report("installing the CRD and the operator")
+            self._install(kubectl)
+        self._wait_node(kubectl)
+        if operator:
+            self._wait_operator(kubectl, report)
+
+    def _start_node(self, plane: ControlPlane, gpus: int) -> None:
+        self.state.write_facts(Facts(plane.server, str(plane.assets), plane.addresses.index, gpus))
+        self.restart_node()
+
+    def restart_node(self) -> None:
+        """Start the node's process again, after it has ended.
+
+        Raises:
+            FileNotFoundError: the cluster is not up.
+        """
+        facts = self.state.facts()
+        command = [sys.executable, "-m", "mizzen_local.node"]
+        command += ["--folder", str(self.state.folder)]
+        command += ["--range", str(facts.index), "--gpus", str(facts.gpus)]
+        log, folder = self.state.logs / "node.log", self.state.folder
+        self.state.registry.add(process.start("node", command, log=log, folder=folder))
+
+    def _install(self, kubectl: Kubectl) -> None:
+        crd = REPOSITORY / "crds" / "inferenceservices.yaml"
+        kubectl("apply", "--server-side", "-f", str(crd))
+        values = {"operator": {"replicas": 1}}
+        manifests = operator_manifests(REPOSITORY / "charts" / "mizzen", values, NAMESPACE, RELEASE)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        documents = yaml.safe_dump_all([namespace, *manifests])
+        kubectl("apply", "--server-side", "-f", "-", stdin=documents)
+        kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
+
+    def _wait_node(self, kubectl: Kubectl) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if "node" in self.dead():
+                raise StartError(f"the node ended at its start; {log_hint(self.state.folder, 'node')}")
+            try:
+                kubectl("wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=5s")
+                # The first pods need it, and its controller makes it a moment after the namespace.
+                kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=5s")
+                return
+            except KubectlError:
+                time.sleep(0.1)
+        raise StartError(f"the node was not ready in time; {log_hint(self.state.folder, 'node')}")
+
+    def _wait_operator(self, kubectl: Kubectl, report: Report) -> None:
+        """Wait until the operator's Deployment is available and its Lease has a holder."""
+        report("waiting for the operator to lead")
+        deadline, name = time.monotonic() + READY_SECONDS, f"{RELEASE}-operator"
+        while time.monotonic() < deadline:
+            if self._operator_ready(kubectl, name):
+                return
+            time.sleep(0.1)
+        raise StartError(self._operator_hint(kubectl))
+
+    def _operator_ready(self, kubectl: Kubectl, name: str) -> bool:
+        found = kubectl(
+            "get",
+            f"deployment/{name}",
+            f"lease/{name}",
+            "-n",
+            NAMESPACE,
+            "--ignore-not-found",
+            "-o",
+            "json",
+        )
+        objects = json.loads(found) if found else {}
+        items = {item["kind"]: item for item in objects.get("items", [])}
+        if "Deployment" not in items or "Lease" not in items:
+            return False
+        available = items["Deployment"].get("status", {}).get("availableReplicas", 0)
+        return bool(available and items["Lease"]["spec"].get("holderIdentity"))
+
+    def _operator_hint(self, kubectl: Kubectl) -> str:
+        logs = sorted(
+            self.state.logs.glob(f"pods/{NAMESPACE}_*/*/*.log"), key=lambda path: path.stat().st_mtime
+        )
+        if not logs:
+            pods = kubectl("get", "pods,events", "-n", NAMESPACE, "-o", "wide")
+            return f"the operator did not start within {READY_SECONDS:g} s:\n{pods}"
+        tail = "\n  ".join(logs[-1].read_text(errors="replace").splitlines()[-10:])
+        return f"the operator did not lead within {READY_SECONDS:g} s; its log is {logs[-1]}\n  {tail}"
+
+    def down(self) -> bool:
+        """End every process and remove every file of the cluster; False when there was none."""
+        if not self.state.folder.exists():
+            return False
+        with self.state.lock():
+            there = self.state.state() != "down"
+            self._remove(keep_logs=False)
+            return there
+
+    def _remove(self, *, keep_logs: bool) -> None:
+        parts = self.state.processes()
+        # The node ends its pods first, with a moment for what they hold outside; the rest has nothing to say.
+        process.stop([part for part in parts if part.name == "node"], grace=5.0)
+        process.stop(parts, grace=0.0)
+        process.kill_marked(f"{self.state.folder}/")
+        self.state.clear(keep_logs=keep_logs)

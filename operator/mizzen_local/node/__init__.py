@@ -1,0 +1,1 @@
+"""The one node of a local cluster: a kubelet whose containers are local processes."""
