@@ -1,0 +1,199 @@
+"""A gateway's end and an engine's end of the wire, driven by hand over real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import zmq
+
+from mizzen.core.output import StepOutput
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.wire.codec import encode, gateway_decoder
+from mizzen.wire.endpoint import heartbeats, secure_client
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Message, Sampling, Welcome
+from mizzen.wire.server import Arrivals, WireServer
+
+M = TypeVar("M", bound=Message)
+VOCAB = 1000
+CONTEXT = 128
+
+
+class Gateway:
+    """A DEALER that keeps what it has read and not used."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: WireKeys | None = None
+    ) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if keys:
+            secure_client(self.socket, keys)
+        heartbeats(self.socket, 1, 5)
+        self.socket.connect(endpoint)
+        self._decode = gateway_decoder()
+        self.inbox: list[Message] = []
+
+    def send(self, message: Message | bytes) -> None:
+        self.socket.send(message if isinstance(message, bytes) else encode(message))
+
+    def hello(self, name: str = "g") -> None:
+        self.send(Hello(PROTOCOL, name))
+
+    def generate(self, rid: int, prompt: list[int] | None = None, **fields: Any) -> None:
+        sampling = fields.pop("sampling", Sampling())
+        packed = np.array([1, 2, 3] if prompt is None else prompt, dtype="<i4").tobytes()
+        self.send(Generate(rid, packed, sampling, **fields))
+
+    def abort(self, rid: int) -> None:
+        self.send(Abort(rid))
+
+    def read(self, seconds: float) -> bool:
+        if not self.socket.poll(int(seconds * 1000)):
+            return False
+        self.inbox.append(self._decode(self.socket.recv()))
+        return True
+
+    def drain(self) -> None:
+        while self.read(0):
+            pass
+
+    def take(self, kind: type[M]) -> M | None:
+        self.drain()
+        for index, message in enumerate(self.inbox):
+            if isinstance(message, kind):
+                del self.inbox[index]
+                return message
+        return None
+
+
+class Bench:
+    """One WireServer, and gateways that talk to it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], server: WireServer) -> None:
+        self.context = context
+        self.server = server
+        self.now = 100.0
+        self.waiting = 0
+        self.requests: dict[int, Request] = {}
+        self.aborts: list[int] = []
+
+    def gateway(self, keys: WireKeys | None = None, hello: bool = True) -> Gateway:
+        gateway = Gateway(self.context, self.server.endpoint, keys)
+        if hello:
+            gateway.hello()
+            self.expect(gateway, Welcome)
+        return gateway
+
+    def pump(self) -> Arrivals:
+        """Let the server read for a turn."""
+        self.server.wait(0.01)
+        arrivals = self.server.receive(self.now, self.waiting)
+        self.requests |= {request.rid: request for request in arrivals.requests}
+        self.aborts += arrivals.aborts
+        return arrivals
+
+    def expect(self, gateway: Gateway, kind: type[M], seconds: float = 5.0) -> M:
+        """Turn until the gateway has a message of a kind."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.pump()
+            message = gateway.take(kind)
+            if message is not None:
+                return message
+        raise AssertionError(f"no {kind.__name__}; there are {gateway.inbox}")
+
+    def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            self.pump()
+
+    def submit(self, gateway: Gateway, rid: int, **fields: Any) -> int:
+        """Send a request; return the engine's id of it."""
+        before = set(self.requests)
+        gateway.generate(rid, **fields)
+        self.until(lambda: len(self.requests) > len(before))
+        (engine_rid,) = set(self.requests) - before
+        return engine_rid
+
+    def step(
+        self,
+        number: int,
+        rows: list[tuple[int, int, list[int]]],
+        finished: tuple[Finished, ...] = (),
+        counts: bool = False,
+    ) -> Any:
+        """Send a step whose rows are (engine rid, offset, tokens)."""
+        sizes = np.array([len(tokens) for _, _, tokens in rows], dtype=np.int32)
+        output = StepOutput(
+            step=number,
+            rids=np.array([rid for rid, _, _ in rows], dtype=np.int64),
+            offsets=np.array([offset for _, offset, _ in rows], dtype=np.int32),
+            tokens=np.array([token for _, _, tokens in rows for token in tokens], dtype=np.int32),
+            counts=sizes if counts else None,
+            finished=finished,
+        )
+        waits = self.server.out.send(output, self.now)
+        for end in finished:
+            self.requests.pop(end.rid, None)
+        return waits
+
+    def end(self, rid: int, reason: FinishReason = FinishReason.STOP) -> Finished:
+        return Finished(rid=rid, reason=reason, prompt_tokens=3, cached_tokens=1, output_tokens=2)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[..., Bench]]:
+    servers: list[WireServer] = []
+
+    def make(
+        endpoint: str = "tcp://127.0.0.1:*",
+        keys: WireKeys | None = None,
+        files: dict[str, bytes] | None = None,
+        max_waiting: int = 100,
+        **limits: Any,
+    ) -> Bench:
+        files = files or {}
+        welcome = Welcome(
+            PROTOCOL,
+            "engine-0",
+            "cafe",
+            "r1",
+            "model",
+            "hash",
+            {name: len(content) for name, content in files.items()},
+            CONTEXT,
+            VOCAB,
+            (2,),
+            16,
+            8,
+            False,
+        )
+        limits = {"linger_seconds": 0.1} | limits
+        server = WireServer(
+            endpoint, keys, welcome, files, max_waiting=max_waiting, limits=WireLimits(**limits)
+        )
+        servers.append(server)
+        return Bench(context, server)
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()
