@@ -1,0 +1,191 @@
+"""Does what was planned. Every step may be repeated: names are deterministic, deletions name the uid."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.kube import Kube, KubeError, Ref
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import Observed, owned
+from mizzen_operator.plan import Action, CreateGroup
+from mizzen_operator.queue import Key
+from mizzen_operator.render.engine import engine_pod
+from mizzen_operator.render.gateway import gateway_manifests
+from mizzen_operator.render.keys import mounted_keys, read, root_keys
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The cluster does not let a service have what it needs, and trying again alone does not help.
+
+    Attributes:
+        reason: in CamelCase, for a condition.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Checked:
+    """Children that are not watched, as they were checked last."""
+
+    at: float
+    token: str = ""
+    digests: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class Executor:
+    """Makes the cluster hold what the service needs.
+
+    Children that nothing watches (Secrets, ServiceAccount, RoleBinding) are checked once and then again after
+    `resync_seconds`; the rest is compared with what was observed.
+    """
+
+    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+        self._kube = kube
+        self._config = config
+        self._metrics = metrics
+        self._checked: dict[Key, tuple[str, _Checked]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a service."""
+        self._checked.pop(key, None)
+
+    def _memory(self, service: InferenceService) -> _Checked:
+        key = Key(service.namespace, service.name)
+        uid, memory = self._checked.get(key, ("", _Checked(0.0)))
+        if uid != service.uid or time.monotonic() - memory.at > self._config.resync_seconds:
+            memory = _Checked(time.monotonic())
+            self._checked[key] = (service.uid, memory)
+        return memory
+
+    async def keys(self, service: InferenceService) -> str:
+        """Make the service's Secrets where they are missing; returns the admin token.
+
+        Raises:
+            Refused: a Secret of the name belongs to something else, or lacks what it should hold.
+            KubeError: the API server failed.
+        """
+        memory = self._memory(service)
+        if memory.token:
+            return memory.token
+        root = await self._secret(service, root_keys(service))
+        try:
+            for manifest in mounted_keys(service, root):
+                await self._secret(service, manifest)
+            memory.token = read(root, labels.ADMIN_TOKEN)
+        except ValueError as error:
+            raise Refused("KeysUnusable", str(error)) from error
+        return memory.token
+
+    async def _secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
+        ref = Ref("Secret", service.namespace, manifest["metadata"]["name"])
+        live = await self._kube.get(ref)
+        if live is None:
+            if await self._kube.create(manifest):
+                self._metrics.actions.labels("CreateSecret").inc()
+                return manifest
+            live = await self._kube.get(ref) or manifest
+        _require_ours(service, live)
+        return live
+
+    async def gateway(self, service: InferenceService, observed: Observed) -> Mapping[str, Any]:
+        """Apply what differs of the gateway's manifests; returns the Deployment as it is now.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else.
+            KubeError: the API server failed or found a manifest invalid.
+        """
+        seen = {"Deployment": observed.deployment, "Service": observed.endpoint}
+        deployment: Mapping[str, Any] = {}
+        memory = self._memory(service)
+        for manifest in gateway_manifests(service, self._config):
+            kind, meta = manifest["kind"], manifest["metadata"]
+            name, applied = (kind, meta["name"]), meta["annotations"][labels.APPLIED]
+            if kind not in seen and memory.digests.get(name) == applied:
+                continue
+            if kind in seen:
+                live = seen[kind]
+            else:
+                live = await self._kube.get(Ref(kind, service.namespace, meta["name"]))
+            live = await self._apply(service, manifest, live)
+            memory.digests[name] = applied
+            if kind == "Deployment":
+                deployment = live
+        return deployment
+
+    async def _apply(
+        self, service: InferenceService, manifest: dict[str, Any], live: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        if live is not None:
+            _require_ours(service, live)
+            applied = live["metadata"].get("annotations", {}).get(labels.APPLIED)
+            if applied == manifest["metadata"]["annotations"][labels.APPLIED] and covers(live, manifest):
+                return live
+        self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
+        return await self._kube.apply(manifest)
+
+    async def groups(self, service: InferenceService, actions: Sequence[Action]) -> None:
+        """Create and delete pods, in the order of the plan.
+
+        Raises:
+            Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
+            KubeError: the API server failed.
+        """
+        for action in actions:
+            made = isinstance(action, CreateGroup)
+            logger.info(
+                "%s/%s: %s pod %s (%s)",
+                service.namespace,
+                service.name,
+                "create" if made else "delete",
+                action.name,
+                action.reason,
+            )
+            self._metrics.actions.labels("CreatePod" if made else "DeletePod").inc()
+            if isinstance(action, CreateGroup):
+                await self._create(service, action)
+            else:
+                await self._kube.delete(Ref("Pod", service.namespace, action.name), action.uid)
+
+    async def _create(self, service: InferenceService, action: CreateGroup) -> None:
+        pod = engine_pod(
+            service,
+            self._config,
+            revision=action.revision,
+            group=action.group,
+            incarnation=action.incarnation,
+        )
+        try:
+            await self._kube.create(pod)
+        except KubeError as error:
+            if error.code in (400, 403, 422):
+                raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
+            raise
+
+
+def _require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:
+    if not owned(live, service.uid):
+        kind, name = live.get("kind", "object"), live["metadata"]["name"]
+        raise Refused("NameTaken", f"{kind} {name} belongs to something else: delete or rename it")
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and covers(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, (list, tuple)):
+        return isinstance(live, list) and all(any(covers(item, value) for item in live) for value in wanted)
+    return live == wanted

@@ -1,0 +1,47 @@
+"""/healthz, /readyz and /metrics of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from mizzen_operator.metrics import Metrics
+
+Check = Callable[[], str]
+"""Says what is wrong; an empty string when nothing is."""
+
+
+async def serve(host: str, port: int, metrics: Metrics, *, alive: Check, ready: Check) -> web.AppRunner:
+    """Start the server; `cleanup()` of what is returned ends it.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+
+    def answer(check: Check) -> Callable[[web.Request], web.StreamResponse]:
+        def handler(_: web.Request) -> web.StreamResponse:
+            wrong = check()
+            return web.Response(text=f"{wrong or 'ok'}\n", status=503 if wrong else 200)
+
+        return handler
+
+    async def healthz(request: web.Request) -> web.StreamResponse:
+        return answer(alive)(request)
+
+    async def readyz(request: web.Request) -> web.StreamResponse:
+        return answer(ready)(request)
+
+    async def exposition(_: web.Request) -> web.StreamResponse:
+        return web.Response(
+            body=metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", exposition)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner

@@ -1,0 +1,223 @@
+"""The API server, asynchronously: plain dictionaries, one field manager, a rate limit, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import incluster_config
+
+from mizzen_operator import labels
+from mizzen_operator.config import VERSION
+from mizzen_operator.metrics import Metrics
+
+USER_AGENT = f"mizzen-operator/{VERSION}"
+REQUEST_SECONDS = 30.0
+APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+_PATHS = {
+    "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "Secret": ("/api/v1", "secrets"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+}
+
+
+class KubeError(Exception):
+    """The API server refused or failed a request.
+
+    Attributes:
+        code: HTTP status; 0 when no answer came.
+        reason: the API's reason, such as `AlreadyExists`.
+    """
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Where an object is; `subresource` such as `status`."""
+
+    kind: str
+    namespace: str
+    name: str = ""
+    subresource: str = ""
+
+    def path(self) -> str:
+        """Path on the API server."""
+        prefix, plural = _PATHS[self.kind]
+        parts = [prefix]
+        if self.namespace:
+            parts += ["namespaces", quote(self.namespace)]
+        parts.append(plural)
+        parts += [quote(part) for part in (self.name, self.subresource) if part]
+        return "/".join(parts)
+
+
+async def load_configuration() -> Configuration:
+    """How to reach the API server: KUBECONFIG, else the pod's service account, else the user's kubeconfig.
+
+    Raises:
+        kubernetes.aio.config.ConfigException: there is none of the three.
+    """
+    configuration = Configuration()
+    if _in_pod() and not os.environ.get("KUBECONFIG"):
+        kube_config.load_incluster_config(client_configuration=configuration)
+    else:
+        await kube_config.load_kube_config(client_configuration=configuration)
+    configuration.connection_pool_maxsize = 100
+    return configuration
+
+
+def _in_pod() -> bool:
+    return os.path.exists(incluster_config.SERVICE_TOKEN_FILENAME)
+
+
+class TokenBucket:
+    """Lets `rate` calls a second pass on average and `burst` at once."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        self._at = time.monotonic()
+
+    async def take(self) -> None:
+        """Wait for a turn; turns are given in order of the calls."""
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        self._tokens -= 1
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens / self._rate)
+
+
+class Kube:
+    """One client for all reconciles."""
+
+    def __init__(self, configuration: Configuration, metrics: Metrics, bucket: TokenBucket | None = None):
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+        self._client.user_agent = USER_AGENT
+        self._metrics = metrics
+        self._bucket = bucket
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.close()
+
+    async def get(self, ref: Ref) -> dict[str, Any] | None:
+        """Read an object; None when there is none."""
+        try:
+            return await self._request("GET", ref)
+        except KubeError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def list(self, ref: Ref, selector: str = "") -> list[dict[str, Any]]:
+        """Read all objects of a kind, of a namespace when `ref` names one, that match a label selector."""
+        found: list[dict[str, Any]] = []
+        more = ""
+        while True:
+            query = {"labelSelector": selector, "limit": "500", "continue": more}
+            page = await self._request("GET", ref, {key: value for key, value in query.items() if value})
+            found += page["items"]
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return found
+
+    async def create(self, manifest: Mapping[str, Any]) -> bool:
+        """Create an object; False when one of its name is there already."""
+        meta = manifest["metadata"]
+        ref = Ref(manifest["kind"], meta["namespace"])
+        try:
+            await self._request("POST", ref, {"fieldManager": labels.FIELD_MANAGER}, manifest)
+        except KubeError as error:
+            if error.reason == "AlreadyExists":
+                return False
+            raise
+        return True
+
+    async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object of the same resourceVersion."""
+        meta = manifest["metadata"]
+        return await self._request(
+            "PUT", Ref(manifest["kind"], meta["namespace"], meta["name"]), body=manifest
+        )
+
+    async def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
+        """Server-side apply: what this field manager set before and leaves out now is removed."""
+        meta = manifest["metadata"]
+        ref = Ref(manifest["kind"], meta["namespace"], meta["name"], subresource)
+        query = {"fieldManager": labels.FIELD_MANAGER, "force": "true"}
+        return await self._request("PATCH", ref, query, manifest, APPLY)
+
+    async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = MERGE) -> None:
+        """Patch an object or its subresource."""
+        await self._request("PATCH", ref, {"fieldManager": labels.FIELD_MANAGER}, patch, content_type)
+
+    async def delete(self, ref: Ref, uid: str) -> bool:
+        """Delete the very object of this uid; False when it is gone or another has its name."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", ref, body=body)
+        except KubeError as error:
+            if error.code in (404, 409):
+                return False
+            raise
+        return True
+
+    async def _request(
+        self,
+        verb: str,
+        ref: Ref,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        if self._bucket is not None:
+            await self._bucket.take()
+        path = ref.path() + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        code = 0
+        try:
+            method, url, headers, body, post = await self._client.param_serialize(
+                verb, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._client.call_api(
+                method, url, headers, body, post, _request_timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)
+            )
+            code, data = answer.status, await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeError(0, "Unreachable", f"{verb} {ref.path()}: {error or 'timed out'}") from error
+        finally:
+            self._metrics.api_requests.labels(verb, ref.kind, str(code)).inc()
+        if code >= 400:
+            raise _error(code, data, f"{verb} {ref.path()}")
+        return json.loads(data)
+
+
+def _error(code: int, data: bytes, what: str) -> KubeError:
+    try:
+        status = json.loads(data)
+        return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{what}: {code}")
+    except (ValueError, AttributeError):
+        return KubeError(code, "", f"{what}: {code}")

@@ -1,0 +1,49 @@
+"""Names that the operator, the gateways and the users' tools agree on."""
+
+from __future__ import annotations
+
+GROUP, VERSION, PLURAL, KIND = "mizzen.dev", "v1alpha1", "inferenceservices", "InferenceService"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+SERVICE = "mizzen.dev/service"
+COMPONENT = "mizzen.dev/component"
+GROUP_INDEX = "mizzen.dev/group"
+RANK = "mizzen.dev/rank"
+REVISION = "mizzen.dev/revision"
+INCARNATION = "mizzen.dev/incarnation"
+
+ENGINE, GATEWAY = "engine", "gateway"
+ROUTABLE = "mizzen.dev/routable"
+"""The readiness gate of engine pods: the gateways have acknowledged the group."""
+APPLIED = "mizzen.dev/applied"
+"""Annotation of a child: hash of the manifest that was applied last."""
+
+FIELD_MANAGER = "mizzen-operator"
+KEYS_FOLDER = "/var/run/mizzen/keys"
+ADMIN_TOKEN = "admin.token"
+HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
+
+
+def gateway_name(service: str) -> str:
+    """Name of the gateway's Deployment, Service, ServiceAccount and RoleBinding."""
+    return f"{service}-gateway"
+
+
+def root_keys(service: str) -> str:
+    """Name of the Secret that the keys of both kinds of pods follow from; no pod mounts it."""
+    return f"{service}-keys"
+
+
+def engine_keys(service: str) -> str:
+    """Name of the Secret that engine pods mount."""
+    return f"{service}-engine-keys"
+
+
+def gateway_keys(service: str) -> str:
+    """Name of the Secret that gateway pods mount."""
+    return f"{service}-gateway-keys"
+
+
+def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:
+    """Name of a group's leading pod; at most 63 characters for a service name of 40."""
+    return f"{service}-{revision}-{group}-{incarnation}"

@@ -1,0 +1,178 @@
+"""Watches enqueue keys, workers reconcile them. kopf watches; it handles, patches and remembers nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import kopf
+
+from mizzen_operator import labels
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.kube import Kube, KubeError, Ref, load_configuration
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key, WorkQueue
+from mizzen_operator.reconcile import Reconciler
+from mizzen_operator.watches import INACTIVITY_SECONDS, SERVER_SECONDS, Watches
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_SECONDS = 60.0
+WAIT_LIMIT_SECONDS = 5.0
+"""How rarely a gateway is asked for an acknowledgement that does not come."""
+LOGIN_SECONDS = 1800
+CHILDREN = ("pods", "services", "deployments.apps")
+
+
+class Loop:
+    """The leading replica's work."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        reconciler: Reconciler,
+        config: OperatorConfig,
+        metrics: Metrics,
+        watches: Watches,
+    ) -> None:
+        self._kube = kube
+        self._reconciler = reconciler
+        self._config = config
+        self._metrics = metrics
+        self._watches = watches
+        self._queue = WorkQueue()
+        self._began: dict[Key, float] = {}
+        metrics.queue_depth.set_function(self._queue.depth)
+        metrics.queue_age.set_function(self._queue.age)
+
+    async def run(self, stop: asyncio.Event, started: asyncio.Event) -> None:
+        """Work until `stop` is set; `started` is set once the watches begin."""
+        workers = [
+            asyncio.create_task(self._work(), name=f"worker {number}")
+            for number in range(self._config.workers)
+        ]
+        resync = asyncio.create_task(self._resync(), name="resync")
+        namespaces = [self._config.namespace] if self._config.namespace else []
+        self._watches.begin()
+        try:
+            await kopf.operator(
+                registry=self._registry(started),
+                settings=settings(),
+                clusterwide=not namespaces,
+                namespaces=namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            for task in (*workers, resync):
+                task.cancel()
+            await asyncio.gather(*workers, resync, return_exceptions=True)
+
+    def hung(self) -> list[Key]:
+        """Services whose look takes far longer than its deadline."""
+        limit = time.monotonic() - 2 * RECONCILE_SECONDS
+        return [key for key, began in self._began.items() if began < limit]
+
+    def _registry(self, started: asyncio.Event) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            configuration = await load_configuration()
+            return kopf.AiohttpSession(
+                server=configuration.host,
+                aiohttp_session=await self._watches.session(configuration),
+                expiration=datetime.now(UTC) + timedelta(seconds=LOGIN_SECONDS),
+            )
+
+        @kopf.on.startup(registry=registry)
+        async def startup(**_: Any) -> None:
+            started.set()
+
+        @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
+        async def service_changed(namespace: str | None, name: str | None, **_: Any) -> None:
+            self._enqueue(namespace, name)
+
+        async def child_changed(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+            self._enqueue(namespace, meta.get("labels", {}).get(labels.SERVICE))
+
+        for child in CHILDREN:
+            kopf.on.event(child, labels={labels.SERVICE: kopf.PRESENT}, registry=registry)(child_changed)
+        return registry
+
+    def _enqueue(self, namespace: str | None, name: str | None) -> None:
+        if namespace and name:
+            self._queue.add(Key(namespace, name))
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            began = self._began[key] = time.monotonic()
+            result = "error"
+            try:
+                async with asyncio.timeout(RECONCILE_SECONDS):
+                    result = await self._look(key)
+            except KubeError as error:
+                self._failed(key, error.reason or str(error.code), str(error))
+            except TimeoutError:
+                self._failed(key, "Timeout", f"it took longer than {RECONCILE_SECONDS} s")
+            except Exception:
+                logger.exception("%s/%s: unexpected error", key.namespace, key.name)
+                self._failed(key, "Unexpected", "see above")
+            finally:
+                del self._began[key]
+                self._queue.done(key)
+                self._metrics.reconciles.labels(result).observe(time.monotonic() - began)
+
+    async def _look(self, key: Key) -> str:
+        outcome = await self._reconciler.reconcile(key)
+        if outcome.failure is not None:
+            self._failed(key, outcome.failure.reason, outcome.failure.message)
+            return "failure"
+        if outcome.waits:
+            self._queue.retry(key, WAIT_LIMIT_SECONDS)
+            return "waits"
+        self._queue.forget(key)
+        return "ok"
+
+    def _failed(self, key: Key, reason: str, message: str) -> None:
+        self._metrics.errors.labels(reason).inc()
+        delay = self._queue.retry(key)
+        logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
+
+    async def _resync(self) -> None:
+        """Look at every service once in a while: a lost event must not stay lost."""
+        period = self._config.resync_seconds
+        while True:
+            await asyncio.sleep(period * random.uniform(0.9, 1.0))
+            try:
+                bodies = await self._kube.list(Ref("InferenceService", self._config.namespace))
+            except KubeError as error:
+                logger.warning("cannot list all services: %s", error)
+                continue
+            for body in bodies:
+                key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+                self._queue.add(key, random.uniform(0, period * 0.1))
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf's settings: alone, without peers, events, finalizers or annotations."""
+    chosen = kopf.OperatorSettings()
+    chosen.posting.enabled = False
+    chosen.peering.standalone = True
+    chosen.scanning.disabled = True
+    chosen.watching.server_timeout = SERVER_SECONDS
+    chosen.watching.connect_timeout = 10
+    chosen.watching.inactivity_timeout = INACTIVITY_SECONDS
+    chosen.networking.request_timeout = 30
+    chosen.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
+    chosen.networking.enforce_retry_after = True
+    chosen.queueing.worker_limit = None
+    chosen.process.ultimate_exiting_timeout = None
+    for child in CHILDREN:
+        chosen.watching.label_selectors[child] = labels.SERVICE
+    return chosen

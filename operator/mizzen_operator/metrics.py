@@ -1,0 +1,46 @@
+"""The operator's metrics, in a registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Every metric by its name in code; `/metrics` shows them with the prefix `mizzen_operator_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Histogram(
+            "mizzen_operator_reconcile_duration_seconds",
+            "Time that a look at one service took",
+            ["result"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.errors = self._counter("reconcile_errors_total", "Reconciles that failed", "reason")
+        self.actions = self._counter("actions_total", "Changes made to the cluster", "action")
+        self.api_requests = self._counter(
+            "api_requests_total", "Requests to the API server", "verb", "kind", "code"
+        )
+        self.gateway_queries = self._counter(
+            "gateway_queries_total", "Questions to gateways' admin API", "result"
+        )
+        self.queue_depth = self._gauge("workqueue_depth", "Services that wait for a look")
+        self.queue_age = self._gauge("workqueue_age_seconds", "How long the first of them waits")
+        self.leader = self._gauge("leader", "1 while this replica leads")
+        self.watch_age = self._gauge(
+            "watch_last_success_seconds", "Time since a watch was answered last", "kind"
+        )
+        self.services = self._gauge("services", "Services whose condition is True", "condition")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"mizzen_operator_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"mizzen_operator_{name}", text, labels, registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

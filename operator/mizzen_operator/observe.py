@@ -1,0 +1,192 @@
+"""What is really there: cluster objects as plain dataclasses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+from mizzen_operator.kube import Kube, Ref
+
+FAILING_REASONS = frozenset(
+    {
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group's leading pod.
+
+    Attributes:
+        ended: it will not run again.
+        containers_ready: its engine says that it is ready.
+        was_routable: the gateways acknowledged it at some time.
+        routable: the readiness gate's value now.
+        unschedulable: why no node takes it; empty when one did, or nobody has tried yet.
+        reason: why its container waits or ended last, such as `CrashLoopBackOff`; empty when it runs well.
+        message: what its container said about that, such as the termination message.
+    """
+
+    name: str
+    uid: str
+    group: int
+    revision: str
+    incarnation: int
+    terminating: bool = False
+    ended: bool = False
+    containers_ready: bool = False
+    was_routable: bool = False
+    routable: bool = False
+    node: str = ""
+    unschedulable: str = ""
+    restarts: int = 0
+    created: str = ""
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def live(self) -> bool:
+        """It is there to stay."""
+        return not (self.terminating or self.ended)
+
+    @property
+    def failing(self) -> bool:
+        """Its container cannot run as it is."""
+        return self.ended or self.reason in FAILING_REASONS
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPod:
+    """A gateway's pod."""
+
+    name: str
+    address: str
+    ready: bool
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything that belongs to one service.
+
+    Attributes:
+        groups: its engine pods; those of a service of the same name that was deleted are left out.
+        taken: names of all pods that carry the service's label, whoever owns them.
+        deployment: the gateway's Deployment, None when there is none.
+        endpoint: the gateway's Service, None when there is none.
+    """
+
+    groups: tuple[Group, ...]
+    taken: frozenset[str]
+    gateways: tuple[GatewayPod, ...]
+    deployment: Mapping[str, Any] | None
+    endpoint: Mapping[str, Any] | None
+
+
+async def observe(kube: Kube, service: InferenceService) -> Observed:
+    """Read what belongs to a service, from the API server itself and not from a cache."""
+    name = labels.gateway_name(service.name)
+    pods, deployment, endpoint = await asyncio.gather(
+        kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
+        kube.get(Ref("Deployment", service.namespace, name)),
+        kube.get(Ref("Service", service.namespace, name)),
+    )
+    engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
+    return Observed(
+        groups=tuple(group(pod) for pod in engines if _has_names(pod)),
+        taken=frozenset(pod["metadata"]["name"] for pod in pods),
+        gateways=tuple(gateway_pod(pod) for pod in pods if _component(pod) == labels.GATEWAY),
+        deployment=deployment,
+        endpoint=endpoint,
+    )
+
+
+def owned(body: Mapping[str, Any], uid: str) -> bool:
+    """Whether the controller of an object has this uid."""
+    references = body["metadata"].get("ownerReferences", [])
+    return any(reference.get("controller") and reference["uid"] == uid for reference in references)
+
+
+def group(pod: Mapping[str, Any]) -> Group:
+    """Read an engine's pod."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
+    containers = status.get("containerStatuses", [])
+    reason, message = _trouble(status, containers)
+    scheduled = conditions.get("PodScheduled", {})
+    return Group(
+        name=meta["name"],
+        uid=meta["uid"],
+        group=int(meta["labels"][labels.GROUP_INDEX]),
+        revision=meta["labels"][labels.REVISION],
+        incarnation=int(meta["labels"][labels.INCARNATION]),
+        terminating="deletionTimestamp" in meta,
+        ended=status.get("phase") in ("Failed", "Succeeded"),
+        containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
+        was_routable=labels.ROUTABLE in conditions,
+        routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
+        node=pod["spec"].get("nodeName", ""),
+        unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        restarts=sum(entry.get("restartCount", 0) for entry in containers),
+        created=meta.get("creationTimestamp", ""),
+        reason=reason,
+        message=message,
+    )
+
+
+def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
+    """Read a gateway's pod."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    ready = any(
+        entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", [])
+    )
+    reason, message = _trouble(status, status.get("containerStatuses", []))
+    return GatewayPod(
+        name=meta["name"],
+        address=status.get("podIP", ""),
+        ready=ready and "deletionTimestamp" not in meta,
+        reason=reason,
+        message=message,
+    )
+
+
+def _component(pod: Mapping[str, Any]) -> str:
+    return pod["metadata"].get("labels", {}).get(labels.COMPONENT, "")
+
+
+def _has_names(pod: Mapping[str, Any]) -> bool:
+    given = pod["metadata"]["labels"]
+    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""))
+    return all(number.isdecimal() for number in numbers) and labels.REVISION in given
+
+
+def _trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str]:
+    """Why a pod does not run: the container's own words where there are some, else the node's."""
+    for entry in containers:
+        state, last = entry.get("state", {}), entry.get("lastState", {})
+        ended = state.get("terminated") or last.get("terminated") or {}
+        waiting = state.get("waiting") or {}
+        if waiting.get("reason") in FAILING_REASONS:
+            return waiting["reason"], ended.get("message") or _exit(ended) or waiting.get("message", "")
+        if state.get("terminated") or (ended and not entry.get("ready")):
+            return ended.get("reason", "Error"), ended.get("message") or _exit(ended)
+    if status.get("phase") == "Failed":
+        return status.get("reason", "Failed"), status.get("message", "")
+    return "", ""
+
+
+def _exit(ended: Mapping[str, Any]) -> str:
+    return f"exit code {ended['exitCode']}" if "exitCode" in ended else ""

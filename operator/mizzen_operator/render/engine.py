@@ -1,0 +1,214 @@
+"""The engine's pod: one group, or one rank of hosts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.render.meta import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    digest,
+    field_env,
+    keys_volume,
+    metadata,
+    probe,
+)
+
+MODEL_MOUNT = "/mnt/mizzen/model"
+STARTUP_MARGIN_SECONDS = 30
+"""The engine ends itself, with a reason, before the probe would end it without one."""
+GRACE_MARGIN_SECONDS = 30
+_PLAIN_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
+
+
+def engine_image(service: InferenceService, config: OperatorConfig) -> str:
+    """The engine's image in force."""
+    return service.engine.image or config.engine_image
+
+
+def revision(service: InferenceService, config: OperatorConfig) -> str:
+    """Name of what the groups should run: eight hexadecimal digits, equal for equal specs.
+
+    It covers the fields of the spec that reach the engine and the image in force, not how this release
+    renders them. Empty values are left out, so that a newer CRD may add fields without replacing groups.
+    """
+    model = replace(service.model, aliases=())
+    fields = {
+        "image": engine_image(service, config),
+        "tensor": service.tensor,
+        "podTemplate": service.pod_template,
+        **{
+            name: asdict(part)
+            for name, part in (
+                ("model", model),
+                ("accelerator", service.accelerator),
+                ("engine", replace(service.engine, image="")),
+                ("lifecycle", service.lifecycle),
+            )
+        },
+    }
+    return digest(_pruned(fields))[:8]
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pruned = {key: _pruned(item) for key, item in value.items()}
+        return {key: item for key, item in pruned.items() if item not in ({}, [], "", None)}
+    if isinstance(value, (list, tuple)):
+        return [_pruned(item) for item in value]
+    return value
+
+
+def model_path(source: str) -> str:
+    """Path in the container of `model.source`."""
+    if source.startswith("pvc://"):
+        inside = source.removeprefix("pvc://").partition("/")[2].strip("/")
+        return f"{MODEL_MOUNT}/{inside}" if inside else MODEL_MOUNT
+    return source.removeprefix("file://")
+
+
+def arguments(service: InferenceService, name: str) -> list[str]:
+    """Arguments of `mizzen`, each option and value an item of its own."""
+    engine, model = service.engine, service.model
+    options = {
+        "model": model_path(model.source),
+        "served-name": model.served_name,
+        "device": engine.device.lower(),
+        "dtype": model.dtype.lower(),
+        "context-length": model.context_length,
+        "tensor": service.tensor,
+        "max-running-requests": engine.max_running_requests,
+        "memory-fraction": engine.memory_fraction,
+        "prefill-chunk-tokens": engine.prefill_chunk_tokens,
+        "max-step-milliseconds": engine.max_step_milliseconds,
+        "page-size": engine.page_size,
+        "prefix-cache": engine.prefix_cache.lower(),
+        "attention-prefill": engine.attention_prefill.lower(),
+        "attention-decode": engine.attention_decode.lower(),
+        "revision": name,
+        "engine-id": "$(POD_NAME)",
+        "wire-bind": f"tcp://$(POD_IP):{labels.WIRE_PORT}",
+        "keys": labels.KEYS_FOLDER,
+        "http-host": "$(POD_IP)",
+        "http-port": labels.ENGINE_HTTP_PORT,
+        "startup-timeout-seconds": service.lifecycle.startup_timeout,
+        "drain-timeout-seconds": service.lifecycle.drain_timeout,
+    }
+    given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
+    return ["engine", *(item for pair in given for item in pair), *engine.extra_args]
+
+
+def engine_pod(
+    service: InferenceService, config: OperatorConfig, *, revision: str, group: int, incarnation: int
+) -> dict[str, Any]:
+    """The leading pod of a group."""
+    overlay = service.pod_template
+    more = {
+        **overlay["labels"],
+        labels.GROUP_INDEX: str(group),
+        labels.RANK: "0",
+        labels.REVISION: revision,
+        labels.INCARNATION: str(incarnation),
+    }
+    name = labels.pod_name(service.name, revision, group, incarnation)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(
+            service, name, labels.ENGINE, more_labels=more, annotations=overlay["annotations"]
+        ),
+        "spec": _pod_spec(service, config, revision),
+    }
+
+
+def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
+    overlay = service.pod_template
+    plain = {field: overlay[field] for field in _PLAIN_FIELDS if overlay.get(field)}
+    lists = {
+        field: list(overlay[field])
+        for field in ("tolerations", "topologySpreadConstraints", "imagePullSecrets")
+        if overlay[field]
+    }
+    selector = dict(service.accelerator.node_selector)
+    return {
+        **plain,
+        **lists,
+        **({"nodeSelector": selector} if selector else {}),
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "readinessGates": [{"conditionType": labels.ROUTABLE}],
+        "containers": [_container(service, config, revision)],
+        "volumes": _volumes(service),
+    }
+
+
+def _container(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
+    startup = service.lifecycle.startup_timeout + STARTUP_MARGIN_SECONDS
+    mounts = [
+        {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
+        {"name": "mizzen-shm", "mountPath": "/dev/shm"},
+        {"name": "mizzen-tmp", "mountPath": "/tmp"},
+    ]
+    if service.model.source.startswith("pvc://"):
+        mounts.append({"name": "mizzen-model", "mountPath": MODEL_MOUNT, "readOnly": True})
+    return {
+        "name": "engine",
+        "image": engine_image(service, config),
+        "imagePullPolicy": config.image_pull_policy,
+        "args": arguments(service, revision),
+        "env": [
+            field_env("POD_IP", "status.podIP"),
+            field_env("POD_NAME", "metadata.name"),
+            field_env("POD_NAMESPACE", "metadata.namespace"),
+            *([] if _names(service, "HOME") else [{"name": "HOME", "value": "/tmp"}]),
+            *(dict(variable) for variable in service.engine.env),
+        ],
+        "ports": [
+            {"name": "wire", "containerPort": labels.WIRE_PORT, "protocol": "TCP"},
+            {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
+        ],
+        "startupProbe": probe("/readyz", "http", 1, startup),
+        "readinessProbe": probe("/readyz", "http", 2, 3),
+        "livenessProbe": probe("/healthz", "http", 10, 3),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": _resources(service),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [*mounts, *service.pod_template["volumeMounts"]],
+    }
+
+
+def _names(service: InferenceService, variable: str) -> bool:
+    return any(entry["name"] == variable for entry in service.engine.env)
+
+
+def _resources(service: InferenceService) -> dict[str, Any]:
+    given = service.pod_template["resources"]
+    resources = {kind: dict(given[kind]) for kind in ("requests", "limits") if given.get(kind)}
+    if service.accelerator.per_pod:
+        number = str(service.accelerator.per_pod)
+        resources.setdefault("limits", {})[service.accelerator.resource_name] = number
+        resources.setdefault("requests", {})[service.accelerator.resource_name] = number
+    return resources
+
+
+def _volumes(service: InferenceService) -> list[Any]:
+    size = service.pod_template["sharedMemorySizeLimit"]
+    volumes: list[Any] = [
+        keys_volume(labels.engine_keys(service.name)),
+        {"name": "mizzen-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
+        {"name": "mizzen-tmp", "emptyDir": {}},
+    ]
+    if service.model.source.startswith("pvc://"):
+        claim = service.model.source.removeprefix("pvc://").partition("/")[0]
+        volumes.append(
+            {"name": "mizzen-model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        )
+    return [*volumes, *service.pod_template["volumes"]]

@@ -1,0 +1,92 @@
+"""What every child has: name, labels, owner, and the hash of its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+
+MANAGED_BY = {"app.kubernetes.io/managed-by": "mizzen"}
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "runAsGroup": 10001,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def digest(value: Any) -> str:
+    """A short hash of anything that JSON can hold; equal values have equal hashes."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def owner(service: InferenceService) -> dict[str, Any]:
+    """The owner reference that makes the garbage collector remove a child with its service."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": labels.KIND,
+        "name": service.name,
+        "uid": service.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def metadata(
+    service: InferenceService,
+    name: str,
+    component: str,
+    *,
+    more_labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Metadata of a child of `service`."""
+    return {
+        "name": name,
+        "namespace": service.namespace,
+        "labels": {
+            **(more_labels or {}),
+            **MANAGED_BY,
+            labels.SERVICE: service.name,
+            labels.COMPONENT: component,
+        },
+        **({"annotations": dict(annotations)} if annotations else {}),
+        "ownerReferences": [owner(service)],
+    }
+
+
+def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own hash as an annotation, which tells whether it was applied as it is."""
+    meta = manifest["metadata"]
+    annotations = {**meta.get("annotations", {}), labels.APPLIED: digest(manifest)}
+    return {**manifest, "metadata": {**meta, "annotations": annotations}}
+
+
+def probe(path: str, port: str, period: int, failures: int) -> dict[str, Any]:
+    """An HTTP probe."""
+    return {
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def field_env(name: str, path: str) -> dict[str, Any]:
+    """An environment variable that holds a field of the pod."""
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def keys_volume(secret: str) -> dict[str, Any]:
+    """The volume with CURVE keys; the pod's own user has to read it, and nobody else is in the pod."""
+    return {"name": "mizzen-keys", "secret": {"secretName": secret, "defaultMode": 0o444}}

@@ -1,0 +1,254 @@
+"""What is there → the status that says so. Written only when it differs from the one that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+from mizzen_operator.observe import GatewayPod, Group
+
+MAX_GROUPS = 64
+MAX_MESSAGE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the operator could not do its part."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that a status says.
+
+    Attributes:
+        revision: what the groups should run.
+        groups: the service's pods, with the readiness gates as they are now.
+        deployment: the gateway's Deployment as it is now; empty when there is none.
+        failure: what kept the operator from its work, if anything did.
+    """
+
+    service: InferenceService
+    revision: str
+    engine_image: str
+    groups: Sequence[Group]
+    gateways: Sequence[GatewayPod]
+    deployment: Mapping[str, Any]
+    failure: Failure | None = None
+
+    @property
+    def live(self) -> list[Group]:
+        """Groups that are there to stay."""
+        return [group for group in self.groups if group.live]
+
+    @property
+    def current(self) -> list[Group]:
+        """Live groups of the wanted revision."""
+        return [group for group in self.live if group.revision == self.revision]
+
+    @property
+    def routable(self) -> list[Group]:
+        """Live groups that get requests now."""
+        return [group for group in self.live if group.routable and group.containers_ready]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition; `status` is True, False or Unknown as a string."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+def build(facts: Facts, now: datetime) -> dict[str, Any]:
+    """The whole status; equal to the one that is there when nothing changed."""
+    service = facts.service
+    before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
+    return {
+        "observedGeneration": service.generation,
+        "replicas": len(facts.live),
+        "readyReplicas": sum(group.containers_ready for group in facts.live),
+        "updatedReplicas": len(facts.current),
+        "availableReplicas": len(facts.routable),
+        "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
+        "url": url(service),
+        "revision": facts.revision,
+        "servedName": service.model.served_name,
+        "perPod": service.accelerator.per_pod,
+        "engineImage": facts.engine_image,
+        "groups": _groups(facts.groups),
+        "conditions": [
+            _entry(condition, before.get(condition.type, {}), service.generation, now)
+            for condition in conditions(facts)
+        ],
+    }
+
+
+def url(service: InferenceService) -> str:
+    """Base URL of the service inside the cluster."""
+    host = f"{labels.gateway_name(service.name)}.{service.namespace}.svc"
+    return f"http://{host}:{service.gateway.port}/v1"
+
+
+def conditions(facts: Facts) -> list[Condition]:
+    """All conditions, Ready first."""
+    gateway = _gateway_ready(facts)
+    failed = _failed(facts)
+    progressing = _progressing(facts, gateway, failed)
+    return [
+        _ready(facts, gateway, failed, progressing),
+        _available(facts),
+        progressing,
+        _scheduled(facts),
+        gateway,
+        failed,
+    ]
+
+
+def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Condition) -> Condition:
+    """True when the spec as it is now is in force."""
+    if failed.status:
+        return Condition("Ready", False, failed.reason, failed.message)
+    if progressing.status:
+        return Condition("Ready", False, progressing.reason, progressing.message)
+    if facts.service.suspend:
+        return Condition("Ready", False, "Suspended", "set spec.suspend to false to serve again")
+    if not gateway.status:
+        return Condition("Ready", False, gateway.reason, gateway.message)
+    if facts.service.groups == 0:
+        return Condition("Ready", True, "ScaledToZero", "spec.replicas is 0; every request gets 503")
+    return Condition("Ready", True, "AllGroupsServing", f"{len(facts.current)} groups serve")
+
+
+def _available(facts: Facts) -> Condition:
+    """True when a request would succeed now."""
+    if facts.service.suspend:
+        return Condition("Available", False, "Suspended", "every request gets 503")
+    if not any(pod.ready for pod in facts.gateways):
+        return Condition("Available", False, "NoGatewayReady", "no gateway takes requests")
+    if not facts.routable:
+        reason = "NoGroupServes" if facts.service.groups else "ScaledToZero"
+        return Condition("Available", False, reason, "no group takes requests")
+    return Condition("Available", True, "Serving", "a request is answered")
+
+
+def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Condition:
+    def progress(reason: str, message: str) -> Condition:
+        return Condition("Progressing", True, reason, message)
+
+    if failed.status:
+        return Condition("Progressing", False, failed.reason, failed.message)
+    wanted, current = facts.service.groups, facts.current
+    serving = [group for group in facts.routable if group.revision == facts.revision]
+    counts = f"{len(serving)} of {wanted} groups of revision {facts.revision} serve"
+    old = len(facts.live) - len(current)
+    if old:
+        return progress("ReplacingGroups", f"{counts}; {old} of older revisions are left")
+    if len(current) > wanted:
+        return progress("RemovingGroups", f"{len(current)} groups are there, {wanted} are wanted")
+    if len(serving) < wanted:
+        return progress("StartingGroups", counts)
+    if not gateway.status:
+        return progress("StartingGateway", gateway.message)
+    return Condition("Progressing", False, "Settled", "nothing is left to do")
+
+
+def _scheduled(facts: Facts) -> Condition:
+    for group in facts.live:
+        if group.unschedulable:
+            return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
+    placed = sum(bool(group.node) for group in facts.live)
+    if placed < len(facts.live):
+        message = f"{placed} of {len(facts.live)} groups have a node"
+        return Condition("Scheduled", False, "Pending", message)
+    return Condition("Scheduled", True, "AllGroupsHaveNodes", f"{placed} groups have a node")
+
+
+def _gateway_ready(facts: Facts) -> Condition:
+    def not_ready(reason: str, message: str) -> Condition:
+        return Condition("GatewayReady", False, reason, message)
+
+    if not facts.deployment:
+        return not_ready("GatewayMissing", "the gateway's Deployment is not there")
+    meta, status = facts.deployment["metadata"], facts.deployment.get("status", {})
+    wanted = facts.service.gateway.replicas
+    updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
+    if status.get("observedGeneration", 0) < meta.get("generation", 0):
+        return not_ready("GatewayRollingOut", "the gateway's Deployment has changed")
+    if updated < wanted or ready < wanted or status.get("replicas", 0) > wanted:
+        trouble = next((pod for pod in facts.gateways if pod.reason and not pod.ready), None)
+        if trouble is not None:
+            return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
+        counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
+        return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
+    return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} gateway pods are ready")
+
+
+def _failed(facts: Facts) -> Condition:
+    """True when the newest spec cannot come into force without a change."""
+    if facts.failure is not None:
+        return Condition("Failed", True, facts.failure.reason, facts.failure.message)
+    failing = [group for group in facts.current if group.failing]
+    if failing:
+        first = min(failing, key=lambda group: group.name)
+        words = first.message or "it gave no reason"
+        return Condition("Failed", True, first.reason, f"{first.name}: {words}")
+    return Condition("Failed", False, "AsExpected", "nothing stands in the way")
+
+
+def _entry(condition: Condition, before: Mapping[str, Any], generation: int, now: datetime) -> dict[str, Any]:
+    status = "True" if condition.status else "False"
+    same = before.get("status") == status
+    return {
+        "type": condition.type,
+        "status": status,
+        "reason": condition.reason,
+        "message": condition.message[:MAX_MESSAGE],
+        "observedGeneration": generation,
+        "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
+    }
+
+
+def timestamp(now: datetime) -> str:
+    """A time as Kubernetes writes it, in whole seconds."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Draining", "Serving")
+
+
+def _state(group: Group) -> str:
+    if group.terminating:
+        return "Draining"
+    if group.failing:
+        return "Failed"
+    if group.containers_ready:
+        return "Serving" if group.routable else "Connecting"
+    return "Starting" if group.node else "Pending"
+
+
+def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for group in groups:
+        entry: dict[str, Any] = {
+            "name": group.name,
+            "group": group.group,
+            "revision": group.revision,
+            "state": _state(group),
+            "restarts": group.restarts,
+            "since": group.created,
+            "node": group.node,
+            "reason": group.reason,
+            "message": (group.message or group.unschedulable)[:MAX_MESSAGE],
+        }
+        entries.append({key: value for key, value in entry.items() if value != ""})
+    entries.sort(key=lambda entry: (_WORST_FIRST.index(entry["state"]), entry["name"]))
+    return entries[:MAX_GROUPS]
