@@ -11,7 +11,7 @@ import pytest
 import torch
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "cpu")
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,

@@ -17,8 +17,8 @@ from mizzen.core.request import Int32, Int64
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, q [tokens, heads, d], k, v [tokens, kv_heads, d]) -> [tokens, heads, d]; stores k and v too."""
 
-Run = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""(layer, q [rows, heads, d], out [rows, heads, d]): attention of one part of the batch; k, v are stored."""
+Run = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +124,9 @@ class MixedAttention:
             self.kv.store(layer, cells, k, v)
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             if decode is not None:
-                decode(layer, q[:count], out[:count])
+                decode(layer, q[:count], k[:count], v[:count], out[:count])
             if prefill is not None:
-                prefill(layer, q[count:], out[count:])
+                prefill(layer, q[count:], k[count:], v[count:], out[count:])
             return out
 
         return attend

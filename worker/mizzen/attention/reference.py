@@ -66,7 +66,7 @@ class ReferenceAttention(AttentionBackend):
             for first in range(0, len(rows.slots), step)
         ]
 
-        def run(layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        def run(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
             for part in parts:
                 part.run(layer, q, out)
 
@@ -81,7 +81,7 @@ class ReferenceAttention(AttentionBackend):
             cells = cells_of(pages.device[chunk.slot][None], chunk.end, self.kv.page_size)[0]
             plans.append((chunk.count, cells, {w: chunk_mask(chunk, w, device) for w in windows}))
 
-        def run(layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        def run(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
             keys, values = self.kv.keys[layer], self.kv.values[layer]
             first = 0
             for count, cells, masks in plans:

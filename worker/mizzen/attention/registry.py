@@ -15,13 +15,24 @@ def reference(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return ReferenceAttention(geometry, kv)
 
 
-FACTORIES: dict[str, Factory] = {"reference": reference}
+def cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
+    """Make the backend that is fast on the CPU."""
+    from mizzen.attention.cpu import CpuAttention
+
+    if kv.keys.device.type != "cpu":
+        raise ValueError(f"attention cpu does not run on {kv.keys.device.type}: choose reference or auto")
+    return CpuAttention(geometry, kv)
+
+
+FACTORIES: dict[str, Factory] = {"cpu": cpu, "reference": reference}
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 
 def choose(name: str, device: str) -> str:
     """Resolve `auto` for a device."""
-    return "reference" if name == "auto" else name
+    if name != "auto":
+        return name
+    return "cpu" if device == "cpu" else "reference"
 
 
 def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str) -> MixedAttention:

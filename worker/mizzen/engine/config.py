@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mizzen.core.options import check, option, required
 
-ATTENTION = ("auto", "reference")
+ATTENTION = ("auto", "cpu", "reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,12 @@ class Column:
         self.device = torch.from_numpy(values).to(upload.device)
 
     def write(self, index: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
-        """Set cells by index arrays, one a dimension."""
+        """Set cells by index arrays, one a dimension; the last of several writes to a cell wins."""
         self.host[index] = values
         if not self.shared:
             where = tuple(self.upload(part.astype(np.int64)) for part in index)
-            self.device[where] = self.upload(values.astype(self.host.dtype))
+            # Read back, for the device keeps no order between writes to one cell.
+            self.device[where] = self.upload(self.host[index])
 
 
 class SlotState:

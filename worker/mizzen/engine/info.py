@@ -1,0 +1,23 @@
+"""What is fixed once an engine is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Sizes and identity of a loaded engine."""
+
+    context_length: int
+    """Prompt plus output tokens that a request may have; the KV cache holds that many."""
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    page_size: int
+    pages_total: int
+    weights_bytes: int
+    kv_bytes: int
+    dtype: str
+    device: str
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds that each phase of start-up took: config, weights, kv, warmup."""

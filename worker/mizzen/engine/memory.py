@@ -1,0 +1,80 @@
+"""How many KV pages fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.machine import DeviceMemory
+from mizzen.models.config import ModelConfig
+
+GIB = 1 << 30
+
+
+class MemoryShortage(ValueError):
+    """KV does not fit; the message says what takes the memory and which options change that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvNeed:
+    """What KV and a step's intermediate results take."""
+
+    token_bytes: int
+    """KV of one token in all layers."""
+    step_bytes: int
+    """Intermediate results of the largest step."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, options: EngineOptions, element: int) -> KvNeed:
+        """Estimate from the model's shape; `element` is the bytes of a number.
+
+        The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
+        their product. Sampling holds a row's logits about five times in 32 bits.
+        """
+        width = 3 * config.hidden_size + 4 * config.intermediate_size
+        heads = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
+        tokens = options.prefill_chunk_tokens + options.max_running_requests
+        logits = options.max_running_requests * config.vocab_size * 20
+        return cls(
+            token_bytes=2 * config.layers * config.kv_heads * config.head_dim * element,
+            step_bytes=tokens * (width + heads) * element + logits,
+        )
+
+
+def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memory: DeviceMemory) -> int:
+    """Return the number of KV pages, with the weights loaded already.
+
+    `kv_cache_tokens` decides where it is given. Otherwise KV takes what `memory_fraction` leaves; on cpu, where
+    others use the same memory, not more than all running requests at full length could fill.
+
+    Raises:
+        MemoryShortage: not even one page (of two tokens at least) fits.
+    """
+    page_bytes = options.page_size * need.token_bytes
+    used = memory.total - memory.free
+    room = int(memory.total * options.memory_fraction) - used - need.step_bytes
+    if options.kv_cache_tokens is not None:
+        pages = -(-options.kv_cache_tokens // options.page_size)
+        if pages * page_bytes > memory.free:
+            raise MemoryShortage(
+                f"--kv-cache-tokens {options.kv_cache_tokens} needs {gib(pages * page_bytes)}, "
+                f"{gib(memory.free)} of {gib(memory.total)} are free: lower it"
+            )
+        return pages
+    pages = room // page_bytes
+    if options.device == "cpu":
+        filled = -(-context_length // options.page_size) * options.max_running_requests
+        pages = min(pages, filled)
+    if pages * options.page_size < 2:
+        raise MemoryShortage(
+            f"no memory is left for KV: of {gib(memory.total)}, --memory-fraction {options.memory_fraction} "
+            f"allows {gib(int(memory.total * options.memory_fraction))}; {gib(used)} are in use (weights and "
+            f"other processes), a step needs {gib(need.step_bytes)} and a page {page_bytes} bytes. Raise "
+            "--memory-fraction, lower --prefill-chunk-tokens or --max-running-requests, or free memory"
+        )
+    return pages
+
+
+def gib(size: int) -> str:
+    """Format bytes."""
+    return f"{size / GIB:.2f} GiB"
