@@ -1,0 +1,84 @@
+"""Fills a step with waiting requests while there are slots, pages and prompt tokens left."""
+
+from __future__ import annotations
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.draft import Draft
+from mizzen.core.memory import KvMemory
+from mizzen.core.policies import POLICIES
+from mizzen.core.queue import WaitingQueue
+from mizzen.core.radix import Node
+from mizzen.core.sequence import Phase, Sequence
+
+_SHARED_TOKENS = 32
+"""A request waits for another's chunk when the two have at least so many more tokens in common."""
+
+Behind = tuple[Node, bytes]
+"""A node of the prefix tree, and what a request has next."""
+
+
+class Admission:
+    """The queue, and who leaves it."""
+
+    def __init__(self, config: SchedulerConfig, memory: KvMemory) -> None:
+        self.queue = WaitingQueue(POLICIES[config.policy], config.max_waiting_requests)
+        self.admissions = 0
+        self._memory = memory
+        self._reserve = memory.columns(config.reserve_tokens)
+        self._shares = config.prefix_cache != "none"
+        self._shared_pages = memory.columns(_SHARED_TOKENS)
+
+    def admit(self, draft: Draft, running: int) -> list[Sequence]:
+        """Add starts and chunks of waiting requests to a draft; return the requests.
+
+        A request that has its next pages in common with a prompt that this step runs is passed over: a later
+        step finds them in the cache. One that finds no pages ends the round, so that it is not overtaken for
+        ever by smaller ones.
+        """
+        admitted: list[Sequence] = []
+        running_prompts = {self._behind(sequence, sequence.node) for sequence in draft.prefilled}
+        for sequence in self.queue.order(self.admissions, self._cached_pages):
+            if not draft.budget or not self._memory.free_slots:
+                break
+            reserve = self._reserve * (running + len(admitted))
+            if sequence.need + reserve > self._memory.available:
+                break
+            node = self._memory.match(sequence)
+            behind = self._behind(sequence, node)
+            if behind is not None and behind in running_prompts:
+                self._memory.cache.unlock(node)
+                continue
+            if not self._memory.seize(sequence, node, reserve):
+                self._memory.cache.unlock(node)
+                break
+            running_prompts.add(behind)
+            self._start(sequence, draft)
+            admitted.append(sequence)
+        return admitted
+
+    def _start(self, sequence: Sequence, draft: Draft) -> None:
+        self.queue.remove(sequence)
+        self.admissions += 1
+        sequence.phase = Phase.PREFILL
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.cached_tokens = sequence.computed
+        row = self._memory.table[sequence.slot, : sequence.pages_held]
+        draft.write_row(sequence.slot, 0, row.copy())
+        draft.start(sequence)
+        draft.chunk(sequence)
+
+    def _behind(self, sequence: Sequence, node: Node | None) -> Behind | None:
+        """Return what two requests must have in common for one to wait; None when too little is left."""
+        if not self._shares or node is None:
+            return None
+        end = node.end + self._shared_pages
+        if end > self._memory.matchable(sequence):
+            return None
+        width = 4 * self._memory.page_size
+        return node, sequence.data_bytes()[node.end * width : end * width]
+
+    def _cached_pages(self, sequence: Sequence) -> int:
+        return self._memory.cache.matched_pages(
+            sequence.data_bytes(), self._memory.matchable(sequence), sequence.request.salt
+        )

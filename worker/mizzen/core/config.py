@@ -1,0 +1,56 @@
+"""What a scheduler can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mizzen.core.eviction import STRATEGIES
+from mizzen.core.options import check, option, required
+from mizzen.core.policies import POLICIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Sizes of the device state, and how requests share it."""
+
+    pages_total: int = required("KV pages of the device")
+    context_length: int = required("Prompt plus output tokens of a request at most")
+    page_size: int = option(16, "Tokens in a KV page", low=1)
+    max_running_requests: int = option(256, "Slots: requests that hold device state at once", low=1)
+    max_waiting_requests: int = option(2048, "Requests that may wait for a slot", low=1)
+    prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that end a request unless it says `ignore_eos`."""
+    steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
+    prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
+    eviction: str = option("lru", "Which cached prefixes go first", choices=tuple(STRATEGIES))
+    policy: str = option("fcfs", "Which waiting request goes first", choices=tuple(POLICIES))
+    reserve_tokens: int = option(
+        16, "KV that admission leaves for the next tokens of each running request, in tokens", low=0
+    )
+    check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the scheduler is idle")
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: names the field and what would be right.
+        """
+        check(self)
+        for name in ("pages_total", "context_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.capacity_tokens < 2:
+            raise ValueError(
+                "context_length and pages_total * page_size must be at least 2: prompt and output"
+            )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Prompt plus output tokens that one request can reach: the context, or all pages if fewer."""
+        return min(self.context_length, self.pages_total * self.page_size)
+
+    @property
+    def columns(self) -> int:
+        """Width of a page table: the pages that one request can hold."""
+        return -(-self.capacity_tokens // self.page_size)

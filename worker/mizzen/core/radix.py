@@ -1,0 +1,249 @@
+"""The prefix cache: a radix tree over pages, keyed by token ids under a salt.
+
+SGLang's RadixAttention (arXiv 2312.07104), at page granularity. An edge holds a run of whole pages; two
+children of a node differ in their first page. A lock on a node holds it and all nodes above it: its `refs`
+count the locks at or below it. Only unlocked leaves are evicted, from their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mizzen.core.eviction import EvictionHeap, Strategy
+from mizzen.core.names import BlockNames
+from mizzen.core.output import CacheEvents
+from mizzen.core.request import Int32
+
+_TOKEN_BYTES = 4
+
+
+class Node:
+    """A run of pages. Token ids are kept as bytes (native int32), for they are compared and sliced."""
+
+    __slots__ = (
+        "children", "data", "end", "hits", "names", "pages", "parent", "refs", "salt", "ticket", "used",
+    )  # fmt: skip
+
+    def __init__(self, parent: Node | None, data: bytes, pages: Int32, salt: bytes = b"") -> None:
+        self.parent = parent
+        self.data = data
+        self.pages = pages
+        self.end = len(pages) + (parent.end if parent else 0)
+        """Pages from the root to this node's end."""
+        self.children: dict[bytes, Node] = {}
+        """By the bytes of their first page."""
+        self.salt = salt
+        """Set on roots only."""
+        self.refs = 0
+        self.used = 0
+        self.hits = 0
+        self.ticket = 0
+        self.names: list[int] | None = None
+
+    @property
+    def start(self) -> int:
+        """Pages from the root to this node's start."""
+        return self.end - len(self.pages)
+
+
+class Duplicate(NamedTuple):
+    """Pages that the tree held already; `first` counts from the start of what was inserted."""
+
+    first: int
+    pages: Int32
+
+
+class RadixTree:
+    """Pages of known token prefixes. Owns the pages that it holds."""
+
+    def __init__(self, page_size: int, strategy: Strategy) -> None:
+        self.page_size = page_size
+        self.evictable = 0
+        """Pages that no lock holds."""
+        self._page_bytes = page_size * _TOKEN_BYTES
+        self._roots: dict[bytes, Node] = {}
+        self._heap = EvictionHeap(strategy)
+        self._names = BlockNames(page_size)
+        self._clock = 0
+
+    def match(self, data: bytes, limit: int, salt: bytes) -> Node:
+        """Return the node that ends where the longest cached prefix of `data` ends, at most `limit` pages.
+
+        Splits the last node when the prefix ends inside it. The caller locks the node before anything else.
+        """
+        node, child, position = self._walk(data, limit, salt)
+        if child is None:
+            return node
+        return self._split(child, self._shared_pages(child, data, position, limit * self._page_bytes))
+
+    def matched_pages(self, data: bytes, limit: int, salt: bytes) -> int:
+        """Return the length of the longest cached prefix in pages; changes nothing."""
+        if salt not in self._roots:
+            return 0
+        node, child, position = self._walk(data, limit, salt)
+        if child is None:
+            return node.end
+        return node.end + self._shared_pages(child, data, position, limit * self._page_bytes)
+
+    def fill(self, node: Node, row: Int32) -> None:
+        """Write the pages from the root to a locked node into a row of a page table, and count a hit."""
+        above: Node | None = node
+        while above is not None:
+            above.hits += 1
+            row[above.start : above.end] = above.pages
+            above = above.parent
+
+    def lock(self, node: Node) -> None:
+        """Keep a node and those above it from eviction."""
+        self._clock += 1
+        above: Node | None = node
+        while above is not None:
+            self._hold(above)
+            above = above.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one lock."""
+        self._clock += 1
+        above: Node | None = node
+        while above is not None:
+            above.used = self._clock
+            above.refs -= 1
+            if above.refs == 0:
+                self.evictable += len(above.pages)
+                self._offer_leaf(above)
+            above = above.parent
+
+    def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]:
+        """Insert pages behind a node that the caller has locked, and move the lock to their end.
+
+        The tree keeps what is new to it. What it held already comes back as duplicates: the caller keeps its
+        own pages there, and may use the tree's instead.
+        """
+        self._clock += 1
+        duplicates: list[Duplicate] = []
+        position = 0
+        while position < len(data):
+            child = node.children.get(data[position : position + self._page_bytes])
+            first = position // self._page_bytes
+            if child is None:
+                node = self._add(node, data[position:], pages[first:].copy())
+                break
+            if not data.startswith(child.data, position):
+                child = self._split(child, self._shared_pages(child, data, position, len(data)))
+            self._hold(child)
+            duplicates.append(Duplicate(first, child.pages))
+            position += len(child.data)
+            node = child
+        return node, duplicates
+
+    def evict(self, count: int) -> list[Int32]:
+        """Remove up to `count` unlocked pages and return them."""
+        freed: list[Int32] = []
+        while count > 0:
+            node = self._heap.pop()
+            if node is None:
+                break
+            assert isinstance(node, Node)
+            pages = node.pages[max(len(node.pages) - count, 0) :]
+            self._trim(node, len(pages))
+            freed.append(pages)
+            count -= len(pages)
+        return freed
+
+    def take_events(self) -> CacheEvents:
+        """Return the blocks stored and evicted since the last call."""
+        return self._names.take()
+
+    def snapshot(self) -> tuple[int, ...]:
+        """Return the names of all blocks held."""
+        return self._names.snapshot()
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield all nodes, roots included."""
+        rest = list(self._roots.values())
+        while rest:
+            node = rest.pop()
+            yield node
+            rest.extend(node.children.values())
+
+    def _walk(self, data: bytes, limit: int, salt: bytes) -> tuple[Node, Node | None, int]:
+        """Return the last node that matches whole, the child that matches in part, and where it starts."""
+        node = self._roots.get(salt)
+        if node is None:
+            node = self._roots[salt] = Node(None, b"", np.empty(0, np.int32), salt)
+            node.names = []
+        position, end, page = 0, limit * self._page_bytes, self._page_bytes
+        while position < end:
+            child = node.children.get(data[position : position + page])
+            if child is None:
+                break
+            if position + len(child.data) > end or not data.startswith(child.data, position):
+                return node, child, position
+            position += len(child.data)
+            node = child
+        return node, None, position
+
+    def _shared_pages(self, node: Node, data: bytes, position: int, end: int) -> int:
+        """Return how many whole pages of a node equal `data[position:end]`."""
+        count = min(len(node.data), end - position) // _TOKEN_BYTES
+        differ = np.frombuffer(node.data, np.int32, count) != np.frombuffer(data, np.int32, count, position)
+        first = int(differ.argmax())
+        return (first if differ[first] else count) // self.page_size
+
+    def _add(self, parent: Node, data: bytes, pages: Int32) -> Node:
+        node = Node(parent, data, pages)
+        node.refs = 1
+        node.used = self._clock
+        self._heap.withdraw(parent)
+        parent.children[data[: self._page_bytes]] = node
+        self._names.added(node)
+        return node
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Put the first `pages` pages of a node into a new parent of it, and return that.
+
+        The node itself stays the end of the run, so locks that point to it stay right.
+        """
+        parent, border = node.parent, pages * self._page_bytes
+        assert parent is not None
+        upper = Node(parent, node.data[:border], node.pages[:pages])
+        upper.refs, upper.used, upper.hits = node.refs, node.used, node.hits
+        parent.children[upper.data[: self._page_bytes]] = upper
+        node.parent = upper
+        node.data = node.data[border:]
+        node.pages = node.pages[pages:]
+        upper.children[node.data[: self._page_bytes]] = node
+        self._names.split(upper, node)
+        return upper
+
+    def _hold(self, node: Node) -> None:
+        node.used = self._clock
+        if node.refs == 0:
+            self.evictable -= len(node.pages)
+            self._heap.withdraw(node)
+        node.refs += 1
+
+    def _offer_leaf(self, node: Node) -> None:
+        """Let an unlocked node without children be evicted; an empty root goes at once."""
+        if node.children or node.refs:
+            return
+        if node.parent is None:
+            del self._roots[node.salt]
+        else:
+            self._heap.offer(node)
+
+    def _trim(self, node: Node, pages: int) -> None:
+        """Cut the last pages off an unlocked leaf; without pages left, it leaves the tree."""
+        parent, keep = node.parent, len(node.pages) - pages
+        assert parent is not None
+        if not keep:
+            del parent.children[node.data[: self._page_bytes]]
+        node.data = node.data[: keep * self._page_bytes]
+        node.pages = node.pages[:keep]
+        node.end -= pages
+        self.evictable -= pages
+        self._names.trimmed(node)
+        self._offer_leaf(node if keep else parent)

@@ -1,0 +1,393 @@
+"""Continuous batching: which requests run in a step, with which pages, and what its tokens mean.
+
+Deterministic: the same events and tokens give the same plans. Every running request decodes in every step;
+prompts are run in chunks beside them (Sarathi-Serve, arXiv 2403.02310). Up to `steps_in_flight` steps are
+launched before the first one's tokens are read, so an end by a stop token is seen late: the surplus tokens
+are passed over. An end by length is known ahead and costs no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mizzen.core.admission import Admission
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.decode import DecodeBatch
+from mizzen.core.draft import Draft
+from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.flight import Flight, Flights, Release, SampledRow
+from mizzen.core.integrity import find_faults
+from mizzen.core.memory import KvMemory
+from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
+from mizzen.core.sequence import Phase, Sequence
+from mizzen.core.stops import StopTable, UInt8
+
+
+class Scheduler:
+    """Turns events into plans, and the tokens of plans into outputs.
+
+    Call `next` for a plan, launch it, and hand its tokens to `complete`, in the order of launch. Not
+    thread-safe.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.memory = KvMemory(config)
+        self.decode = DecodeBatch(config.max_running_requests, config.columns, config.capacity_tokens)
+        self.flights = Flights()
+        self.integrity_checks = 0
+        """Checks made while idle."""
+        self.integrity_faults = 0
+        """Faults that they found."""
+        self.admission = Admission(config, self.memory)
+        self.prefilling: list[Sequence] = []
+        """In the order of admission."""
+        self._stops = StopTable()
+        self._end_tokens = frozenset(config.end_token_ids)
+        self._live: dict[int, Sequence] = {}
+        self._ended: list[Finished] = []
+        self._rewrites: list[tuple[Sequence, int, Int32]] = []
+        """Cells that the next plan points at the tree's pages: request, first column, pages."""
+        self._serial = 0
+        self._unchecked = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._live) or len(self.flights) > 0
+
+    def next(self, events: Iterable[Event], now: float) -> StepPlan | None:
+        """Take events in and return the next step, or None.
+
+        None means that there is nothing to run, that `steps_in_flight` steps are in flight, or that KV is
+        short and a step in flight will give some back.
+
+        Raises:
+            ValueError: a request's `rid` is that of a living one.
+        """
+        for event in events:
+            if isinstance(event, Arrive):
+                self._arrive(event.request)
+            else:
+                self._abort(event)
+        if len(self.flights) >= self.config.steps_in_flight:
+            return None
+        draft = Draft(self.prefill_budget())
+        if self.decode.size and not self._grow(draft):
+            return None
+        self._write_adopted(draft)
+        for sequence in self.prefilling:
+            if draft.budget:
+                draft.chunk(sequence)
+        if draft.budget and self.admission.queue:
+            self.prefilling += self.admission.admit(draft, self.decode.size + len(self.prefilling))
+        if not draft.chunks and not self.decode.size:
+            self._idle()
+            return None
+        return self._launch(draft)
+
+    def complete(self, result: StepTokens, now: float) -> StepOutput:
+        """Take the tokens of the oldest step in flight.
+
+        Raises:
+            ValueError: the step is another, or it has another number of tokens than it samples.
+        """
+        flight = self.flights.land(result.step)
+        frame, lengths = flight.frame, flight.lengths
+        slots, rids, prompts, bits, cells = frame.slots, frame.rids, frame.prompts, frame.bits, frame.cells
+        if flight.sampled:
+            slots, rids, prompts, bits, lengths = _with_sampled(flight)
+            cells = slots * np.int64(self.memory.tokens.shape[1])
+        tokens = _one_a_row(result, len(slots))
+        if flight.dropped:
+            keep = ~np.isin(slots, flight.dropped)
+            slots, rids, prompts, bits = slots[keep], rids[keep], prompts[keep], bits[keep]
+            cells, lengths, tokens = cells[keep], lengths[keep], tokens[keep]
+        positions = lengths + np.int32(1)
+        self.memory.flat_tokens[cells + positions] = tokens
+        finished: list[Finished] = []
+        for row in self._stops.candidates(tokens, bits):
+            sequence = self.memory.holders[slots[row]]
+            assert sequence is not None
+            if (token := int(tokens[row])) in sequence.stops:
+                finished.append(self._end(sequence, FinishReason.STOP, stop_token=token))
+        finished += [
+            self._end(sequence, FinishReason.LENGTH)
+            for sequence in flight.leaving
+            if sequence.phase is Phase.LEAVING
+        ]
+        for release in flight.releases:
+            self.memory.release(release)
+        return StepOutput(
+            step=flight.step,
+            rids=rids,
+            offsets=positions - prompts,
+            tokens=tokens,
+            counts=None,
+            finished=tuple(finished),
+        )
+
+    def take_ended(self) -> list[Finished]:
+        """Return the requests that ended outside a step since the last call: aborted or refused."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_cache_events(self) -> CacheEvents:
+        """Return the blocks that entered or left the prefix cache since the last call."""
+        return self.memory.cache.take_events()
+
+    def cache_snapshot(self) -> tuple[int, ...]:
+        """Return the names of all blocks in the prefix cache."""
+        return self.memory.cache.snapshot()
+
+    def load(self) -> Load:
+        """Return how busy the scheduler is."""
+        waiting, memory = self.admission.queue, self.memory
+        return Load(
+            running=len(self._live) - len(waiting),
+            waiting=len(waiting),
+            waiting_tokens=waiting.tokens,
+            pages_total=memory.pool.total,
+            pages_used=memory.pool.total - memory.available,
+            pages_cached=memory.cache.evictable,
+        )
+
+    def prefill_budget(self) -> int:
+        """Return how many prompt tokens the next step may run beside the decodes."""
+        return self.config.prefill_chunk_tokens
+
+    def check_integrity(self) -> list[str]:
+        """Return what is wrong with pages, slots and prefix tree: nothing, unless there is a defect."""
+        return find_faults(self)
+
+    def living(self) -> Iterable[Sequence]:
+        """Return all requests that wait or run."""
+        return self._live.values()
+
+    def _arrive(self, request: Request) -> None:
+        if request.rid in self._live:
+            raise ValueError(f"rid {request.rid} is that of a living request")
+        fault = self._refusal(request)
+        if fault:
+            self._ended.append(
+                Finished(
+                    rid=request.rid,
+                    reason=FinishReason.ERROR,
+                    prompt_tokens=len(request.prompt),
+                    cached_tokens=0,
+                    output_tokens=0,
+                    message=fault,
+                )
+            )
+            return
+        sampling = request.sampling
+        wanted = sampling.max_tokens or self.config.capacity_tokens
+        stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops = stops | self._end_tokens if stops else self._end_tokens
+        self._serial += 1
+        sequence = Sequence(
+            request,
+            self._serial,
+            min(len(request.prompt) + wanted, self.config.capacity_tokens),
+            stops,
+            self.admission.admissions,
+        )
+        sequence.stop_bits = self._stops.acquire(stops)
+        self._live[request.rid] = sequence
+        self.admission.queue.add(sequence)
+
+    def _refusal(self, request: Request) -> str:
+        """Return why a request cannot be taken, or nothing."""
+        length, capacity = len(request.prompt), self.config.capacity_tokens
+        if not length:
+            return "prompt is empty; it needs at least one token"
+        if length >= capacity:
+            limit = "context length" if capacity == self.config.context_length else "KV capacity"
+            return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
+        if self.admission.queue.full:
+            return f"{self.config.max_waiting_requests} requests are waiting already; try again later"
+        return ""
+
+    def _abort(self, event: Abort) -> None:
+        sequence = self._live.get(event.rid)
+        if sequence is not None:
+            self._ended.append(self._end(sequence, FinishReason.ABORT))
+
+    def _end(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Finished:
+        """End a request in any phase; what it holds goes behind its fence."""
+        if sequence.phase is Phase.WAITING:
+            self.admission.queue.remove(sequence)
+            known = len(sequence.tokens)
+        else:
+            known = self._stand_down(sequence)
+        sequence.phase = Phase.ENDED
+        del self._live[sequence.rid]
+        self._stops.release(sequence.stops)
+        return Finished(
+            rid=sequence.rid,
+            reason=reason,
+            prompt_tokens=sequence.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            output_tokens=known - sequence.prompt_tokens,
+            stop_token=stop_token,
+        )
+
+    def _stand_down(self, sequence: Sequence) -> int:
+        """Take a request out of the batch and release what it holds; return how many tokens are known."""
+        if sequence.phase is Phase.DECODE:
+            self.decode.remove(sequence, Phase.LEAVING, self.flights.launched)
+        elif sequence.phase is Phase.PREFILL:
+            self.prefilling.remove(sequence)
+        known = len(sequence.tokens)
+        if sequence.first_sample:
+            unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
+            known = sequence.computed + 1 - unread
+        release = self.memory.surrender(sequence, sequence.computed, known)
+        self._release(release, sequence.last_step)
+        return known
+
+    def _release(self, release: Release, last_step: int) -> None:
+        if not self.flights.fence(release, last_step):
+            self.memory.release(release)
+
+    def _retract(self, sequence: Sequence) -> None:
+        """Put a running request back into the queue; it resumes from its prompt and output."""
+        slot = sequence.slot
+        known = self._stand_down(sequence)
+        sequence.tokens = self.memory.tokens[slot, :known].copy()
+        sequence.data, sequence.need = b"", 0
+        sequence.computed = sequence.first_sample = sequence.last_step = 0
+        sequence.phase = Phase.WAITING
+        self.admission.queue.put_back(sequence)
+
+    def _grow(self, draft: Draft) -> bool:
+        """Give pages to the decodes that begin one; when they are short, retract the youngest requests.
+
+        Returns False when the step has to wait for a fence.
+        """
+        while True:
+            size = self.memory.page_size
+            frame, lengths = self.decode.frame(), self.decode.lengths[: self.decode.size]
+            if size == 1:
+                slots, rows, columns = frame.slots, frame.rows, lengths.copy()
+            else:
+                growing = (lengths % size == 0).nonzero()[0]
+                if not len(growing):
+                    return True
+                slots, rows, columns = frame.slots[growing], frame.rows[growing], lengths[growing] // size
+            pages = self.memory.take(len(columns))
+            if pages is not None:
+                self.memory.flat_table[rows + columns] = pages
+                draft.write(slots, columns, pages)
+                return True
+            if self.flights.pending():
+                return False
+            if not self._make_room(len(columns)):
+                raise RuntimeError(
+                    f"{len(columns)} pages are needed, {self.memory.available} available: pages are lost"
+                )
+            if not self.decode.size:
+                return True
+
+    def _make_room(self, need: int) -> bool:
+        """Retract the youngest requests until the others' next pages are covered, now or behind a fence.
+
+        Returns False when there was none to retract: one request alone always finds its pages.
+        """
+        running = sorted([*self.decode, *self.prefilling], key=lambda sequence: sequence.serial)
+        room, count = self.memory.available, len(running)
+        while room < need and len(running) > 1:
+            youngest = running.pop()
+            decodes = youngest.phase is Phase.DECODE
+            room += self.memory.promised(
+                youngest, self.decode.computed(youngest) if decodes else youngest.computed
+            )
+            self._retract(youngest)
+        return len(running) < count
+
+    def _write_adopted(self, draft: Draft) -> None:
+        for sequence, first, pages in self._rewrites:
+            if sequence.slot >= 0:
+                draft.write_row(sequence.slot, first, pages)
+        self._rewrites.clear()
+
+    def _launch(self, draft: Draft) -> StepPlan:
+        step, frame = self.flights.launched + 1, self.decode.frame()
+        plan = draft.plan(step, frame)
+        lengths = self.decode.lengths[: self.decode.size].copy()
+        flight = Flight(step, frame, lengths)
+        self.flights.launch(flight)
+        flight.leaving = self.decode.advance(step)
+        if draft.prefilled:
+            self._launch_prefill(draft, flight)
+        self._unchecked = True
+        return plan
+
+    def _launch_prefill(self, draft: Draft, flight: Flight) -> None:
+        """Publish the chunks' pages; requests whose prompt is through decode from the next step on."""
+        step = flight.step
+        for sequence in draft.prefilled:
+            sequence.last_step = step
+            duplicates = self.memory.publish(sequence, sequence.computed)
+            if duplicates:
+                own = self.memory.adopt(sequence, duplicates)
+                self._release(Release(own), step)
+                self._rewrites += [(sequence, first, pages) for first, pages in duplicates]
+            if sequence.computed < len(sequence.tokens):
+                continue
+            sequence.first_sample = step
+            sequence.data = b""
+            flight.sampled.append(
+                SampledRow(
+                    sequence.slot,
+                    sequence.rid,
+                    sequence.prompt_tokens,
+                    sequence.stop_bits,
+                    sequence.computed - 1,
+                )
+            )
+            if sequence.computed + 1 == sequence.limit:
+                sequence.phase = Phase.LEAVING
+                flight.leaving.append(sequence)
+            else:
+                self.decode.add(sequence, step + 1)
+        if flight.sampled:
+            self.prefilling = [sequence for sequence in self.prefilling if sequence.phase is Phase.PREFILL]
+
+    def _idle(self) -> None:
+        if self.config.check_integrity and self._unchecked and not len(self.flights):
+            self._unchecked = False
+            self.integrity_checks += 1
+            self.integrity_faults += len(self.check_integrity())
+
+
+def _with_sampled(flight: Flight) -> tuple[Int32, Int64, Int32, UInt8, Int32]:
+    """Return slots, rids, prompts, bits and lengths of a flight's rows: decodes, then last chunks."""
+    frame = flight.frame
+    slots, rids, prompts, bits, lengths = zip(*flight.sampled, strict=True)
+    return (
+        np.concatenate((frame.slots, np.array(slots, np.int32))),
+        np.concatenate((frame.rids, np.array(rids, np.int64))),
+        np.concatenate((frame.prompts, np.array(prompts, np.int32))),
+        np.concatenate((frame.bits, np.array(bits, np.uint8))),
+        np.concatenate((flight.lengths, np.array(lengths, np.int32))),
+    )
+
+
+def _one_a_row(result: StepTokens, rows: int) -> Int32:
+    """Return the tokens of a step that samples one token a row.
+
+    Raises:
+        ValueError: it has another number of rows, or several tokens a row.
+    """
+    if result.counts is not None or result.tokens.shape != (rows, 1):
+        raise ValueError(
+            f"step {result.step} samples {rows} tokens, one a row; the shape of its tokens is "
+            f"{result.tokens.shape}"
+        )
+    return result.tokens.reshape(-1)
