@@ -172,8 +172,8 @@ class SimulatedDevice:
             raise PlanViolation(f"step {plan.step}: a chunk of slot {slot}, which was not started for it")
         if chunk.start != length or not len(chunk.tokens):
             raise PlanViolation(
-                f"step {plan.step}: a chunk of {len(chunk.tokens)} tokens from position {chunk.start} of slot "
-                f"{slot}, whose length is {length}"
+                f"step {plan.step}: a chunk of {len(chunk.tokens)} tokens from position {chunk.start} of "
+                f"slot {slot}, whose length is {length}"
             )
         return slot, self._read(plan, slot, length), chunk.tokens, chunk.last
 
@@ -206,7 +206,7 @@ class SimulatedDevice:
 
 
 class SimulatedRunner:
-    """Runs plans on a `SimulatedDevice` in a worker thread, at a given speed. See `mizzen.core.plan.Runner`."""
+    """A `Runner` that executes plans on a `SimulatedDevice` in a worker thread, at a given speed."""
 
     def __init__(
         self,
