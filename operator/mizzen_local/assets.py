@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from mizzen_local.errors import LocalError
+
 KUBERNETES, ETCD = "1.36.3", "3.7.3"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 
 
-class AssetError(Exception):
+class AssetError(LocalError):
     """The programs were not found anywhere; the message says what was tried."""
 
 

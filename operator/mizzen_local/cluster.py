@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from mizzen_local import process
-from mizzen_local.controlplane import NODE, ControlPlane, StartError, log_hint, start_control_plane
-from mizzen_local.kubectl import Kubectl, KubectlError
+from mizzen_local import process, waits
+from mizzen_local.controlplane import ControlPlane, StartError, log_hint, start_control_plane
+from mizzen_local.errors import LocalError
+from mizzen_local.kubectl import Kubectl
 from mizzen_local.node.images import REPOSITORY
 from mizzen_local.state import ClusterState, Facts
 from mizzen_operator.chart import operator_manifests
@@ -23,7 +23,7 @@ READY_SECONDS = 60.0
 Report = Callable[[str], None]
 
 
-class ClusterError(Exception):
+class ClusterError(LocalError):
     """The cluster is not in the state that a command needs; the message says what to do."""
 
 
@@ -101,9 +101,10 @@ class Cluster:
         if operator:
             report("installing the CRD and the operator")
             self._install(kubectl)
-        self._wait_node(kubectl)
+        self._wait_node()
         if operator:
-            self._wait_operator(kubectl, report)
+            report("waiting for the operator to lead")
+            self._wait_operator(kubectl)
 
     def _start_node(self, plane: ControlPlane, gpus: int) -> None:
         self.state.write_facts(Facts(plane.server, str(plane.assets), plane.addresses.index, gpus))
@@ -123,66 +124,37 @@ class Cluster:
         self.state.registry.add(process.start("node", command, log=log, folder=folder))
 
     def _install(self, kubectl: Kubectl) -> None:
-        crd = REPOSITORY / "crds" / "inferenceservices.yaml"
-        kubectl("apply", "--server-side", "-f", str(crd))
+        crd = (REPOSITORY / "crds" / "inferenceservices.yaml").read_text()
         values = {"operator": {"replicas": 1}}
         manifests = operator_manifests(REPOSITORY / "charts" / "mizzen", values, NAMESPACE, RELEASE)
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        documents = yaml.safe_dump_all([namespace, *manifests])
-        kubectl("apply", "--server-side", "-f", "-", stdin=documents)
+        rest = yaml.safe_dump_all([namespace, *manifests])
+        kubectl("apply", "--server-side", "-f", "-", stdin=f"{crd}\n---\n{rest}")
         kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
 
-    def _wait_node(self, kubectl: Kubectl) -> None:
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            if "node" in self.dead():
-                raise StartError(f"the node ended at its start; {log_hint(self.state.folder, 'node')}")
-            try:
-                kubectl("wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=5s")
-                # The first pods need it, and its controller makes it a moment after the namespace.
-                kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=5s")
-                return
-            except KubectlError:
-                time.sleep(0.1)
-        raise StartError(f"the node was not ready in time; {log_hint(self.state.folder, 'node')}")
+    def _wait_node(self) -> None:
+        try:
+            asyncio.run(waits.node_ready(self.state.kubeconfig, READY_SECONDS))
+        except TimeoutError:
+            state = "ended at its start" if "node" in self.dead() else "was not ready in time"
+            raise StartError(f"the node {state}; {log_hint(self.state.folder, 'node')}") from None
 
-    def _wait_operator(self, kubectl: Kubectl, report: Report) -> None:
+    def _wait_operator(self, kubectl: Kubectl) -> None:
         """Wait until the operator's Deployment is available and its Lease has a holder."""
-        report("waiting for the operator to lead")
-        deadline, name = time.monotonic() + READY_SECONDS, f"{RELEASE}-operator"
-        while time.monotonic() < deadline:
-            if self._operator_ready(kubectl, name):
-                return
-            time.sleep(0.1)
-        raise StartError(self._operator_hint(kubectl))
-
-    def _operator_ready(self, kubectl: Kubectl, name: str) -> bool:
-        found = kubectl(
-            "get",
-            f"deployment/{name}",
-            f"lease/{name}",
-            "-n",
-            NAMESPACE,
-            "--ignore-not-found",
-            "-o",
-            "json",
-        )
-        objects = json.loads(found) if found else {}
-        items = {item["kind"]: item for item in objects.get("items", [])}
-        if "Deployment" not in items or "Lease" not in items:
-            return False
-        available = items["Deployment"].get("status", {}).get("availableReplicas", 0)
-        return bool(available and items["Lease"]["spec"].get("holderIdentity"))
+        name = f"{RELEASE}-operator"
+        try:
+            asyncio.run(waits.operator_leads(self.state.kubeconfig, NAMESPACE, name, READY_SECONDS))
+        except TimeoutError:
+            raise StartError(self._operator_hint(kubectl)) from None
 
     def _operator_hint(self, kubectl: Kubectl) -> str:
-        logs = sorted(
-            self.state.logs.glob(f"pods/{NAMESPACE}_*/*/*.log"), key=lambda path: path.stat().st_mtime
-        )
-        if not logs:
-            pods = kubectl("get", "pods,events", "-n", NAMESPACE, "-o", "wide")
+        pods = kubectl("get", "pods,events", "-n", NAMESPACE, "-o", "wide")
+        logs = self.state.logs.glob(f"pods/{NAMESPACE}_*/*/*.log")
+        newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+        if newest is None:
             return f"the operator did not start within {READY_SECONDS:g} s:\n{pods}"
-        tail = "\n  ".join(logs[-1].read_text(errors="replace").splitlines()[-10:])
-        return f"the operator did not lead within {READY_SECONDS:g} s; its log is {logs[-1]}\n  {tail}"
+        tail = "\n  ".join(newest.read_text(errors="replace").splitlines()[-10:])
+        return f"the operator did not lead within {READY_SECONDS:g} s; its log is {newest}\n  {tail}"
 
     def down(self) -> bool:
         """End every process and remove every file of the cluster; False when there was none."""

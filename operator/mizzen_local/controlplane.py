@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mizzen_local import assets, process
 from mizzen_local.addresses import Addresses, claim, free_port
+from mizzen_local.errors import LocalError
 from mizzen_local.pki import Authority, Pair, write_kubeconfig
 from mizzen_local.process import Process, Registry
 
@@ -43,7 +44,7 @@ CONTROLLERS = (
 NODE = "mizzen-local"
 
 
-class StartError(Exception):
+class StartError(LocalError):
     """A part of the cluster did not start; the message says which, why, and where its log is."""
 
 

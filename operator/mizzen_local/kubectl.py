@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mizzen_local.errors import LocalError
 
-class KubectlError(Exception):
+
+class KubectlError(LocalError):
     """kubectl ended in an error; the message is what it said.
 
     Attributes:

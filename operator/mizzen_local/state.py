@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from mizzen_local.errors import LocalError
 from mizzen_local.process import Process, Registry
 
 PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "node")
@@ -27,7 +28,7 @@ def cluster_folder() -> Path:
     return Path(base) / "mizzen-local" / "cluster"
 
 
-class BusyError(Exception):
+class BusyError(LocalError):
     """Another mizzen-local works on the same cluster."""
 
 

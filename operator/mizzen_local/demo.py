@@ -1,0 +1,164 @@
+"""The demo: a cluster, an InferenceService, one chat answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mizzen_local.cluster import Cluster
+from mizzen_local.errors import LocalError
+from mizzen_local.node.images import REPOSITORY
+from mizzen_local.urls import service_url
+from mizzen_local.waits import condition, service_states
+
+EXAMPLE = REPOSITORY / "examples" / "inferenceservice.yaml"
+NAME, NAMESPACE = "demo", "default"
+QUESTION = "What is Mizzen?"
+READY_SECONDS = 180.0
+Report = Callable[[str], None]
+
+
+class DemoError(LocalError):
+    """The demo did not come to its end; the message says where to look."""
+
+
+def run(cluster: Cluster, *, gpus: int, report: Report) -> None:
+    """Bring a cluster up if there is none, apply the example, ask one question and print the answer.
+
+    Raises:
+        DemoError: the service did not become ready, or did not answer.
+        mizzen_local.cluster.ClusterError, mizzen_local.controlplane.StartError: the cluster did not start.
+    """
+    if cluster.state.state() != "up":
+        cluster.up(gpus=gpus, operator=True, report=report)
+    kubectl = cluster.kubectl()
+    begun = time.monotonic()
+    report(f"kubectl apply -f {_short(EXAMPLE)}")
+    kubectl("apply", "-f", str(EXAMPLE))
+    asyncio.run(_wait_ready(cluster, report))
+    report(f"{NAME} is Ready, {time.monotonic() - begun:.1f} s after it was applied")
+    url = service_url(kubectl, NAME, NAMESPACE)
+    report(f"POST {url}/chat/completions")
+    print(f"\n> {QUESTION}")
+    for piece in answer(url, QUESTION):
+        print(piece, end="", flush=True)
+    print("\n\n" + next_commands(url))
+
+
+async def _wait_ready(cluster: Cluster, report: Report) -> None:
+    """Wait until the service is Ready; every change of its Ready condition is reported."""
+    said, message = "", "the operator has not looked at it"
+    try:
+        async for item in service_states(cluster.state.kubeconfig, NAMESPACE, NAME, READY_SECONDS):
+            ready, failed = condition(item, "Ready"), condition(item, "Failed")
+            current = item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
+            if not ready or not current:
+                continue
+            if ready["status"] == "True":
+                return
+            if failed.get("status") == "True":
+                raise DemoError(_hint(cluster, f"{NAME} has failed: {failed.get('message', '')}"))
+            message = f"{ready.get('reason', '')}: {ready.get('message', '')}".strip(": ")
+            if message != said:
+                report(f"  {message}")
+                said = message
+    except TimeoutError:
+        raise DemoError(
+            _hint(cluster, f"{NAME} was not Ready within {READY_SECONDS:g} s: {message}")
+        ) from None
+
+
+def _hint(cluster: Cluster, what: str) -> str:
+    program = command_name()
+    return (
+        f"{what}\n  {program} kubectl describe infsvc {NAME}\n"
+        f"  {program} logs {NAME}\n  {program} logs operator\n  logs are in {cluster.state.logs}"
+    )
+
+
+def answer(url: str, question: str) -> Iterator[str]:
+    """Ask an OpenAI-compatible service, and yield the answer as it comes.
+
+    Args:
+        url: base URL, ending in /v1.
+        question: the user's message.
+
+    Raises:
+        DemoError: it did not answer, or not to the end.
+    """
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": question}],
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 256,
+    }
+    reason = None
+    try:
+        # No proxy of the environment stands between this machine and its own loopback.
+        with (
+            httpx.Client(timeout=60, trust_env=False) as client,
+            client.stream("POST", f"{url}/chat/completions", json=body) as response,
+        ):
+            if response.status_code != 200:
+                raise DemoError(f"{url} answered {response.status_code}: {response.read().decode()}")
+            for line in response.iter_lines():
+                choice = _choice(line)
+                reason = choice.get("finish_reason") or reason
+                if piece := choice.get("delta", {}).get("content"):
+                    yield piece
+    except httpx.HTTPError as error:
+        raise DemoError(f"{url} broke off: {error}; {command_name()} logs {NAME} shows why") from error
+    if reason is None:
+        raise DemoError(f"the answer broke off; {command_name()} logs {NAME} shows why")
+
+
+def _choice(line: str) -> dict[str, Any]:
+    """The first choice of one line of server-sent events; empty when it carries none."""
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return {}
+    event = json.loads(data)
+    if "error" in event:
+        raise DemoError(f"the service ended the answer: {event['error'].get('message', event['error'])}")
+    choices = event.get("choices") or [{}]
+    return choices[0]
+
+
+def command_name() -> str:
+    """How this program was called, as short as can be."""
+    program = Path(sys.argv[0])
+    return _short(program) if program.name == "mizzen-local" else "mizzen-local"
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def next_commands(url: str) -> str:
+    """What a user may want to try next."""
+    program = command_name()
+    chat = str(Path(program).with_name("mizzen"))
+    kubectl = "kubectl" if shutil.which("kubectl") else f"{program} kubectl"
+    return "\n".join(
+        [
+            "The cluster stays up. Try next:",
+            f"  export KUBECONFIG=$({program} kubeconfig)",
+            f"  {kubectl} get infsvc,pods",
+            f"  {kubectl} scale infsvc {NAME} --replicas=3",
+            f"  {chat} chat {url}",
+            f"  {program} logs {NAME}",
+            f"  {program} down",
+        ]
+    )
