@@ -1,0 +1,195 @@
+"""One control plane for all tests of the operator, and a client for it."""
+
+from __future__ import annotations
+
+import copy
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from mizzen_local.controlplane import ControlPlane, start_control_plane
+from mizzen_operator.kube import Ref
+
+ROOT = Path(__file__).parents[2]
+CONTROLLERS = (
+    "deployment-controller",
+    "garbage-collector-controller",
+    "namespace-controller",
+    "replicaset-controller",
+    "serviceaccount-controller",
+)
+
+
+class Refused(Exception):
+    """The API server's refusal, with its status code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Api:
+    """The API server as its administrator sees it."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        context = ssl.create_default_context(cafile=str(plane.authority))
+        pki = plane.folder / "pki"
+        context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+        self._http = httpx.Client(base_url=plane.server, verify=context, timeout=30, trust_env=False)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def text(self, path: str) -> str:
+        return self._http.get(path).text
+
+    def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        headers = {"Content-Type": options.pop("content_type", "application/json")}
+        answer = self._http.request(method, path, json=body, headers=headers, **options)
+        if answer.status_code >= 400:
+            raise Refused(answer.status_code, answer.json().get("message", answer.text))
+        return answer.json()
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        return self.request("GET", Ref(kind, namespace, name).path())
+
+    def find(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self.get(kind, namespace, name)
+        except Refused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def list(self, kind: str, namespace: str = "", selector: str = "") -> list[dict[str, Any]]:
+        params = {"labelSelector": selector} if selector else {}
+        return self.request("GET", Ref(kind, namespace).path(), params=params)["items"]
+
+    def create(self, body: dict[str, Any], **params: str) -> dict[str, Any]:
+        path = Ref(body["kind"], body["metadata"]["namespace"]).path()
+        return self.request("POST", path, body, params=params)
+
+    def patch(
+        self, kind: str, namespace: str, name: str, body: Any, subresource: str = "", **options: Any
+    ) -> dict[str, Any]:
+        options.setdefault("content_type", "application/merge-patch+json")
+        return self.request("PATCH", Ref(kind, namespace, name, subresource).path(), body, **options)
+
+    def delete(self, kind: str, namespace: str, name: str, **options: Any) -> None:
+        try:
+            self.request("DELETE", Ref(kind, namespace, name).path(), options or None)
+        except Refused as error:
+            if error.code != 404:
+                raise
+
+    def apply_any(self, body: dict[str, Any], path: str) -> None:
+        self.request(
+            "PATCH",
+            f"{path}/{body['metadata']['name']}",
+            body,
+            params={"fieldManager": "tests", "force": "true"},
+            content_type="application/apply-patch+yaml",
+        )
+
+
+def eventually(check: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
+    """Wait until `check()` gives something true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (result := check()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or check}"
+        time.sleep(0.05)
+    return result
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    return eventually
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    folder = tmp_path_factory.mktemp("control-plane")
+    plane = start_control_plane(folder, controllers=CONTROLLERS, scheduler=False)
+    yield plane
+    plane.stop()
+
+
+def taken(client: Api) -> bool:
+    """Whether objects of the CRD are taken; for a moment after it is established they are not."""
+    example = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
+    example["metadata"]["namespace"] = "default"
+    try:
+        client.create(example, dryRun="All")
+    except Refused as error:
+        if error.code in (404, 429):
+            return False
+        raise
+    return True
+
+
+@pytest.fixture(scope="session")
+def api(control_plane: ControlPlane) -> Iterator[Api]:
+    client = Api(control_plane)
+    crd = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    client.apply_any(crd, path)
+
+    def established() -> bool:
+        found = client.request("GET", f"{path}/{crd['metadata']['name']}").get("status", {})
+        return any(
+            c["type"] == "Established" and c["status"] == "True" for c in found.get("conditions") or []
+        )
+
+    eventually(established)
+    eventually(lambda: taken(client), what="the CRD takes objects")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def namespace(api: Api) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    api.request("POST", "/api/v1/namespaces", body)
+    yield name
+    api.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def example() -> dict[str, Any]:
+    """The example of the repository."""
+    return yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
+
+
+@pytest.fixture
+def minimal() -> Callable[..., dict[str, Any]]:
+    """Makes the smallest service; keyword arguments are laid over its spec, field by field."""
+
+    def make(name: str = "demo", **spec: Any) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "apiVersion": "mizzen.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": name},
+            "spec": {"model": {"source": "file:///opt/mizzen/models/demo"}},
+        }
+        body["spec"] = overlay(body["spec"], spec)
+        return body
+
+    return make
+
+
+def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = copy.deepcopy(below)
+    for key, value in above.items():
+        if isinstance(merged.get(key), dict) and isinstance(value, dict):
+            merged[key] = overlay(merged[key], value)
+        else:
+            merged[key] = value
+    return merged

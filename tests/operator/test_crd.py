@@ -1,0 +1,279 @@
+"""The CRD on a real API server: defaults, and wrong manifests whose refusals name the field and the mend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CRD = ROOT / "crds/inferenceservices.yaml"
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+
+MOUNT = {"name": "data", "mountPath": "/data"}
+
+# name of the case, what is laid over a minimal spec, the field that the refusal names, words of the mend
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("scheme", {"model": {"source": "hf://Qwen/Qwen3-8B"}}, "spec.model.source", "use pvc://"),
+    ("no scheme", {"model": {"source": "/models/demo"}}, "spec.model.source", "file:///absolute/path"),
+    ("relative file", {"model": {"source": "file://models/demo"}}, "spec.model.source", "three slashes"),
+    ("file with spaces", {"model": {"source": "file:///my models"}}, "spec.model.source", "letters, digits"),
+    ("claim", {"model": {"source": "pvc://Weights/demo"}}, "spec.model.source", "pvc://weights/"),
+    (
+        "parent folder",
+        {"model": {"source": "pvc://weights/../secret"}},
+        "spec.model.source",
+        "must not contain",
+    ),
+    ("empty source", {"model": {"source": ""}}, "spec.model.source", "at least 1"),
+    (
+        "served name",
+        {"model": {"servedName": "my model"}},
+        "spec.model.servedName",
+        "remove other characters",
+    ),
+    ("nine aliases", {"model": {"aliases": [f"a{n}" for n in range(9)]}}, "spec.model.aliases", "at most 8"),
+    ("alias twice", {"model": {"aliases": ["a", "a"]}}, "spec.model.aliases", "Duplicate"),
+    (
+        "alias is the name",
+        {"model": {"aliases": ["demo"]}},
+        "spec.model.aliases",
+        "remove it from the aliases",
+    ),
+    (
+        "alias is the served name",
+        {"model": {"servedName": "a", "aliases": ["a"]}},
+        "spec.model.aliases",
+        "remove it from the aliases",
+    ),
+    ("bad alias", {"model": {"aliases": ["a b"]}}, "spec.model.aliases", "remove other characters"),
+    ("dtype", {"model": {"dtype": "fp8"}}, "spec.model.dtype", '"BFloat16"'),
+    ("context", {"model": {"contextLength": 0}}, "spec.model.contextLength", "greater than or equal to 1"),
+    ("replicas", {"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
+    ("replicas as text", {"replicas": "2"}, "spec.replicas", "must be of type integer"),
+    ("tensor", {"parallelism": {"tensor": 3}}, "spec.parallelism.tensor", "must be 1, 2, 4 or 8"),
+    (
+        "tensor no multiple",
+        {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 4}},
+        "spec.parallelism.tensor",
+        "leave perPod out",
+    ),
+    (
+        "several pods",
+        {"parallelism": {"tensor": 4}, "accelerator": {"perPod": 2}},
+        "spec.accelerator.perPod",
+        "leave perPod out",
+    ),
+    (
+        "GPUs on CPU",
+        {"engine": {"device": "CPU"}, "accelerator": {"perPod": 1}},
+        "spec.accelerator.perPod",
+        "set the device to CUDA",
+    ),
+    ("resource", {"accelerator": {"resourceName": "gpu"}}, "spec.accelerator.resourceName", "nvidia.com/gpu"),
+    (
+        "GPUs twice",
+        {"podTemplate": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
+        "spec.podTemplate.resources",
+        "spec.accelerator.perPod",
+    ),
+    (
+        "quantity",
+        {"podTemplate": {"resources": {"requests": {"memory": "4 GB"}}}},
+        "spec.podTemplate.resources.requests.memory",
+        "should match",
+    ),
+    ("device", {"engine": {"device": "TPU"}}, "spec.engine.device", '"CUDA", "CPU"'),
+    ("fraction", {"engine": {"memoryFraction": "90%"}}, "spec.engine.memoryFraction", 'as in "0.90"'),
+    ("big fraction", {"engine": {"memoryFraction": "1.5"}}, "spec.engine.memoryFraction", '"0.99"'),
+    ("unquoted fraction", {"engine": {"memoryFraction": 0.9}}, "spec.engine.memoryFraction", "type string"),
+    ("requests", {"engine": {"maxRunningRequests": 0}}, "spec.engine.maxRunningRequests", "equal to 1"),
+    ("page", {"engine": {"pageSize": 512}}, "spec.engine.pageSize", "less than or equal to 256"),
+    ("cache", {"engine": {"prefixCache": "Tree"}}, "spec.engine.prefixCache", '"Radix", "None"'),
+    (
+        "attention",
+        {"engine": {"attention": {"prefill": "FA3"}}},
+        "spec.engine.attention.prefill",
+        '"Auto", "Reference"',
+    ),
+    ("own option", {"engine": {"extraArgs": ["--model", "/x"]}}, "spec.engine.extraArgs", "use the field"),
+    (
+        "own option, joined",
+        {"engine": {"extraArgs": ["--tensor=2"]}},
+        "spec.engine.extraArgs",
+        "use the field",
+    ),
+    ("own variable", {"engine": {"env": [{"name": "POD_IP"}]}}, "spec.engine.env", "choose another name"),
+    (
+        "value twice",
+        {"engine": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}},
+        "spec.engine.env",
+        "remove one of them",
+    ),
+    (
+        "label",
+        {"podTemplate": {"labels": {"mizzen.dev/rank": "1"}}},
+        "spec.podTemplate.labels",
+        "of your own",
+    ),
+    (
+        "annotation",
+        {"podTemplate": {"annotations": {"mizzen.dev/x": "1"}}},
+        "spec.podTemplate.annotations",
+        "of your own",
+    ),
+    (
+        "mount without volume",
+        {"podTemplate": {"volumeMounts": [MOUNT]}},
+        "spec.podTemplate.volumeMounts",
+        "add the volume",
+    ),
+    (
+        "relative mount",
+        {"podTemplate": {"volumes": [{"name": "data"}], "volumeMounts": [{**MOUNT, "mountPath": "data"}]}},
+        "spec.podTemplate.volumeMounts",
+        "begin it with /",
+    ),
+    (
+        "mount over keys",
+        {
+            "podTemplate": {
+                "volumes": [{"name": "data"}],
+                "volumeMounts": [{**MOUNT, "mountPath": "/var/run/mizzen/keys"}],
+            }
+        },
+        "spec.podTemplate.volumeMounts",
+        "choose another path",
+    ),
+    (
+        "volume",
+        {"podTemplate": {"volumes": [{"name": "mizzen-keys"}]}},
+        "spec.podTemplate.volumes",
+        "another name",
+    ),
+    ("shm", {"podTemplate": {"sharedMemorySizeLimit": "big"}}, "sharedMemorySizeLimit", "should match"),
+    ("no gateway", {"gateway": {"replicas": 0}}, "spec.gateway.replicas", "greater than or equal to 1"),
+    ("port", {"gateway": {"service": {"port": 70000}}}, "spec.gateway.service.port", "equal to 65535"),
+    ("service type", {"gateway": {"service": {"type": "None"}}}, "spec.gateway.service.type", '"ClusterIP"'),
+    ("startup", {"lifecycle": {"startupTimeoutSeconds": 1}}, "startupTimeoutSeconds", "equal to 10"),
+    ("drain", {"lifecycle": {"drainTimeoutSeconds": -5}}, "drainTimeoutSeconds", "equal to 0"),
+    ("suspend", {"suspend": "yes"}, "spec.suspend", "must be of type boolean"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "mend"), [case[1:] for case in WRONG], ids=[c[0] for c in WRONG])
+def test_a_wrong_manifest_is_refused_with_field_and_mend(
+    api: Any, minimal: Callable[..., dict[str, Any]], spec: dict[str, Any], field: str, mend: str
+) -> None:
+    body = minimal(**spec)
+    body["metadata"]["namespace"] = "default"
+    with pytest.raises(Exception) as refusal:
+        api.create(body, dryRun="All", fieldValidation="Strict")
+    assert refusal.value.code == 422
+    assert field in str(refusal.value)
+    assert mend in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["a" * 41, "1demo", "my.demo"])
+def test_a_name_that_children_cannot_take_is_refused(
+    api: Any, minimal: Callable[..., dict[str, Any]], name: str
+) -> None:
+    body = minimal(name)
+    body["metadata"]["namespace"] = "default"
+    with pytest.raises(Exception, match=r"metadata\.name must have at most 40 characters.*choose a shorter"):
+        api.create(body, dryRun="All")
+
+
+def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., dict[str, Any]]) -> None:
+    body = minimal(engine={"maxRunningRequest": 3})
+    body["metadata"]["namespace"] = "default"
+    with pytest.raises(Exception, match=r'unknown field "spec.engine.maxRunningRequest"'):
+        api.create(body, dryRun="All", fieldValidation="Strict")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"model": {"source": "pvc://weights"}},
+        {"model": {"source": "pvc://weights/qwen3/8b/", "aliases": ["a", "Qwen/Qwen3-8B"]}},
+        {"replicas": 0},
+        {"parallelism": {"tensor": 8}, "accelerator": {"perPod": 8, "nodeSelector": {"gpu": "h200"}}},
+        {"engine": {"extraArgs": ["--model-x", "--eviction", "lfu"], "memoryFraction": "0.05"}},
+        {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+        {
+            "podTemplate": {
+                "affinity": {"nodeAffinity": {}},
+                "resources": {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"memory": "2e9"}},
+                "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+                "volumeMounts": [{**MOUNT, "readOnly": True}],
+            }
+        },
+    ],
+)
+def test_a_right_manifest_is_taken(
+    api: Any, minimal: Callable[..., dict[str, Any]], spec: dict[str, Any]
+) -> None:
+    body = minimal("a" + "b" * 39, **spec)
+    body["metadata"]["namespace"] = "default"
+    api.create(body, dryRun="All", fieldValidation="Strict")
+
+
+def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[str, Any]]) -> None:
+    body = minimal()
+    body["metadata"]["namespace"] = "default"
+    spec = api.create(body, dryRun="All")["spec"]
+    assert spec["replicas"] == 1
+    assert spec["parallelism"] == {"tensor": 1}
+    assert spec["accelerator"] == {"resourceName": "nvidia.com/gpu", "nodeSelector": {}}
+    assert spec["engine"]["memoryFraction"] == "0.90"
+    assert spec["engine"]["attention"] == {"prefill": "Auto", "decode": "Auto"}
+    assert spec["gateway"] == {
+        "replicas": 2,
+        "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
+    }
+    assert spec["lifecycle"] == {"startupTimeoutSeconds": 1800, "drainTimeoutSeconds": 120}
+    assert spec["suspend"] is False
+
+
+def test_the_example_needs_neither_namespace_nor_served_name(api: Any, example: dict[str, Any]) -> None:
+    assert example["metadata"] == {"name": "demo"}
+    assert "servedName" not in example["spec"]["model"]
+    assert len(list(yaml.safe_load_all((ROOT / "examples/inferenceservice.yaml").read_text()))) == 1
+    example["metadata"]["namespace"] = "default"
+    taken = api.create(example, dryRun="All", fieldValidation="Strict")
+    assert taken["spec"]["engine"]["device"] == "CPU"
+
+
+def test_scale_reads_and_writes_replicas(
+    api: Any, namespace: str, minimal: Callable[..., dict[str, Any]]
+) -> None:
+    body = minimal(replicas=2)
+    body["metadata"]["namespace"] = namespace
+    api.create(body)
+    status = {"status": {"replicas": 5, "selector": "mizzen.dev/service=demo"}}
+    api.patch("InferenceService", namespace, "demo", status, "status")
+    scale = api.patch("InferenceService", namespace, "demo", {"spec": {"replicas": 3}}, "scale")
+    assert scale["spec"]["replicas"] == 3
+    assert scale["status"] == {"replicas": 5, "selector": "mizzen.dev/service=demo"}
+    assert api.get("InferenceService", namespace, "demo")["spec"]["replicas"] == 3
+
+
+def test_the_file_is_small_and_kubectl_shows_it_well(api: Any, control_plane: Any) -> None:
+    assert len(CRD.read_bytes()) <= 64 * 1024
+    assert len(json.dumps(yaml.safe_load(CRD.read_text()), separators=(",", ":"))) <= 64 * 1024
+
+    def kubectl(*arguments: str) -> str:
+        command = [str(control_plane.assets / "kubectl"), "--kubeconfig", str(control_plane.kubeconfig)]
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
+
+    assert "Where the weights are" in kubectl("explain", "infsvc.spec.model.source")
+    columns = kubectl("get", "inferenceservices", "--all-namespaces", "-o", "wide")
+    assert not columns or columns.split()[0] == "NAMESPACE"
+    kubectl("apply", "--dry-run=server", "-f", str(CRD))  # client-side apply fits its annotation
