@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def cut_spans(table: Int32, slots: Int64, lengths: Int64, page_size: int, keep_l
 
 
 def rest_cells(pages: list[Int32], columns: Int32, full: int, length: int, page_size: int) -> Int64:
-    """Return the cells of whole pages, and of a slot's page behind its `full` first as far as it is filled."""
+    """Return the cells of whole pages, and of the page behind the `full` first as far as it is filled."""
     offsets = np.arange(page_size)
     whole = np.concatenate(pages)[:, None] * page_size + offsets if pages else np.empty(0, np.int64)
     filled = length - full * page_size
@@ -84,10 +85,10 @@ def rest_cells(pages: list[Int32], columns: Int32, full: int, length: int, page_
 def shared_pages(pages: list[Int32]) -> Iterator[tuple[int, int, int, int]]:
     """Yield (first row, last row, first column, last column) of pages that these rows share.
 
-    The rows must be sorted; together the pieces cover each row's columns exactly once, left to right. They are
-    the edges of the rows' prefix tree.
+    The rows must be sorted; together the pieces cover each row's columns exactly once, left to right. They
+    are the edges of the rows' prefix tree.
     """
-    common = [0] + [shared_length(a, b) for a, b in zip(pages, pages[1:], strict=False)]
+    common = [0] + [shared_length(a, b) for a, b in pairwise(pages)]
     stack = [(0, len(pages), 0)]
     while stack:
         first, last, column = stack.pop()

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mizzen.attention.base import Geometry, MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
+from mizzen.core.scheduler import Scheduler
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.engine import Engine
+from mizzen.engine.info import EngineInfo
+from mizzen.engine.machine import cpu_count, device_memory
+from mizzen.engine.memory import KvNeed, count_pages
+from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.step import Step
 from mizzen.layers.build import Build
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder import Decoder
-from mizzen.weights.load import Progress, fill_dummy, load_checkpoint
+from mizzen.models.registry import read_config, read_end_tokens
+from mizzen.weights.load import Progress, fill_dummy, load_checkpoint, size_of
 
 DUMMY_SEED = 0
+
+Report = Callable[[str], None]
+"""Called with the name of a phase of start-up as it begins."""
 
 
 def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
@@ -46,9 +66,156 @@ def make_kv(model: Decoder, page_size: int, pages: int, *, prefill: str, decode:
         heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, windows=config.windows
     )
     shape = (config.layers, pages * page_size, config.kv_heads, config.head_dim)
-    kv = PagedKV(
-        keys=torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-        values=torch.zeros(shape, dtype=weight.dtype, device=weight.device),
-        page_size=page_size,
-    )
+    keys, values = (zeros(shape, weight.dtype, weight.device) for _ in range(2))
+    kv = PagedKV(keys=keys, values=values, page_size=page_size)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate zeros; on cpu the memory is taken only where it is written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def check_options(options: EngineOptions, config: ModelConfig) -> None:
+    """Refuse what this engine or model cannot do.
+
+    Raises:
+        ValueError: names the option and the way out.
+    """
+    if options.tensor != 1:
+        raise ValueError(f"--tensor {options.tensor} is not served yet: use --tensor 1 (one GPU a model)")
+    if options.context_length is not None and options.context_length > config.context_length:
+        raise ValueError(
+            f"--context-length {options.context_length} is beyond the model's max_position_embeddings "
+            f"({config.context_length}): lower it"
+        )
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with one")
+
+
+class Phases:
+    """Times the phases of start-up and reports each as it begins."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Run one phase."""
+        self.report(name)
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+
+def load_engine(
+    options: EngineOptions,
+    report: Report = lambda phase: None,
+    progress: Progress = lambda done, total: None,
+    delay: Delay | None = None,
+) -> Engine:
+    """Load a model and everything around it.
+
+    Args:
+        options: What the engine is told.
+        report: Called with the name of each phase as it begins: config, weights, kv, warmup.
+        progress: Called with bytes of weights done and in all.
+        delay: Holds steps back; for tests, on cpu alone.
+
+    Raises:
+        ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+    """
+    phases, folder, device = Phases(report), Path(options.model), torch.device(options.device)
+    with phases("config"):
+        config = read_config(folder)
+        check_options(options, config)
+        end_token_ids = read_end_tokens(folder, config)
+    with phases("weights"):
+        model = make_model(options, config, progress)
+    with phases("kv"):
+        context = options.context_length or config.context_length
+        need = KvNeed.of(config, options, model.embedding.weight.element_size())
+        pages = count_pages(options, context, need, device_memory(device))
+        scheduling = scheduler_config(options, pages, context, end_token_ids)
+        attention = make_kv(
+            model,
+            options.page_size,
+            pages,
+            prefill=options.attention_prefill,
+            decode=options.attention_decode,
+        )
+        upload = Uploader(device)
+        state = SlotState(options.max_running_requests, scheduling.columns, upload)
+    with phases("warmup"):
+        step = Step(model, attention, state, upload)
+        runner = make_runner(options, step, device, delay)
+        warm_up(runner, config)
+    info = EngineInfo(
+        context_length=scheduling.capacity_tokens,
+        vocab_size=config.vocab_size,
+        end_token_ids=end_token_ids,
+        page_size=options.page_size,
+        pages_total=pages,
+        weights_bytes=sum(size_of(target) for target in model.targets()),
+        kv_bytes=pages * options.page_size * need.token_bytes,
+        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
+        device=options.device,
+        phases=phases.seconds,
+    )
+    return Engine(info, Scheduler(scheduling), runner)
+
+
+def scheduler_config(
+    options: EngineOptions, pages: int, context_length: int, end_token_ids: tuple[int, ...]
+) -> SchedulerConfig:
+    """Return what the scheduler is told."""
+    return SchedulerConfig(
+        pages_total=pages,
+        context_length=context_length,
+        end_token_ids=end_token_ids,
+        page_size=options.page_size,
+        max_running_requests=options.max_running_requests,
+        max_waiting_requests=options.max_waiting_requests,
+        prefill_chunk_tokens=options.prefill_chunk_tokens,
+        steps_in_flight=options.steps_in_flight,
+        prefix_cache=options.prefix_cache,
+        eviction=options.eviction,
+        policy=options.policy,
+        check_integrity=options.check_integrity,
+    )
+
+
+def make_runner(
+    options: EngineOptions, step: Step, device: torch.device, delay: Delay | None
+) -> CpuRunner | CudaRunner:
+    """Make the runner of a device."""
+    if options.device == "cpu":
+        return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
+    torch.cuda.synchronize(device)  # weights were written in another stream
+    return CudaRunner(step, device)
+
+
+def warm_up(runner: Runner, config: ModelConfig) -> None:
+    """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
+
+    They write to page 0 and slot 0, which no request holds yet.
+    """
+    start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
+    prompt = np.zeros(1, np.int32)
+    chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
+    runner.launch(
+        StepPlan(
+            step=-1,
+            decode=no_ints(),
+            decode_version=-1,
+            pages=PageWrites(),
+            starts=(start,),
+            prefill=(chunk,),
+        )
+    )
+    runner.launch(StepPlan(step=0, decode=np.zeros(1, np.int32), decode_version=0, pages=PageWrites()))
+    runner.collect()
+    runner.collect()

@@ -44,8 +44,8 @@ class KvNeed:
 def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memory: DeviceMemory) -> int:
     """Return the number of KV pages, with the weights loaded already.
 
-    `kv_cache_tokens` decides where it is given. Otherwise KV takes what `memory_fraction` leaves; on cpu, where
-    others use the same memory, not more than all running requests at full length could fill.
+    `kv_cache_tokens` decides where it is given. Otherwise KV takes what `memory_fraction` leaves; on cpu,
+    where others use the same memory, not more than all running requests at full length could fill.
 
     Raises:
         MemoryShortage: not even one page (of two tokens at least) fits.

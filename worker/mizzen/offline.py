@@ -1,0 +1,313 @@
+"""Answers batches of prompts in this process, without a server."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mizzen.core.params import SamplingParams
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.engine import Engine
+from mizzen.gateway.text.stream import TextStream
+from mizzen.gateway.text.template import ChatTemplate
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+Advance = Callable[[int, int], None]
+"""(requests that ended, tokens that came)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to one prompt."""
+
+    text: str
+    """Without the token or string that ended it; empty without a tokenizer."""
+    token_ids: list[int]
+    """All output tokens, the one that ended the answer included."""
+    finish_reason: str
+    """stop (an end token, a stop token or a stop string) or length."""
+    cached_tokens: int
+    """Prompt tokens whose KV came from the prefix cache."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request that is being answered."""
+
+    request: Request
+    stream: TextStream | None
+    """Present where stop strings have to be found while tokens come."""
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    stopped: bool = False
+    finished: Finished | None = None
+
+
+class LLM:
+    """A model in this process.
+
+    >>> with LLM("models/demo", device="cpu") as llm:
+    ...     print(llm.generate(["Hello"], SamplingParams(temperature=0))[0].text)
+
+    Not thread-safe.
+    """
+
+    def __init__(self, model: str | Path, *, skip_tokenizer: bool = False, **options: Any) -> None:
+        """Load a model.
+
+        Args:
+            model: Folder with config.json, the tokenizer and safetensors.
+            skip_tokenizer: Take and give token ids alone; text stays empty.
+            options: The fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`,
+                `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device` is cuda where there is a
+                GPU, else cpu.
+
+        Raises:
+            TypeError: an option is unknown.
+            ValueError: an option, the model or its tokenizer cannot be used; the message says what and why.
+        """
+        from mizzen.engine.build import load_engine
+
+        known = {option.name for option in fields(EngineOptions)} - {"model"}
+        if unknown := set(options) - known:
+            raise TypeError(
+                f"unknown options: {', '.join(sorted(unknown))}; LLM takes skip_tokenizer and "
+                f"{', '.join(sorted(known))}"
+            )
+        options.setdefault("device", "cuda" if has_gpu() else "cpu")
+        self.options = EngineOptions(model=str(model), **options)
+        self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
+        self.engine: Engine = load_engine(self.options)
+        self._rid = 0
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model; the object is of no use afterwards."""
+        self.engine.close()
+
+    def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Continue prompts, given as texts or as token ids.
+
+        Args:
+            prompts: All of them together form one batch, whatever their number.
+            params: One for all, or one for each; the defaults of `SamplingParams` when left out.
+            progress: Show a bar; by default where the error output is a terminal.
+
+        Returns:
+            Completions in the order of the prompts.
+
+        Raises:
+            ValueError: a prompt cannot be answered; nothing has run.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be a list: [prompt] for a single one")
+        each = self._params(params, len(prompts))
+        answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
+        if not answers:
+            return []
+        shown = sys.stderr.isatty() if progress is None else progress
+        if shown:
+            with ProgressBar(len(answers)) as bar:
+                self._run(answers, bar.advance)
+        else:
+            self._run(answers, lambda ended, tokens: None)
+        return [self._completion(answer) for answer in answers]
+
+    def chat(
+        self,
+        conversations: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation, or several, of messages such as {"role": "user", "content": "Hi"}.
+
+        Raises:
+            ValueError: the model has no chat template, or it refuses the messages.
+        """
+        template = ChatTemplate.load(self.options.model)
+        if template is None or self.tokenizer is None:
+            raise ValueError(f"{self.options.model} has no chat template (or its tokenizer is skipped)")
+        single = bool(conversations) and isinstance(conversations[0], Mapping)
+        talks: Any = [conversations] if single else conversations
+        # A rendered template holds its own special tokens.
+        prompts = [self.tokenizer.encode(template.render(talk), add_special_tokens=False) for talk in talks]
+        return self.generate(prompts, params, progress=progress)
+
+    def _params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise ValueError(f"params must be one for all or one for each: {len(params)} for {count} prompts")
+        return list(params)
+
+    def _answer(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> Answer:
+        """Check one prompt and make its request."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
+            prompt = self.tokenizer.encode(prompt)
+        info = self.engine.info
+        ids = np.asarray(prompt, dtype=np.int64)
+        if ids.ndim != 1 or not 0 < len(ids) < info.context_length:
+            raise ValueError(
+                f"prompt {index} has {ids.size} tokens; it must have 1 to {info.context_length - 1} "
+                f"(context length {info.context_length}, an output token included)"
+            )
+        if ids.min() < 0 or ids.max() >= info.vocab_size:
+            raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
+        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        self._rid += 1
+        request = Request(
+            rid=self._rid,
+            prompt=ids.astype(np.int32),
+            sampling=params,
+            seed=seed,
+            arrival=time.monotonic(),
+        )
+        stream = TextStream(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        return Answer(request, stream)
+
+    def _run(self, answers: list[Answer], advance: Advance) -> None:
+        """Run requests to their ends, feeding the engine as its queue has room."""
+        waiting = iter(answers)
+        live: dict[int, Answer] = {}
+        done = 0
+        try:
+            while done < len(answers):
+                while len(live) < self.options.max_waiting_requests:
+                    answer = next(waiting, None)
+                    if answer is None:
+                        break
+                    live[answer.request.rid] = answer
+                    self.engine.submit(answer.request)
+                ended, tokens = self._step(live)
+                done += ended
+                advance(ended, tokens)
+        except BaseException:
+            self._abandon(live)
+            raise
+
+    def _step(self, live: dict[int, Answer]) -> tuple[int, int]:
+        """Run a step; return how many requests ended and how many tokens came."""
+        output = self.engine.step(time.monotonic())
+        finished: list[Finished] = []
+        tokens = 0
+        if output is not None:
+            finished += output.finished
+            tokens = len(output.tokens)
+            for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
+                if (answer := live.get(rid)) is not None:
+                    self._take(answer, token)
+        finished += self.engine.take_ended()
+        self.engine.take_cache_events()  # nobody here routes by them; they must not pile up
+        for end in finished:
+            answer = live.pop(end.rid, None)
+            if answer is None:
+                continue
+            if end.reason is FinishReason.ERROR:
+                raise RuntimeError(f"a request failed: {end.message}")
+            answer.finished = end
+        return len(finished), tokens
+
+    def _take(self, answer: Answer, token: int) -> None:
+        """Take a request's next token; end the request when its text completes a stop string."""
+        if answer.stopped:
+            return
+        answer.tokens.append(token)
+        if answer.stream is not None:
+            answer.text += answer.stream.add((token,))[0]
+            if answer.stream.stopped:
+                answer.stopped = True
+                self.engine.abort(answer.request.rid)
+
+    def _abandon(self, live: dict[int, Answer]) -> None:
+        """End what is left of a batch that cannot go on, so that the engine is free for the next."""
+        for rid in live:
+            self.engine.abort(rid)
+        while self.engine.busy:
+            self.engine.step(time.monotonic())
+        self.engine.take_ended()
+
+    def _completion(self, answer: Answer) -> Completion:
+        end = answer.finished
+        assert end is not None
+        reason = "stop" if answer.stopped or end.reason is FinishReason.STOP else "length"
+        text = answer.text
+        if answer.stream is not None:
+            text += answer.stream.flush()
+        elif self.tokenizer is not None:
+            text = self.tokenizer.decode(answer.tokens[:-1] if end.stop_token is not None else answer.tokens)
+        return Completion(
+            text=text, token_ids=answer.tokens, finish_reason=reason, cached_tokens=end.cached_tokens
+        )
+
+
+class ProgressBar:
+    """Requests done and tokens a second, on the error output."""
+
+    def __init__(self, requests: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("answers"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.bar.add_task("answers", total=requests, rate=0.0)
+        self.tokens = 0
+        self.begin = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def advance(self, ended: int, tokens: int) -> None:
+        """Count requests that ended and tokens that came."""
+        self.tokens += tokens
+        rate = self.tokens / max(time.monotonic() - self.begin, 1e-3)
+        self.bar.update(self.task, advance=ended, rate=rate)
+
+
+def has_gpu() -> bool:
+    """Tell whether PyTorch finds a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
