@@ -56,6 +56,8 @@ class Wish:
     """A conversation, or None with `prompt`."""
     prompt: str | tuple[int, ...] | None
     sampling: SamplingParams
+    max_tokens_given: bool
+    """Whether `sampling.max_tokens` is the client's: the context must then have room for it."""
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -221,6 +223,8 @@ def wish(
         messages=messages,
         prompt=prompt,
         sampling=sampling(request, max_tokens),
+        max_tokens_given=request.max_tokens is not None
+        or getattr(request, "max_completion_tokens", None) is not None,
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
         return_token_ids=bool(request.return_token_ids),

@@ -1,0 +1,222 @@
+"""The OpenAI API and the admin API, as two ASGI applications of one gateway."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mizzen import __version__
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.schemas import (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    Model,
+    ModelList,
+)
+from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
+from mizzen.gateway.service import Gateway
+
+MAX_REQUEST_ID = 128
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+
+
+class Front:
+    """Outermost layer: request ids, and counts by path and status code."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; its id is the client's x-request-id, or a new one."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        usable = 0 < len(given) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in given)
+        request_id = given if usable else b"req-" + secrets.token_hex(12).encode()
+        code = "499"
+
+        async def sending(message: Message) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = str(message["status"])
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            path = next((known for known in PATHS if scope["path"].startswith(known)), "other")
+            self._metrics.requests.labels(path, code).inc()
+
+
+def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
+    """Return the OpenAI API. Without a `gateway`, it makes one that lives as long as the application.
+
+    Raises:
+        ValueError: a key or token file cannot be read.
+    """
+    owned = gateway is None
+    gateway = gateway or Gateway(config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if owned:
+            await gateway.start()
+        yield
+        if owned:
+            await gateway.close()
+
+    app = FastAPI(title="Mizzen", version=__version__, lifespan=lifespan)
+    app.state.gateway = gateway
+    app.add_middleware(Front, metrics=gateway.metrics)
+    handle_errors(app)
+    add_completions(app, gateway)
+    add_models(app, gateway)
+    return app
+
+
+def add_completions(app: FastAPI, gateway: Gateway) -> None:
+    """Add the two endpoints that generate."""
+    parser = Parser()
+
+    @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, ChatResponse))
+    async def chat_completions() -> Response:
+        """Answer a conversation, streamed or whole."""
+        return Exchange(gateway, parser.chat, ChatWriter)
+
+    @app.post("/v1/completions", openapi_extra=documented(CompletionRequest, CompletionResponse))
+    async def completions() -> Response:
+        """Continue a text or token ids, streamed or whole."""
+        return Exchange(gateway, parser.completion, CompletionWriter)
+
+
+def add_models(app: FastAPI, gateway: Gateway) -> None:
+    """Add the list of models."""
+    created = int(time.time())
+
+    def model(name: str) -> Model:
+        context = max((engine.context_length for engine in gateway.table), default=0)
+        return Model(
+            name, created, root=gateway.models[0], max_model_len=context if context else msgspec.UNSET
+        )
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """List the model and its aliases."""
+        return json_response(ModelList([model(name) for name in gateway.models]))
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        """Describe the model."""
+        gateway.check_model(name)
+        return json_response(model(name))
+
+
+def create_admin_app(gateway: Gateway) -> FastAPI:
+    """Return health, metrics and the admin API of a gateway."""
+    app = FastAPI(title="Mizzen gateway administration", version=__version__)
+    handle_errors(app)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Answer while the process lives."""
+        return Response(b"ok\n", media_type="text/plain")
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """Answer 200 when configuration, keys and routing table are in sync; engines or none."""
+        why = gateway.ready
+        return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, media_type="text/plain")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/admin/engines")
+    async def engines(request: Request) -> Response:
+        """Return the routing table."""
+        if not gateway.has_admin:
+            raise ApiError(404, "the admin API is off; --admin-token-file turns it on")
+        if not gateway.is_admin(request.headers.get("authorization", "")):
+            raise ApiError(401, "the admin API needs its bearer token", code="invalid_token")
+        return json_response(routing_table(gateway))
+
+    return app
+
+
+def routing_table(gateway: Gateway) -> dict[str, Any]:
+    """Return the routing table as the admin API shows it."""
+    return {
+        "synced": gateway.table.synced,
+        "engines": [
+            {
+                "name": engine.name,
+                "uid": engine.found.uid,
+                "state": engine.state,
+                "revision": engine.revision,
+                "requests": engine.requests,
+                "problem": engine.problem,
+            }
+            for engine in gateway.table
+        ],
+    }
+
+
+def documented(request: type, response: type) -> dict[str, Any]:
+    """Return the OpenAPI description of a body that is read without FastAPI."""
+
+    def content(kind: type) -> dict[str, Any]:
+        (schema,), parts = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
+        return {"application/json": {"schema": {**parts.pop(kind.__name__, schema), "$defs": parts}}}
+
+    return {
+        "requestBody": {"required": True, "content": content(request)},
+        "responses": {"200": {"description": "The answer", "content": content(response)}},
+    }
+
+
+def json_response(value: object) -> Response:
+    """Return a JSON response."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error in OpenAI's shape."""
+    response = Response(error.body(), error.status)
+    response.raw_headers += error.headers()
+    return response
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Answer every error in OpenAI's shape."""
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, ApiError):
+            return error_response(error)
+        if isinstance(error, HTTPException):
+            text = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed here"}
+            response = error_response(ApiError(error.status_code, text.get(error.status_code, error.detail)))
+            response.headers.update(error.headers or {})
+            return response
+        return error_response(ApiError(500, "internal error", code="internal_error"))
+
+    handler: Callable[[Request, Exception], Awaitable[Response]] = api_error
+    for kind in (ApiError, HTTPException, Exception):
+        app.add_exception_handler(kind, handler)

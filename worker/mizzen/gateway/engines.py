@@ -1,0 +1,303 @@
+"""The routing table: engines that were discovered, their connections, and what is in work there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zmq.asyncio
+
+from mizzen.gateway.route.sketch import PrefixSketch
+from mizzen.gateway.text.model import TextModel, TextModels, build
+from mizzen.gateway.text.tokenizer import FILES
+from mizzen.wire.client import Link
+from mizzen.wire.codec import MalformedFrame
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.messages import Blocks, Welcome
+from mizzen.wire.stream import StreamLost
+
+log = logging.getLogger(__name__)
+
+FOREIGN_REQUEST_TOKENS = 512.0
+"""Counted for a request of another gateway, of which only the number is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An engine as discovery reports it."""
+
+    name: str
+    uid: str
+    endpoint: str
+    revision: str = ""
+    terminating: bool = False
+    """It ends what it has, and gets nothing new."""
+
+
+class Engine:
+    """One engine: its connection, tokenizer, cache sketch and load."""
+
+    def __init__(self, found: Found, texts: TextModels, on_change: Callable[[], None]) -> None:
+        self.found = found
+        self.sketch = PrefixSketch()
+        self.text: TextModel | None = None
+        self.requests = 0
+        self.tokens = 0.0
+        self.gone = False
+        """Discovery no longer reports it."""
+        self._texts = texts
+        self._on_change = on_change
+        self._full_until = 0.0
+        self._prepared = ""
+        self._problem = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.link: Link
+
+    def start(
+        self, gateway: str, context: zmq.asyncio.Context, keys: WireKeys | None, timeout: float
+    ) -> None:
+        """Connect, and stay connected until `stop`.
+
+        Raises:
+            ValueError: the endpoint is malformed, or needs keys.
+        """
+        self.link = Link(
+            self.found.endpoint,
+            gateway=gateway,
+            context=context,
+            keys=keys,
+            timeout_seconds=timeout,
+            on_change=self._changed,
+            on_blocks=self._blocks,
+        )
+        self._spawn(self.link.run())
+
+    async def stop(self) -> None:
+        """Close the connection; its streams fail."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ── what routing asks ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        """See `Candidate`."""
+        return self.found.name
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets nothing new for good."""
+        return self.gone or self.found.terminating or self.link.draining
+
+    @property
+    def serving(self) -> bool:
+        """See `Candidate`."""
+        return self.link.welcome is not None and self.text is not None and not self.draining
+
+    @property
+    def full(self) -> bool:
+        """See `Candidate`."""
+        return self.requests >= self.room or time.monotonic() < self._full_until
+
+    @property
+    def room(self) -> int:
+        """Requests that it runs at once, and a quarter more that queue there so that no slot stays empty."""
+        running = self.link.welcome.max_running_requests if self.link.welcome else 0
+        return running + max(8, running // 4) if running else 0
+
+    @property
+    def load(self) -> float:
+        """See `Candidate`."""
+        stats = self.link.stats
+        foreign = max(0, stats.running + stats.waiting - self.requests) if stats else 0
+        return self.tokens + foreign * FOREIGN_REQUEST_TOKENS
+
+    @property
+    def context_length(self) -> int:
+        """See `Candidate`."""
+        return self.link.welcome.context_length if self.link.welcome else 0
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """See `Candidate`."""
+        return self.text.name if self.text else ""
+
+    @property
+    def state(self) -> str:
+        """Its state in the admin API."""
+        if self.draining:
+            return "draining"
+        if self.serving:
+            return "serving"
+        return "broken" if self._problem or self.link.problem else "connecting"
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it."""
+        return self._problem or self.link.problem
+
+    @property
+    def revision(self) -> str:
+        """The revision that it serves."""
+        return self.link.welcome.revision if self.link.welcome else self.found.revision
+
+    # ── what happens to it ────────────────────────────────────────────────────────────────────────────────
+
+    def leave_alone(self, seconds: float) -> None:
+        """Route nothing there for a while: it has refused a request."""
+        self._full_until = time.monotonic() + seconds
+        asyncio.get_running_loop().call_later(seconds, self._on_change)
+
+    def take(self, tokens: float) -> None:
+        """Count a request as in work."""
+        self.requests += 1
+        self.tokens += tokens
+
+    def release(self, tokens: float) -> None:
+        """End the count of a request."""
+        self.requests -= 1
+        self.tokens = self.tokens - tokens if self.requests else 0.0
+        self._on_change()
+
+    def _changed(self) -> None:
+        welcome = self.link.welcome
+        if welcome is None:
+            self.text, self._prepared = None, ""
+            self.sketch.clear()
+        elif self._prepared != welcome.incarnation:
+            self._prepared, self._problem = welcome.incarnation, ""
+            self._spawn(self._prepare(welcome))
+        self._on_change()
+
+    def _blocks(self, message: Blocks) -> None:
+        if message.reset:
+            self.sketch.clear()
+        self.sketch.remove(np.frombuffer(message.evicted, "<u8").tolist())
+        self.sketch.add(np.frombuffer(message.stored, "<u8").tolist())
+
+    async def _prepare(self, welcome: Welcome) -> None:
+        """Get the tokenizer that requests to this engine must be made with."""
+        name = welcome.tokenizer_hash
+        try:
+            text = self._texts.get(name)
+            if text is None:
+                files = await self.link.fetch_files(FILES)
+                text = self._texts.get(name) or await asyncio.to_thread(build, name, files)
+        except StreamLost:
+            return  # the link starts anew, and so does this
+        except (ValueError, MalformedFrame) as error:
+            self._problem = str(error)
+            log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": str(error)}})
+            self._on_change()
+            return
+        now = self.link.welcome
+        if now is not None and now.incarnation == welcome.incarnation:
+            self.text = text
+            self._texts.add(text, set())
+            log.info("engine is serving", extra={"fields": {"engine": self.name, "revision": self.revision}})
+            self._on_change()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class EngineTable:
+    """All engines. `on_change` is called whenever routing may have got another answer."""
+
+    def __init__(
+        self,
+        *,
+        gateway: str,
+        keys: WireKeys | None,
+        timeout_seconds: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.synced = False
+        """Whether discovery has reported the engines at least once."""
+        self.on_change = on_change
+        self._gateway = gateway
+        self._keys = keys
+        self._timeout = timeout_seconds
+        self._context = zmq.asyncio.Context()
+        self._texts = TextModels()
+        self._engines: dict[tuple[str, str], Engine] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(tuple(self._engines.values()))
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def sync(self, found: Iterable[Found]) -> None:
+        """Take the whole set of engines that discovery knows."""
+        wanted = {(one.uid, one.endpoint): one for one in found}
+        for key, one in wanted.items():
+            engine = self._engines.get(key)
+            if engine is not None:
+                engine.found, engine.gone = one, False
+            elif not one.terminating:
+                self._add(key, one)
+        for key, engine in self._engines.items():
+            engine.gone = key not in wanted
+        self.synced = True
+        self._changed()
+
+    def capacity(self) -> int:
+        """Return how many requests may be in work: room where some are taken, and what other engines hold."""
+        return sum(e.room if e.serving and not e.full else e.requests for e in self._engines.values())
+
+    def why_closed(self) -> str:
+        """Return why no engine takes a request."""
+        if not any(engine.serving for engine in self._engines.values()):
+            return "no engine is ready"
+        return "all engines are full"
+
+    def choose_text(self, keep: TextModel | None) -> TextModel | None:
+        """Return the text model that a request is made with: `keep` while some engine has it.
+
+        Else that of an engine drawn at random, so that revisions get requests by their number of engines.
+        """
+        serving = [engine for engine in self._engines.values() if engine.serving]
+        texts = [e.text for e in serving if not e.full] or [e.text for e in serving]
+        if keep is not None and any(e.tokenizer_hash == keep.name for e in serving):
+            return keep
+        return random.choice(texts) if texts else None
+
+    def longest_context(self, text: TextModel) -> int:
+        """Return the longest context among the serving engines of a text model."""
+        return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
+
+    async def close(self) -> None:
+        """Close all connections; their streams fail."""
+        await asyncio.gather(*(engine.stop() for engine in self), *self._stopping)
+        self._engines.clear()
+        self._context.destroy(linger=0)
+
+    def _add(self, key: tuple[str, str], found: Found) -> None:
+        engine = Engine(found, self._texts, self._changed)
+        try:
+            engine.start(self._gateway, self._context, self._keys, self._timeout)
+        except ValueError as error:
+            log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
+            return
+        self._engines[key] = engine
+
+    def _changed(self) -> None:
+        for key, engine in tuple(self._engines.items()):
+            if engine.gone and not engine.requests:
+                del self._engines[key]
+                task = asyncio.get_running_loop().create_task(engine.stop())
+                self._stopping.add(task)
+                task.add_done_callback(self._stopping.discard)
+        self.on_change()

@@ -1,0 +1,139 @@
+"""The gateway process: two HTTP servers on one event loop, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mizzen.gateway.app import create_admin_app, create_app
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.log import set_up_logging
+from mizzen.gateway.service import Gateway
+
+log = logging.getLogger(__name__)
+
+LAST_SECONDS = 5
+"""After the drain, streams get this long to send their error."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+def run(config: GatewayConfig) -> int:
+    """Serve until SIGTERM or SIGINT, and return the exit status: 0 after an orderly end.
+
+    A start that fails (an address in use, a missing key file) is logged with its reason and returns 1.
+    """
+    set_up_logging()
+    try:
+        import uvloop
+
+        return uvloop.run(serve(config))
+    except (ValueError, OSError) as error:
+        log.error("the gateway cannot start", extra={"fields": {"reason": str(error)}})
+        return 1
+
+
+async def serve(config: GatewayConfig) -> int:
+    """Run a gateway until a signal.
+
+    Raises:
+        OSError: an address cannot be bound.
+        ValueError: the configuration, keys or Kubernetes access are wrong.
+    """
+    gateway = Gateway(config)
+    api_socket = listen(config.host, config.port)
+    admin_socket = listen(config.admin_host, config.admin_port)
+    await gateway.start()
+    last = int(config.drain_timeout_seconds) + LAST_SECONDS
+    api = new_server(create_app(config, gateway), last)
+    admin = new_server(create_admin_app(gateway), 1)
+    tasks = [
+        asyncio.create_task(api.serve([api_socket])),
+        asyncio.create_task(admin.serve([admin_socket])),
+    ]
+    host, port = api_socket.getsockname()[:2]
+    admin_port = admin_socket.getsockname()[1]
+    fields = {"url": f"http://{host}:{port}/v1", "admin_port": admin_port, "model": config.served_name}
+    log.info("listening", extra={"fields": fields})
+    stop = asyncio.Event()
+    again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: again.set() if stop.is_set() else stop.set())
+    stopped = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    await drain(gateway, api, tasks[0], again)
+    admin.should_exit = True
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if stopped not in done:
+        log.error("a server has ended by itself")
+        return 1
+    log.info("ended")
+    return 0
+
+
+async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], again: asyncio.Event) -> None:
+    """Take nothing new, let streams end in their time, then end those that remain with an error."""
+    gateway.draining = True
+    log.info("draining", extra={"fields": {"in_flight": gateway.admission.in_flight}})
+    api.should_exit = True
+    hurry = asyncio.create_task(again.wait())
+    await asyncio.wait(
+        (serving, hurry),
+        timeout=gateway.config.drain_timeout_seconds,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    hurry.cancel()
+    await gateway.close()
+    await asyncio.wait((serving,), timeout=LAST_SECONDS)
+
+
+def new_server(app: ASGIApp, shutdown_seconds: int) -> Server:
+    """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=shutdown_seconds,
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: the address is in use or not ours; the text names it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener

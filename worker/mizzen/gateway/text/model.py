@@ -1,0 +1,92 @@
+"""A revision's text side: its tokenizer and chat template, and the registry of those in use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mizzen.core.request import Int32
+from mizzen.gateway.text.template import ChatTemplate
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+LONG_CHARACTERS = 4096
+"""Longer texts are tokenized off the event loop."""
+KEPT = 4
+"""Text models that stay loaded after their last engine has gone."""
+
+
+class NoChatTemplate(ValueError):
+    """The model has no chat template, so there is no prompt for a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Tokenizer and chat template of one `tokenizer_hash`."""
+
+    name: str
+    """The `tokenizer_hash`."""
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    async def chat_prompt(self, messages: tuple[dict[str, Any], ...]) -> Int32:
+        """Return the token ids of a conversation.
+
+        Raises:
+            NoChatTemplate: the model has none.
+            TemplateError: the template refuses the messages.
+        """
+        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
+        return await self._run(size, self._chat, messages)
+
+    async def text_prompt(self, text: str) -> Int32:
+        """Return the token ids of a text, with the special tokens that the model's tokenizer adds."""
+        return await self._run(len(text), self._text, text)
+
+    async def _run(self, size: int, work: Any, argument: Any) -> Int32:
+        if size > LONG_CHARACTERS:
+            return await asyncio.to_thread(work, argument)
+        return work(argument)
+
+    def _chat(self, messages: tuple[dict[str, Any], ...]) -> Int32:
+        if self.template is None:
+            raise NoChatTemplate("the model has no chat template; use /v1/completions")
+        ids = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+        return np.array(ids, dtype=np.int32)
+
+    def _text(self, text: str) -> Int32:
+        return np.array(self.tokenizer.encode(text), dtype=np.int32)
+
+
+def build(name: str, files: Mapping[str, bytes]) -> TextModel:
+    """Build a text model from its files.
+
+    Raises:
+        TokenizerError, TemplateError: a file is missing or cannot be read.
+    """
+    return TextModel(name, Tokenizer.from_files(files), ChatTemplate.from_files(files))
+
+
+class TextModels:
+    """Text models by `tokenizer_hash`; the ones used last stay."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, TextModel] = OrderedDict()
+
+    def get(self, name: str) -> TextModel | None:
+        """Return a model that is loaded."""
+        model = self._models.get(name)
+        if model is not None:
+            self._models.move_to_end(name)
+        return model
+
+    def add(self, model: TextModel, in_use: set[str]) -> None:
+        """Keep a model; of those that no engine uses (names in `in_use`), the oldest are dropped."""
+        self._models[model.name] = model
+        unused = [name for name in self._models if name not in in_use and name != model.name]
+        for name in unused[: max(0, len(unused) - KEPT)]:
+            del self._models[name]
