@@ -1,4 +1,4 @@
-"""The command line `mizzen-local`. A command imports what it needs when it runs, so that `--help` is quick."""
+"""The command line `mizzen-local`. Commands import what they need when they run: `--help` is quick."""
 
 from __future__ import annotations
 
