@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 import numpy as np
 
 from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import Phase, Sequence
-from mizzen.core.stops import UInt8
 
 _NEVER = 1 << 62
+
+
+class Column(enum.IntEnum):
+    """What stays the same while a request decodes."""
+
+    CELL = 0
+    """Index of its first token in the flat token history."""
+    RID = 1
+    PROMPT = 2
+    """Prompt tokens."""
+    STOPS = 3
+    """Its bits of the stop table."""
+    PAGES = 4
+    """Index of its first cell in the flat page table."""
 
 
 class Frame:
     """What steps with the same decode batch share; never changed once made."""
 
-    __slots__ = ("bits", "cells", "prompts", "rids", "rows", "slots", "version")
+    __slots__ = ("columns", "slots", "version")
 
-    def __init__(self, batch: DecodeBatch, version: int, slots: Int32) -> None:
-        n = batch.size
+    def __init__(self, version: int, slots: Int32, columns: Int64) -> None:
         self.version = version
         self.slots = slots
-        self.rids: Int64 = batch.rids[:n].copy()
-        self.prompts: Int32 = batch.prompts[:n].copy()
-        self.bits: UInt8 = batch.bits[:n].copy()
-        self.rows: Int64 = slots * np.int64(batch.columns)
-        """Index of each request's first cell in the flat page table."""
-        self.cells: Int64 = slots * np.int64(batch.width)
-        """Index of each request's first token in the flat token history."""
+        self.columns = columns
+        """int64 [len(Column), n]."""
 
 
 class DecodeBatch:
@@ -36,21 +44,19 @@ class DecodeBatch:
 
     def __init__(self, slots: int, columns: int, width: int) -> None:
         self.size = 0
-        self.columns = columns
-        self.width = width
-        self.lengths: Int32 = np.zeros(slots, np.int32)
+        self.lengths: Int64 = np.zeros(slots, np.int64)
         """Tokens whose KV exists after all launched steps: the position that the next step runs."""
         self.next_leave = _NEVER
         """No row reaches its limit before this step."""
-        self.rids: Int64 = np.zeros(slots, np.int64)
-        self.prompts: Int32 = np.zeros(slots, np.int32)
-        self.bits: UInt8 = np.zeros(slots, np.uint8)
+        self._page_cells = columns
+        self._token_cells = width
         self._slots: Int32 = np.zeros(slots, np.int32)
-        self._limits: Int32 = np.zeros(slots, np.int32)
+        self._columns: Int64 = np.zeros((len(Column), slots), np.int64)
+        self._limits: Int64 = np.zeros(slots, np.int64)
         self._sequences: list[Sequence] = []
         self._row_of: dict[int, int] = {}
         self._dirty = False
-        self._frame = self._launched = Frame(self, 0, self._slots[:0].copy())
+        self._frame = self._launched = Frame(0, self._slots[:0].copy(), self._columns[:, :0].copy())
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -63,12 +69,24 @@ class DecodeBatch:
             if slots.tobytes() == self._launched.slots.tobytes():
                 self._frame = self._launched
             else:
-                self._frame = Frame(self, self._launched.version + 1, slots)
+                columns = self._columns[:, : self.size].copy()
+                self._frame = Frame(self._launched.version + 1, slots, columns)
         return self._frame
 
     def computed(self, sequence: Sequence) -> int:
         """Return the tokens whose KV exists, of a request in the batch."""
         return int(self.lengths[self._row_of[sequence.slot]])
+
+    def constants(self, sequence: Sequence) -> tuple[int, ...]:
+        """Return what `Column` names, of a request that holds a slot."""
+        slot = sequence.slot
+        return (
+            slot * self._token_cells,
+            sequence.rid,
+            sequence.prompt_tokens,
+            sequence.stop_bits,
+            slot * self._page_cells,
+        )
 
     def add(self, sequence: Sequence, step: int) -> None:
         """Let a request that has all its KV decode from `step` on."""
@@ -77,9 +95,7 @@ class DecodeBatch:
         self._dirty = True
         self._slots[row] = slot
         self.lengths[row] = sequence.computed
-        self.rids[row] = sequence.rid
-        self.prompts[row] = sequence.prompt_tokens
-        self.bits[row] = sequence.stop_bits
+        self._columns[:, row] = self.constants(sequence)
         self._limits[row] = sequence.limit
         self._sequences.append(sequence)
         self._row_of[slot] = row
@@ -97,8 +113,10 @@ class DecodeBatch:
         moved = self._sequences.pop()
         if row == last:
             return
-        for column in (self._slots, self.lengths, self.rids, self.prompts, self.bits, self._limits):
-            column[row] = column[last]
+        self._slots[row] = self._slots[last]
+        self.lengths[row] = self.lengths[last]
+        self._limits[row] = self._limits[last]
+        self._columns[:, row] = self._columns[:, last]
         self._sequences[row] = moved
         self._row_of[moved.slot] = row
 

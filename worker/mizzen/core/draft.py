@@ -32,8 +32,8 @@ class Draft:
 
     def write_row(self, slot: int, first: int, pages: Int32) -> None:
         """Set the cells of one slot from column `first` on."""
-        end = first + len(pages)
-        self.write(np.full(len(pages), slot, np.int32), np.arange(first, end, dtype=np.int32), pages)
+        count = len(pages)
+        self.write(np.full(count, slot, np.int32), np.arange(first, first + count, dtype=np.int32), pages)
 
     def start(self, sequence: Sequence) -> None:
         """Let a request take its slot."""

@@ -6,10 +6,22 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mizzen.core.decode import Frame
+import numpy as np
+
+from mizzen.core.decode import Column, Frame
+from mizzen.core.plan import StepTokens
 from mizzen.core.radix import Node
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import Sequence
+
+
+class Rows(NamedTuple):
+    """What a step sampled, a row for each token that somebody waits for."""
+
+    columns: Int64
+    """int64 [len(Column), rows]."""
+    positions: Int64
+    tokens: Int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +33,49 @@ class Release:
     node: Node | None = None
 
 
-class SampledRow(NamedTuple):
-    """A request that samples from its last chunk, as the columns of `Frame` have it."""
-
-    slot: int
-    rid: int
-    prompt: int
-    bits: int
-    length: int
-    """Position of the chunk's last token."""
-
-
 @dataclass(slots=True)
 class Flight:
     """One launched step."""
 
     step: int
     frame: Frame
-    lengths: Int32
-    """Of the frame's rows before the step: the positions that it runs."""
-    sampled: list[SampledRow] = field(default_factory=list)
-    """Rows behind the frame's: requests whose last chunk it runs, in order."""
+    positions: Int64
+    """Of the tokens that the frame's rows sample."""
+    sampled: list[tuple[int, ...]] = field(default_factory=list)
+    """Requests whose last chunk it runs, in order: their columns, as in the frame."""
+    sampled_positions: list[int] = field(default_factory=list)
+    """Of the tokens that these sample."""
     leaving: list[Sequence] = field(default_factory=list)
     """Requests whose last token it samples."""
     dropped: list[int] = field(default_factory=list)
-    """Slots whose tokens nobody wants any more."""
+    """Token cells (`Column.CELL`) of the requests that nobody waits for any more."""
     releases: list[Release] = field(default_factory=list)
     """To be done when it is complete."""
+
+    def rows(self, result: StepTokens) -> Rows:
+        """Join a step's tokens to the requests that wait for them.
+
+        Raises:
+            ValueError: there are more or fewer than the step samples, or several a row.
+        """
+        columns, positions = self.frame.columns, self.positions
+        if self.sampled:
+            columns = np.concatenate((columns, np.array(self.sampled, np.int64).T), axis=1)
+            positions = np.concatenate((positions, self.sampled_positions))
+        if result.counts is not None or result.tokens.shape != (len(positions), 1):
+            raise ValueError(
+                f"step {self.step} samples {len(positions)} tokens, one a row; the shape of its tokens is "
+                f"{result.tokens.shape}"
+            )
+        tokens = result.tokens.reshape(-1)
+        if not self.dropped:
+            return Rows(columns, positions, tokens)
+        cells = columns[Column.CELL]
+        wanted = cells != self.dropped[0]
+        for cell in self.dropped[1:]:
+            wanted &= cells != cell
+        rows = wanted.nonzero()[0]
+        return Rows(columns.take(rows, axis=1), positions.take(rows), tokens.take(rows))
 
 
 class Flights:
@@ -85,11 +113,11 @@ class Flights:
         self._queue[last_step - self.completed - 1].releases.append(release)
         return True
 
-    def drop(self, slot: int, first_step: int, last_step: int) -> int:
-        """Let the tokens that the steps in flight sample for a slot be passed over; return how many."""
+    def drop(self, cell: int, first_step: int, last_step: int) -> int:
+        """Let the tokens that the steps in flight sample for a request be passed over; return how many."""
         first = max(first_step, self.completed + 1)
         for step in range(first, last_step + 1):
-            self._queue[step - self.completed - 1].dropped.append(slot)
+            self._queue[step - self.completed - 1].dropped.append(cell)
         return max(last_step + 1 - first, 0)
 
     def pending(self) -> bool:

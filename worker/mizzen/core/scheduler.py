@@ -14,17 +14,17 @@ import numpy as np
 
 from mizzen.core.admission import Admission
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import DecodeBatch
+from mizzen.core.decode import Column, DecodeBatch
 from mizzen.core.draft import Draft
 from mizzen.core.events import Abort, Arrive, Event
-from mizzen.core.flight import Flight, Flights, Release, SampledRow
+from mizzen.core.flight import Flight, Flights, Release
 from mizzen.core.integrity import find_faults
 from mizzen.core.memory import KvMemory
 from mizzen.core.output import CacheEvents, Load, StepOutput
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
 from mizzen.core.sequence import Phase, Sequence
-from mizzen.core.stops import StopTable, UInt8
+from mizzen.core.stops import StopTable
 
 
 class Scheduler:
@@ -97,24 +97,13 @@ class Scheduler:
             ValueError: the step is another, or it has another number of tokens than it samples.
         """
         flight = self.flights.land(result.step)
-        frame, lengths = flight.frame, flight.lengths
-        slots, rids, prompts, bits, cells = frame.slots, frame.rids, frame.prompts, frame.bits, frame.cells
-        if flight.sampled:
-            slots, rids, prompts, bits, lengths = _with_sampled(flight)
-            cells = slots * np.int64(self.memory.tokens.shape[1])
-        tokens = _one_a_row(result, len(slots))
-        if flight.dropped:
-            keep = ~np.isin(slots, flight.dropped)
-            slots, rids, prompts, bits = slots[keep], rids[keep], prompts[keep], bits[keep]
-            cells, lengths, tokens = cells[keep], lengths[keep], tokens[keep]
-        positions = lengths + np.int32(1)
+        columns, positions, tokens = flight.rows(result)
+        cells = columns[Column.CELL]
         self.memory.flat_tokens[cells + positions] = tokens
-        finished: list[Finished] = []
-        for row in self._stops.candidates(tokens, bits):
-            sequence = self.memory.holders[slots[row]]
-            assert sequence is not None
-            if (token := int(tokens[row])) in sequence.stops:
-                finished.append(self._end(sequence, FinishReason.STOP, stop_token=token))
+        finished = [
+            self._end(sequence, FinishReason.STOP, stop_token=token)
+            for sequence, token in self._stopped(cells, tokens, columns[Column.STOPS])
+        ]
         finished += [
             self._end(sequence, FinishReason.LENGTH)
             for sequence in flight.leaving
@@ -124,16 +113,16 @@ class Scheduler:
             self.memory.release(release)
         return StepOutput(
             step=flight.step,
-            rids=rids,
-            offsets=positions - prompts,
+            rids=columns[Column.RID],
+            offsets=(positions - columns[Column.PROMPT]).astype(np.int32),
             tokens=tokens,
             counts=None,
             finished=tuple(finished),
         )
 
-    def take_ended(self) -> list[Finished]:
+    def take_ended(self) -> tuple[Finished, ...]:
         """Return the requests that ended outside a step since the last call: aborted or refused."""
-        ended, self._ended = self._ended, []
+        ended, self._ended = tuple(self._ended), []
         return ended
 
     def take_cache_events(self) -> CacheEvents:
@@ -167,6 +156,16 @@ class Scheduler:
     def living(self) -> Iterable[Sequence]:
         """Return all requests that wait or run."""
         return self._live.values()
+
+    def _stopped(self, cells: Int64, tokens: Int32, bits: Int64) -> list[tuple[Sequence, int]]:
+        """Return the requests that a token of theirs ends, with that token."""
+        stopped: list[tuple[Sequence, int]] = []
+        for row in self._stops.candidates(tokens, bits).tolist():
+            sequence = self.memory.holders[int(cells[row]) // self.memory.tokens.shape[1]]
+            assert sequence is not None
+            if (token := int(tokens[row])) in sequence.stops:
+                stopped.append((sequence, token))
+        return stopped
 
     def _arrive(self, request: Request) -> None:
         if request.rid in self._live:
@@ -245,7 +244,8 @@ class Scheduler:
             self.prefilling.remove(sequence)
         known = len(sequence.tokens)
         if sequence.first_sample:
-            unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
+            cell = sequence.slot * self.memory.tokens.shape[1]
+            unread = self.flights.drop(cell, sequence.first_sample, sequence.last_step)
             known = sequence.computed + 1 - unread
         release = self.memory.surrender(sequence, sequence.computed, known)
         self._release(release, sequence.last_step)
@@ -274,16 +274,17 @@ class Scheduler:
             size = self.memory.page_size
             frame, lengths = self.decode.frame(), self.decode.lengths[: self.decode.size]
             if size == 1:
-                slots, rows, columns = frame.slots, frame.rows, lengths.copy()
+                slots, rows, columns = frame.slots, frame.columns[Column.PAGES], lengths
             else:
                 growing = (lengths % size == 0).nonzero()[0]
                 if not len(growing):
                     return True
-                slots, rows, columns = frame.slots[growing], frame.rows[growing], lengths[growing] // size
+                slots, columns = frame.slots.take(growing), lengths.take(growing) // size
+                rows = frame.columns[Column.PAGES].take(growing)
             pages = self.memory.take(len(columns))
             if pages is not None:
                 self.memory.flat_table[rows + columns] = pages
-                draft.write(slots, columns, pages)
+                draft.write(slots, columns.astype(np.int32), pages)
                 return True
             if self.flights.pending():
                 return False
@@ -319,8 +320,7 @@ class Scheduler:
     def _launch(self, draft: Draft) -> StepPlan:
         step, frame = self.flights.launched + 1, self.decode.frame()
         plan = draft.plan(step, frame)
-        lengths = self.decode.lengths[: self.decode.size].copy()
-        flight = Flight(step, frame, lengths)
+        flight = Flight(step, frame, self.decode.lengths[: self.decode.size] + 1)
         self.flights.launch(flight)
         flight.leaving = self.decode.advance(step)
         if draft.prefilled:
@@ -342,15 +342,8 @@ class Scheduler:
                 continue
             sequence.first_sample = step
             sequence.data = b""
-            flight.sampled.append(
-                SampledRow(
-                    sequence.slot,
-                    sequence.rid,
-                    sequence.prompt_tokens,
-                    sequence.stop_bits,
-                    sequence.computed - 1,
-                )
-            )
+            flight.sampled.append(self.decode.constants(sequence))
+            flight.sampled_positions.append(sequence.computed)
             if sequence.computed + 1 == sequence.limit:
                 sequence.phase = Phase.LEAVING
                 flight.leaving.append(sequence)
@@ -364,30 +357,3 @@ class Scheduler:
             self._unchecked = False
             self.integrity_checks += 1
             self.integrity_faults += len(self.check_integrity())
-
-
-def _with_sampled(flight: Flight) -> tuple[Int32, Int64, Int32, UInt8, Int32]:
-    """Return slots, rids, prompts, bits and lengths of a flight's rows: decodes, then last chunks."""
-    frame = flight.frame
-    slots, rids, prompts, bits, lengths = zip(*flight.sampled, strict=True)
-    return (
-        np.concatenate((frame.slots, np.array(slots, np.int32))),
-        np.concatenate((frame.rids, np.array(rids, np.int64))),
-        np.concatenate((frame.prompts, np.array(prompts, np.int32))),
-        np.concatenate((frame.bits, np.array(bits, np.uint8))),
-        np.concatenate((flight.lengths, np.array(lengths, np.int32))),
-    )
-
-
-def _one_a_row(result: StepTokens, rows: int) -> Int32:
-    """Return the tokens of a step that samples one token a row.
-
-    Raises:
-        ValueError: it has another number of rows, or several tokens a row.
-    """
-    if result.counts is not None or result.tokens.shape != (rows, 1):
-        raise ValueError(
-            f"step {result.step} samples {rows} tokens, one a row; the shape of its tokens is "
-            f"{result.tokens.shape}"
-        )
-    return result.tokens.reshape(-1)

@@ -60,7 +60,7 @@ class StopTable:
             if shared == number:
                 self._mark(other, number)
 
-    def candidates(self, tokens: Int32, bits: UInt8) -> Int64:
+    def candidates(self, tokens: Int32, bits: Int64) -> Int64:
         """Return the rows whose token may be a stop token of theirs; `bits` [n] is each row's."""
         return (self._table[tokens & _MASK] & bits).nonzero()[0]
 

@@ -76,7 +76,7 @@ class OverlapLoop:
         self._in_flight -= 1
         return self._scheduler.complete(tokens, now)
 
-    def take_ended(self) -> list[Finished]:
+    def take_ended(self) -> tuple[Finished, ...]:
         """Return the requests that ended outside a step since the last call."""
         return self._scheduler.take_ended()
 

@@ -205,6 +205,59 @@ class SimulatedDevice:
         return token
 
 
+class FenceGuard:
+    """Checks at launch that no step takes a slot or page that a step in flight still uses.
+
+    A page may be read by many; it is written for one request only while no other's step in flight uses it.
+    """
+
+    def __init__(self, *, slots: int, page_size: int, context_length: int) -> None:
+        """Take the device's sizes."""
+        self._page_size = page_size
+        self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
+        self._lengths: Int32 = np.zeros(slots, np.int32)
+        self._tenancy: Int32 = np.zeros(slots, np.int32)
+        """Counts the requests that each slot has had."""
+        self._used: deque[dict[int, tuple[int, set[int]]]] = deque()
+        """For each step in flight, its slots: tenancy and pages."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Take note of a step.
+
+        Raises:
+            PlanViolation: it uses what a step in flight uses for another request.
+        """
+        self._table[plan.pages.slots, plan.pages.columns] = plan.pages.pages
+        for start in plan.starts:
+            if any(start.slot in used for used in self._used):
+                raise PlanViolation(f"step {plan.step} starts slot {start.slot}, which a step in flight uses")
+            self._lengths[start.slot] = start.length
+            self._tenancy[start.slot] += 1
+        runs = [(slot, 1) for slot in plan.decode.tolist()]
+        runs += [(chunk.slot, len(chunk.tokens)) for chunk in plan.prefill]
+        now: dict[int, tuple[int, set[int]]] = {}
+        for slot, count in runs:
+            start = int(self._lengths[slot])
+            self._lengths[slot] = end = start + count
+            pages = self._table[slot, : -(-end // self._page_size)].tolist()
+            self._check(plan.step, slot, set(pages[start // self._page_size :]))
+            now[slot] = int(self._tenancy[slot]), set(pages)
+        self._used.append(now)
+
+    def land(self) -> None:
+        """Take note that the oldest step is complete."""
+        self._used.popleft()
+
+    def _check(self, step: int, slot: int, written: set[int]) -> None:
+        for used in self._used:
+            for other, (tenancy, pages) in used.items():
+                if (other != slot or tenancy != self._tenancy[slot]) and not written.isdisjoint(pages):
+                    raise PlanViolation(
+                        f"step {step} writes pages {sorted(written & pages)} for slot {slot}, which a step in "
+                        f"flight uses for slot {other}"
+                    )
+
+
 class SimulatedRunner:
     """A `Runner` that executes plans on a `SimulatedDevice` in a worker thread, at a given speed."""
 
@@ -213,6 +266,7 @@ class SimulatedRunner:
         device: SimulatedDevice,
         speed: Speed | None = None,
         delay: Callable[[StepPlan], float] | None = None,
+        guard: FenceGuard | None = None,
     ) -> None:
         """Start the worker.
 
@@ -220,10 +274,12 @@ class SimulatedRunner:
             device: fresh device state.
             speed: how long a step takes; no time by default.
             delay: seconds to add to a step, decided when it runs; may raise, to let the step fail.
+            guard: checks the fences at each launch.
         """
         self._device = device
         self._speed = speed or Speed()
         self._delay = delay
+        self._guard = guard
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._results: deque[StepTokens | BaseException] = deque()
         self._landed = threading.Condition()
@@ -236,6 +292,8 @@ class SimulatedRunner:
         """Enqueue a step."""
         if self._closed:
             raise RuntimeError("the runner is closed")
+        if self._guard is not None:
+            self._guard.launch(plan)
         self._in_flight += 1
         self._plans.put(plan)
 
@@ -252,6 +310,8 @@ class SimulatedRunner:
                 self._landed.wait(timeout=1.0)
             result = self._results.popleft()
         self._in_flight -= 1
+        if self._guard is not None:
+            self._guard.land()
         if isinstance(result, BaseException):
             raise result
         return result
@@ -291,8 +351,9 @@ def simulated_runner(
     speed: Speed | None = None,
     delay: Callable[[StepPlan], float] | None = None,
 ) -> SimulatedRunner:
-    """Return a runner with a device of the given sizes."""
+    """Return a runner with a device of the given sizes, and a guard of its fences."""
     device = SimulatedDevice(
         slots=slots, pages=pages, page_size=page_size, context_length=context_length, script=script
     )
-    return SimulatedRunner(device, speed, delay)
+    guard = FenceGuard(slots=slots, page_size=page_size, context_length=context_length)
+    return SimulatedRunner(device, speed, delay, guard)

@@ -1,0 +1,150 @@
+"""Host cost of a step: `next` plus `complete` of the production scheduler, with nothing in between.
+
+Requests of about a thousand tokens run at a steady number; on average 1 % of them finish in a step and as
+many arrive. Stop tokens are checked, pages grow, ended requests enter the radix cache, and the cache evicts.
+
+    decode        steps that run no prompt: the figure that the goal is for
+    mixed         steps that run at least one prompt beside the decodes
+    all           every step, with all finishes and arrivals that fell on it
+    per event     what one finish and its successor's arrival add to a step
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.events import Arrive
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.request import Request
+from mizzen.core.scheduler import Scheduler
+
+GOAL_MICROSECONDS = 40.0
+SIZES = (1, 8, 32, 64, 128, 256, 512)
+GOAL_SIZE = 256
+VOCABULARY = 128_000
+END_TOKENS = (0, 1)
+CHURN = 0.01
+
+
+class Workload:
+    """Requests that share system prompts and end by a stop token (1 % of them a step) or by length."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._systems = [self._tokens(512) for _ in range(8)]
+        self._rid = 0
+
+    def request(self) -> Request:
+        """Return a new request: a shared prefix of 512 tokens and 512 of its own."""
+        self._rid += 1
+        prompt = np.concatenate((self._systems[self._rid % 8], self._tokens(512)))
+        stops = (7, 8) if self._rid % 2 else ()
+        sampling = SamplingParams(max_tokens=2048, stop_token_ids=stops)
+        return Request(rid=self._rid, prompt=prompt, sampling=sampling)
+
+    def sample(self, plan: StepPlan) -> StepTokens:
+        """Return random tokens, a stop token for 1 % of the decodes."""
+        tokens = self._random.integers(16, VOCABULARY, plan.samples, dtype=np.int32)
+        ends = self._random.random(len(plan.decode)) < CHURN
+        tokens[: len(plan.decode)][ends] = END_TOKENS[0]
+        return StepTokens(plan.step, tokens.reshape(-1, 1))
+
+    def _tokens(self, count: int) -> np.ndarray:
+        return self._random.integers(16, VOCABULARY, count, dtype=np.int32)
+
+
+def run(running: int, page_size: int, steps: int) -> Iterator[tuple[float, bool, int]]:
+    """Yield each step's microseconds, whether it ran a prompt, and the requests that finished in it."""
+    workload = Workload(running)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            pages_total=running * 2048 // page_size + 8192 // page_size,
+            context_length=4096,
+            page_size=page_size,
+            max_running_requests=running + 16,
+            end_token_ids=END_TOKENS,
+            steps_in_flight=2,
+        )
+    )
+    events = [Arrive(workload.request()) for _ in range(running)]
+    flying: list[StepPlan] = []
+    lap = 0.0
+    for number in range(steps):
+        begin = time.thread_time()
+        plan = scheduler.next(events, 0.0)
+        lap = time.thread_time() - begin
+        events = []
+        if plan is not None:
+            flying.append(plan)
+        if len(flying) < 2:
+            continue
+        oldest = flying.pop(0)
+        tokens = workload.sample(oldest)
+        begin = time.thread_time()
+        output = scheduler.complete(tokens, 0.0)
+        lap += time.thread_time() - begin
+        events = [Arrive(workload.request()) for _ in output.finished]
+        if number >= steps // 4 and plan is not None:
+            yield lap * 1e6, bool(plan.prefill), len(output.finished)
+
+
+def measure(running: int, page_size: int, steps: int) -> dict[str, float]:
+    """Return medians and 99th percentiles in microseconds; of few steps at one request, maxima are noisy."""
+    gc.collect()
+    gc.freeze()
+    laps = list(run(running, page_size, steps))
+    gc.unfreeze()
+    decode = np.array([lap for lap, mixed, _ in laps if not mixed])
+    mixed = np.array([lap for lap, mixed, _ in laps if mixed])
+    everything = np.array([lap for lap, _, _ in laps])
+    finishes = sum(finished for _, _, finished in laps)
+    return {
+        "decode": float(np.median(decode)),
+        "decode_p99": float(np.percentile(decode, 99)),
+        "mixed": float(np.median(mixed)),
+        "all": float(np.median(everything)),
+        "all_p99": float(np.percentile(everything, 99)),
+        "event": float((everything.mean() - np.median(decode)) * len(everything) / max(finishes, 1)),
+    }
+
+
+def report(sizes: tuple[int, ...], steps: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Print a table and return its figures."""
+    keys = ("decode", "decode_p99", "mixed", "all", "all_p99", "event")
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for page_size in (1, 16):
+        print(f"page size {page_size}: microseconds a step; goal {GOAL_MICROSECONDS:.0f} for decode at {GOAL_SIZE}")
+        print(f"{'running':>8}" + "".join(f"{key:>12}" for key in keys) + f"{'of goal':>10}")
+        table: dict[str, dict[str, float]] = {f"{key}_us": {} for key in keys}
+        for running in sizes:
+            figure = measure(running, page_size, steps)
+            for key in keys:
+                table[f"{key}_us"][str(running)] = round(figure[key], 2)
+            share = f"{figure['decode'] / GOAL_MICROSECONDS:>9.0%}" if running == GOAL_SIZE else ""
+            print(f"{running:>8}" + "".join(f"{figure[key]:>12.1f}" for key in keys) + share)
+        figures[f"page_size_{page_size}"] = table
+    return figures
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
+    parser.add_argument("--steps", type=int, default=3000, help="steps a size; the first quarter warms up")
+    options = parser.parse_args()
+    figures = report(tuple(options.sizes), options.steps)
+    if options.json:
+        print(json.dumps({**figures["page_size_1"], **figures, "goal_us": GOAL_MICROSECONDS}))
+
+
+if __name__ == "__main__":
+    main()
