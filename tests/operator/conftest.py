@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import ssl
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -193,3 +195,39 @@ def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _simulation() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "operator_simulation", Path(__file__).with_name("simulation.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def node(api: Api, control_plane: ControlPlane) -> Iterator[Any]:
+    """The simulated node and gateways."""
+    client = Api(control_plane)
+    simulated = _simulation().SimulatedNode(client, control_plane)
+    simulated.start()
+    yield simulated
+    simulated.stop()
+    client.close()
+    assert not simulated.errors
+
+
+@pytest.fixture(scope="session")
+def operators(
+    api: Api, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """Operator processes; one runs and leads from the start."""
+    processes = _simulation().Operators(api, control_plane, tmp_path_factory.mktemp("operators"))
+    processes.install()
+    processes.start()
+    eventually(processes.leads, what="an operator leads")
+    yield processes
+    processes.stop(eventually)

@@ -1,0 +1,340 @@
+"""What the operator meets in a cluster, without running a model: a node, gateways' admin API, operators.
+
+The API server, its garbage collector and its Deployment controller are real, and so is the operator's process
+with the rights that the chart gives it. Simulated are the kubelet (it binds pods and writes their status) and
+the gateways (each answers `GET /admin/engines` on its pod's own address, from what the pods are just then).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from mizzen_local.addresses import free_port
+from mizzen_local.controlplane import ControlPlane
+from mizzen_local.pki import write_token_kubeconfig
+from mizzen_operator.chart import operator_manifests
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "mizzen-system"
+TICK_SECONDS = 0.03
+SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mizzen.dev/routable"
+
+
+@dataclass
+class Behaviour:
+    """How long things take, in seconds, and what goes wrong."""
+
+    start: float = 0.2
+    connect: float = 0.15
+    drain: float = 0.4
+    broken_models: set[str] = field(default_factory=set)
+    unready: set[str] = field(default_factory=set)
+    deaf_gateways: set[str] = field(default_factory=set)
+
+
+class SimulatedNode:
+    """A kubelet that only writes status, and the gateways of every service."""
+
+    def __init__(self, api: Any, plane: ControlPlane) -> None:
+        self._api, self._plane = api, plane
+        self.behaviour = Behaviour()
+        self.pods: list[dict[str, Any]] = []
+        self.lowest: dict[str, int] = {}
+        self.names: list[str] = []
+        self._first_seen: dict[str, float] = {}
+        self._ready_since: dict[str, float] = {}
+        self._ending_since: dict[str, float] = {}
+        self._addresses: dict[str, str] = {}
+        self._written: dict[str, str] = {}
+        self._servers: dict[str, ThreadingHTTPServer] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.errors: list[str] = []
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        for server in self._servers.values():
+            server.shutdown()
+            server.server_close()
+
+    def reset_lowest(self, service: str) -> None:
+        """Begin to watch how few groups of a service (its namespace's only one) get requests at any time."""
+        self.lowest[service] = 1 << 30
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            try:
+                self._tick()
+            except Exception as error:  # the tests look at this
+                self.errors.append(repr(error))
+
+    def _tick(self) -> None:
+        self.pods = self._api.list("Pod", "", SERVICE)
+        for service in list(self.lowest):
+            serving = [p for p in self.pods if p["metadata"]["namespace"] == service and self._routed(p)]
+            self.lowest[service] = min(self.lowest[service], len(serving))
+        for pod in self.pods:
+            meta = pod["metadata"]
+            if meta["uid"] not in self._first_seen:
+                self._first_seen[meta["uid"]] = time.monotonic()
+                self.names.append(f"{meta['namespace']}/{meta['name']}")
+            if "deletionTimestamp" in meta:
+                self._end(pod)
+            elif not pod["spec"].get("nodeName"):
+                self._bind(pod)
+            else:
+                self._write_status(pod)
+        gone = set(self._servers) - {pod["metadata"]["uid"] for pod in self.pods}
+        for uid in gone:
+            server = self._servers.pop(uid)
+            server.shutdown()
+            server.server_close()
+            del self._addresses[uid]
+
+    def _bind(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": meta["name"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "sim"},
+        }
+        self._quietly("POST", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/binding", binding)
+
+    def _end(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        since = self._ending_since.setdefault(meta["uid"], time.monotonic())
+        if time.monotonic() - since >= self.behaviour.drain:
+            body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+            self._quietly("DELETE", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", body)
+
+    def _quietly(self, method: str, path: str, body: Any, **options: Any) -> None:
+        try:
+            self._api.request(method, path, body, **options)
+        except Exception as error:
+            if getattr(error, "code", 0) not in (404, 409):
+                raise
+
+    def _write_status(self, pod: dict[str, Any]) -> None:
+        meta, spec = pod["metadata"], pod["spec"]
+        container = spec["containers"][0]["name"]
+        broken = self._broken(pod)
+        age = time.monotonic() - self._first_seen[meta["uid"]]
+        running = age >= self.behaviour.start and not broken and meta["uid"] not in self.behaviour.unready
+        if container == "gateway":
+            self._serve_admin(pod)
+        gates = [gate["conditionType"] for gate in spec.get("readinessGates", [])]
+        conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+        ready = running and all(conditions.get(gate) == "True" for gate in gates)
+        if running:
+            self._ready_since.setdefault(meta["uid"], time.monotonic())
+        else:
+            self._ready_since.pop(meta["uid"], None)
+        status = {
+            "phase": "Running",
+            "podIP": self._address(meta["uid"]),
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "ContainersReady", "status": str(running)},
+                {"type": "Ready", "status": str(ready)},
+            ],
+            "containerStatuses": [self._container_status(pod, running, broken)],
+        }
+        text = json.dumps(status)
+        if self._written.get(meta["uid"]) != text:
+            self._quietly(
+                "PATCH",
+                f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status",
+                {"metadata": {"uid": meta["uid"]}, "status": status},
+                content_type="application/strategic-merge-patch+json",
+            )
+            self._written[meta["uid"]] = text
+
+    def _broken(self, pod: dict[str, Any]) -> bool:
+        return bool(self.behaviour.broken_models & set(pod["spec"]["containers"][0].get("args", [])))
+
+    def _container_status(self, pod: dict[str, Any], running: bool, broken: bool) -> dict[str, Any]:
+        spec = pod["spec"]["containers"][0]
+        status = {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": running}
+        if broken:
+            ended = {"exitCode": 1, "reason": "Error", "message": "no config.json in the model's folder"}
+            return {
+                **status,
+                "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                "lastState": {"terminated": ended},
+            }
+        return {**status, "restartCount": 0, "state": {"running": {}}}
+
+    def _address(self, uid: str) -> str:
+        if uid not in self._addresses:
+            used = set(self._addresses.values())
+            free = (self._plane.addresses.pod(number) for number in range(1020))
+            self._addresses[uid] = next(address for address in free if address not in used)
+        return self._addresses[uid]
+
+    def _connected(self, pod: dict[str, Any]) -> bool:
+        since = self._ready_since.get(pod["metadata"]["uid"])
+        return since is not None and time.monotonic() - since >= self.behaviour.connect
+
+    def _routed(self, pod: dict[str, Any]) -> bool:
+        """Whether gateways send requests to an engine's pod."""
+        meta = pod["metadata"]
+        engine = meta["labels"][COMPONENT] == "engine"
+        return engine and "deletionTimestamp" not in meta and self._connected(pod)
+
+    def _serve_admin(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        if meta["uid"] in self._servers:
+            return
+        service = meta["labels"][SERVICE]
+        secret = self._api.find("Secret", meta["namespace"], f"{service}-gateway-keys")
+        if secret is None:
+            return
+        token = base64.b64decode(secret["data"]["admin.token"]).decode()
+        node = self
+
+        class Admin(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.headers["Authorization"] != f"Bearer {token}" or self.path != "/admin/engines":
+                    self.send_response(401)
+                    self.end_headers()
+                    return
+                if meta["namespace"] in node.behaviour.deaf_gateways:
+                    self.send_response(500)
+                    self.end_headers()
+                    return
+                body = json.dumps({"synced": True, "engines": node.engines(meta["namespace"], service)})
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((self._address(meta["uid"]), 8001), Admin)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        self._servers[meta["uid"]] = server
+
+    def engines(self, namespace: str, service: str) -> list[dict[str, Any]]:
+        """What a gateway's admin API says."""
+        pods = [p for p in self.pods if p["metadata"]["namespace"] == namespace]
+        return [
+            {
+                "name": pod["metadata"]["name"],
+                "uid": pod["metadata"]["uid"],
+                "state": "serving" if self._connected(pod) else "connecting",
+                "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
+                "requests": 0,
+            }
+            for pod in pods
+            if pod["metadata"]["labels"][SERVICE] == service
+            and pod["metadata"]["labels"][COMPONENT] == "engine"
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+
+class Operators:
+    """Operator processes with the rights of the chart's ServiceAccount."""
+
+    def __init__(self, api: Any, plane: ControlPlane, folder: Path) -> None:
+        self._api, self._plane, self._folder = api, plane, folder
+        self._running: list[tuple[subprocess.Popen[bytes], str, int]] = []
+        self._count = 0
+
+    def install(self) -> None:
+        """Apply the chart's manifests, without the Deployment, and get a token."""
+        paths = {
+            "ServiceAccount": f"/api/v1/namespaces/{SYSTEM}/serviceaccounts",
+            "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/roles",
+            "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings",
+        }
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}
+        self._api.apply_any(namespace, "/api/v1/namespaces")
+        for manifest in operator_manifests(ROOT / "charts/mizzen", {}, SYSTEM, "mizzen"):
+            if manifest["kind"] in paths:
+                self._api.apply_any(manifest, paths[manifest["kind"]])
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        account = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/mizzen-operator/token"
+        token = self._folder / "operator.token"
+        token.write_text(self._api.request("POST", account, request)["status"]["token"])
+        self.kubeconfig = write_token_kubeconfig(
+            self._folder / "operator.kubeconfig",
+            server=self._plane.server,
+            authority=self._plane.authority,
+            namespace=SYSTEM,
+            token_file=token,
+        )
+
+    def start(self, *options: str) -> str:
+        """Start one more and return its identity."""
+        self._count += 1
+        identity, port = f"operator-{self._count}", free_port(self._plane.addresses.host)
+        command = [sys.executable, "-m", "mizzen_operator.main"]
+        fixed = {
+            "identity": identity,
+            "lease-namespace": SYSTEM,
+            "health-host": self._plane.addresses.host,
+            "health-port": str(port),
+        }
+        arguments = [item for name, value in fixed.items() for item in (f"--{name}", value)]
+        with (self._folder / f"{identity}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *arguments, *options],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+            )
+        self._running.append((process, identity, port))
+        return identity
+
+    def leader(self) -> str:
+        """Identity in the Lease; empty when nobody holds it."""
+        lease = self._api.find("Lease", SYSTEM, "mizzen-operator")
+        return lease["spec"].get("holderIdentity", "") if lease else ""
+
+    def leads(self) -> bool:
+        """Whether one of the running ones leads."""
+        return self.leader() in {identity for process, identity, _ in self._running if process.poll() is None}
+
+    def kill(self, identity: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal and return the exit code."""
+        process = next(p for p, name, _ in self._running if name == identity)
+        process.send_signal(number)
+        code = process.wait(20)
+        self._running = [entry for entry in self._running if entry[1] != identity]
+        return code
+
+    def http(self, identity: str, path: str) -> str:
+        port = next(port for _, name, port in self._running if name == identity)
+        url = f"http://{self._plane.addresses.host}:{port}{path}"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.read().decode()
+
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("operator-*.log")))
+
+    def stop(self, wait: Callable[..., Any]) -> None:
+        for process, _, _ in self._running:
+            process.terminate()
+        wait(lambda: all(process.poll() is not None for process, _, _ in self._running))

@@ -1,0 +1,404 @@
+"""The operator's process against a real API server: the life of a service, of its groups, of the operator."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(120)]
+
+ENGINES = "mizzen.dev/component=engine"
+
+
+class Service:
+    """One service in a namespace of its own."""
+
+    def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
+        self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
+
+    def body(self) -> dict[str, Any]:
+        return self.api.get("InferenceService", self.namespace, "demo")
+
+    def status(self) -> dict[str, Any]:
+        return self.body().get("status", {})
+
+    def condition(self, name: str) -> dict[str, Any]:
+        found = [c for c in self.status().get("conditions", []) if c["type"] == name]
+        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
+
+    def patch(self, **spec: Any) -> None:
+        self.api.patch("InferenceService", self.namespace, "demo", {"spec": spec})
+
+    def pods(self) -> list[dict[str, Any]]:
+        return self.api.list("Pod", self.namespace, ENGINES)
+
+    def live(self) -> list[str]:
+        return sorted(p["metadata"]["name"] for p in self.pods() if "deletionTimestamp" not in p["metadata"])
+
+    def ready(self, groups: int) -> bool:
+        """Ready at the newest generation with this many groups, and none besides."""
+        body = self.body()
+        status = body.get("status", {})
+        ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+        return (
+            ready.get("status") == "True"
+            and ready["observedGeneration"] == status["observedGeneration"] == body["metadata"]["generation"]
+            and status["availableReplicas"] == status["replicas"] == groups == len(self.pods())
+        )
+
+    def settle(self, groups: int, seconds: float = 30) -> None:
+        try:
+            self.eventually(lambda: self.ready(groups), seconds)
+        except AssertionError:
+            raise AssertionError(f"not Ready with {groups} groups: {self.status()}") from None
+
+
+@pytest.fixture
+def service(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Callable[..., Service]]:
+    def make(**spec: Any) -> Service:
+        body = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
+        body["metadata"]["namespace"] = namespace
+        api.create(body)
+        return Service(api, node, namespace, eventually)
+
+    yield make
+    node.behaviour = type(node.behaviour)()
+    api.delete("InferenceService", namespace, "demo")
+
+
+def test_a_service_comes_up(service: Callable[..., Service], api: Any) -> None:
+    demo = service(replicas=2, gateway={"replicas": 2})
+    demo.settle(2)
+    status = demo.status()
+    assert status["url"] == f"http://demo-gateway.{demo.namespace}.svc:8000/v1"
+    assert (status["servedName"], status["perPod"]) == ("demo", 0)
+    assert {c["type"]: c["status"] for c in status["conditions"]} == {
+        "Ready": "True",
+        "Available": "True",
+        "Progressing": "False",
+        "Scheduled": "True",
+        "GatewayReady": "True",
+        "Failed": "False",
+    }
+    assert [group["state"] for group in status["groups"]] == ["Serving", "Serving"]
+    assert len(api.list("Pod", demo.namespace, status["selector"])) == 2
+    for kind, name in (
+        ("Deployment", "demo-gateway"),
+        ("Service", "demo-gateway"),
+        ("ServiceAccount", "demo-gateway"),
+        ("RoleBinding", "demo-gateway"),
+        ("Secret", "demo-keys"),
+        ("Secret", "demo-engine-keys"),
+        ("Secret", "demo-gateway-keys"),
+        *(("Pod", pod["metadata"]["name"]) for pod in demo.pods()),
+    ):
+        meta = api.get(kind, demo.namespace, name)["metadata"]
+        assert meta["ownerReferences"][0]["uid"] == demo.body()["metadata"]["uid"], (kind, name)
+        assert meta["labels"]["mizzen.dev/service"] == "demo", (kind, name)
+
+
+def test_scaling_goes_up_and_down(service: Callable[..., Service], node: Any) -> None:
+    demo = service()
+    demo.settle(1)
+    node.reset_lowest(demo.namespace)
+    demo.api.patch("InferenceService", demo.namespace, "demo", {"spec": {"replicas": 3}}, "scale")
+    demo.settle(3)
+    assert len({pod["metadata"]["labels"]["mizzen.dev/group"] for pod in demo.pods()}) == 3
+    demo.patch(replicas=1)
+    demo.settle(1)
+    assert node.lowest[demo.namespace] == 1
+
+
+def test_scale_to_zero_and_back(service: Callable[..., Service]) -> None:
+    demo = service()
+    demo.settle(1)
+    demo.patch(replicas=0)
+    demo.settle(0)
+    assert demo.condition("Available")["reason"] == "ScaledToZero"
+    demo.patch(replicas=1)
+    demo.settle(1)
+
+
+def test_a_deleted_pod_is_replaced_before_it_is_gone(service: Callable[..., Service], node: Any) -> None:
+    demo = service()
+    demo.settle(1)
+    node.behaviour.drain = 3.0
+    [victim] = demo.live()
+    demo.api.delete("Pod", demo.namespace, victim, gracePeriodSeconds=30)
+    demo.eventually(lambda: [name for name in demo.live() if name != victim], 2)
+    assert victim in [pod["metadata"]["name"] for pod in demo.pods()]
+    [replacement] = demo.live()
+    assert replacement == victim.rpartition("-")[0] + "-1"
+    demo.settle(1)
+
+
+def test_a_spec_change_replaces_groups_one_by_one(service: Callable[..., Service], node: Any) -> None:
+    demo = service(replicas=2)
+    demo.settle(2)
+    before = set(demo.live())
+    node.reset_lowest(demo.namespace)
+    demo.patch(engine={"maxRunningRequests": 64})
+    most = 0
+
+    def done() -> bool:
+        nonlocal most
+        most = max(most, len(demo.live()))
+        return not before & set(demo.live()) and demo.ready(2)
+
+    demo.eventually(done, 30)
+    assert node.lowest[demo.namespace] == 2
+    assert most == 3
+
+
+def test_a_broken_revision_never_takes_the_old_one_down_and_a_revert_mends_it(
+    service: Callable[..., Service], node: Any
+) -> None:
+    demo = service(replicas=2)
+    demo.settle(2)
+    before = demo.live()
+    node.behaviour.broken_models = {"/models/broken"}
+    node.reset_lowest(demo.namespace)
+    demo.patch(model={"source": "file:///models/broken"})
+    demo.eventually(lambda: demo.condition("Failed")["status"] == "True")
+    failed = demo.condition("Failed")
+    assert failed["reason"] == "CrashLoopBackOff"
+    assert "no config.json in the model's folder" in failed["message"]
+    assert demo.condition("Ready")["reason"] == "CrashLoopBackOff"
+    assert demo.condition("Available")["status"] == "True"
+    assert demo.condition("Progressing")["status"] == "False"
+    assert demo.status()["groups"][0]["state"] == "Failed"
+    time.sleep(1)
+    assert set(before) < set(demo.live())
+    demo.patch(model={"source": "file:///opt/mizzen/models/demo"})
+    demo.settle(2)
+    assert demo.live() == before
+    assert node.lowest[demo.namespace] == 2
+
+
+def test_replicas_may_change_in_the_middle_of_a_rollout(service: Callable[..., Service], node: Any) -> None:
+    demo = service(replicas=3)
+    demo.settle(3)
+    before = set(demo.live())
+    node.reset_lowest(demo.namespace)
+    node.behaviour.start = 0.6
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: set(demo.live()) - before)
+    demo.patch(replicas=1)
+    demo.settle(1)
+    assert not before & set(demo.live())
+    assert node.lowest[demo.namespace] >= 1
+
+
+def test_a_group_counts_only_once_the_gateways_route_to_it(
+    service: Callable[..., Service], node: Any
+) -> None:
+    demo = service()
+    node.behaviour.deaf_gateways = {demo.namespace}
+    demo.eventually(lambda: demo.status().get("readyReplicas") == 1)
+    time.sleep(0.5)
+    assert demo.condition("Ready")["status"] == demo.condition("Available")["status"] == "False"
+    assert demo.status()["groups"][0]["state"] == "Connecting"
+    node.behaviour.deaf_gateways = set()
+    demo.settle(1)
+
+
+def test_an_engine_that_is_not_ready_is_not_available(service: Callable[..., Service], node: Any) -> None:
+    demo = service()
+    demo.settle(1)
+    [pod] = demo.pods()
+    node.behaviour.unready = {pod["metadata"]["uid"]}
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False", 5)
+    assert demo.condition("Ready")["status"] == "False"
+    assert len(demo.pods()) == 1
+    node.behaviour.unready = set()
+    demo.settle(1)
+
+
+def test_suspend_keeps_the_gateway(service: Callable[..., Service]) -> None:
+    demo = service()
+    demo.settle(1)
+    demo.patch(suspend=True)
+    demo.eventually(lambda: not demo.pods())
+
+    def gateway_args() -> list[str]:
+        pods = demo.api.list("Pod", demo.namespace, "mizzen.dev/component=gateway")
+        return [argument for pod in pods for argument in pod["spec"]["containers"][0]["args"]]
+
+    demo.eventually(lambda: "--suspended" in gateway_args())
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "Suspended")
+    assert demo.condition("Available")["reason"] == "Suspended"
+    assert demo.condition("Progressing")["status"] == "False"
+    demo.patch(suspend=False)
+    demo.settle(1)
+    demo.eventually(lambda: "--suspended" not in gateway_args())
+
+
+def test_deletion_leaves_nothing(service: Callable[..., Service], api: Any) -> None:
+    demo = service()
+    demo.settle(1)
+    api.delete("InferenceService", demo.namespace, "demo")
+    kinds = ("InferenceService", "Pod", "Deployment", "Service", "Secret", "RoleBinding")
+    demo.eventually(lambda: not any(api.list(kind, demo.namespace) for kind in kinds), 30)
+    accounts = [account["metadata"]["name"] for account in api.list("ServiceAccount", demo.namespace)]
+    assert accounts in ([], ["default"])
+
+
+def test_a_service_of_the_same_name_may_follow_at_once(
+    service: Callable[..., Service], api: Any, node: Any
+) -> None:
+    demo = service()
+    demo.settle(1)
+    node.behaviour.drain = 2.0
+    body = demo.body()
+    api.delete("InferenceService", demo.namespace, "demo")
+    body["metadata"] = {"name": "demo", "namespace": demo.namespace}
+    body.pop("status")
+    api.create(body)
+    demo.settle(1, 40)
+
+
+def test_drift_is_repaired(service: Callable[..., Service], api: Any) -> None:
+    demo = service(gateway={"replicas": 1, "service": {"annotations": {"a": "b"}}})
+    demo.settle(1)
+    api.patch("Deployment", demo.namespace, "demo-gateway", {"spec": {"replicas": 5}})
+    demo.eventually(lambda: api.get("Deployment", demo.namespace, "demo-gateway")["spec"]["replicas"] == 1)
+    api.delete("Service", demo.namespace, "demo-gateway")
+    demo.eventually(lambda: api.find("Service", demo.namespace, "demo-gateway"))
+    assert api.get("Service", demo.namespace, "demo-gateway")["metadata"]["annotations"]["a"] == "b"
+    demo.patch(gateway={"service": {"port": 80, "annotations": {"a": None}}})
+    demo.eventually(
+        lambda: api.get("Service", demo.namespace, "demo-gateway")["spec"]["ports"][0]["port"] == 80
+    )
+    assert "a" not in api.get("Service", demo.namespace, "demo-gateway")["metadata"]["annotations"]
+    demo.eventually(lambda: demo.status()["url"].endswith(".svc:80/v1"))
+
+
+def test_what_belongs_to_others_is_left_alone(
+    service: Callable[..., Service], api: Any, namespace: str
+) -> None:
+    spec = {"ports": [{"port": 1}], "selector": {"app": "other"}}
+    meta = {"name": "demo-gateway", "namespace": namespace}
+    api.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
+    demo = service()
+    demo.eventually(lambda: demo.condition("Failed")["status"] == "True")
+    assert demo.condition("Failed")["reason"] == "NameTaken"
+    assert "Service demo-gateway belongs to something else" in demo.condition("Failed")["message"]
+    assert api.get("Service", namespace, "demo-gateway")["spec"]["selector"] == {"app": "other"}
+    api.delete("Service", namespace, "demo-gateway")
+    demo.settle(1)
+
+
+def test_a_pod_that_the_api_server_rejects_shows_why(service: Callable[..., Service]) -> None:
+    demo = service(podTemplate={"volumes": [{"name": "data", "hostPath": {"path": "../x"}}]})
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
+    assert "hostPath" in demo.condition("Failed")["message"]
+    demo.patch(podTemplate={"volumes": []})
+    demo.settle(1)
+
+
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+NOT_OURS = ("leases", "tokenreviews", "subjectaccessreviews")
+
+
+def writes(api: Any) -> dict[tuple[str, str], float]:
+    """Writing requests that the API server has counted, but those to Leases and of tokens."""
+    counts: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(api.text("/metrics")):
+        for sample in family.samples if family.name == "apiserver_request" else ():
+            label = sample.labels
+            if label["verb"] in WRITES and label["resource"] not in NOT_OURS:
+                key = (label["verb"], f"{label['resource']}/{label['subresource']}")
+                counts[key] = counts.get(key, 0) + sample.value
+    return counts
+
+
+def test_idle_means_no_write_and_kopf_leaves_no_trace(
+    service: Callable[..., Service], api: Any, operators: Any
+) -> None:
+    demo = service(replicas=2)
+    demo.settle(2)
+    demo.eventually(lambda: not [p for p in demo.pods() if "deletionTimestamp" in p["metadata"]])
+    others = [n["metadata"]["name"] for n in api.request("GET", "/api/v1/namespaces")["items"]]
+    demo.eventually(
+        lambda: (
+            not any(
+                n["status"]["phase"] == "Terminating"
+                for n in api.request("GET", "/api/v1/namespaces")["items"]
+            )
+        ),
+        30,
+        f"namespaces end: {others}",
+    )
+    time.sleep(1)
+    before = writes(api)
+    assert before["POST", "inferenceservices/"] > 0
+    assert before["APPLY", "inferenceservices/status"] > 0
+    looks = operators.http(operators.leader(), "/metrics")
+    time.sleep(20)
+    assert {key: count for key, count in writes(api).items() if before.get(key, 0) != count} == {}
+    reads = [line for line in looks.splitlines() if line.startswith("mizzen_operator_api_requests_total")]
+    after = operators.http(operators.leader(), "/metrics").splitlines()
+    assert [line for line in reads if "Lease" not in line] == [
+        line
+        for line in after
+        if line.startswith("mizzen_operator_api_requests_total") and "Lease" not in line
+    ]
+    for kind in ("InferenceService", "Pod", "Deployment", "Service", "Secret"):
+        for body in api.list(kind, demo.namespace):
+            meta = body["metadata"]
+            assert not meta.get("finalizers"), body
+            assert not [name for name in meta.get("annotations", {}) if "kopf" in name], body
+            assert "kopf" not in str(meta["managedFields"]), body
+
+
+def test_another_operator_takes_over_at_once_after_sigterm(
+    service: Callable[..., Service], operators: Any, eventually: Callable[..., Any]
+) -> None:
+    demo = service()
+    demo.settle(1)
+    first = operators.leader()
+    operators.start()
+    time.sleep(1.5)
+    began = time.monotonic()
+    assert operators.kill(first, signal.SIGTERM) == 0
+    eventually(operators.leads, 8)
+    assert time.monotonic() - began < 6
+    demo.patch(replicas=2)
+    demo.settle(2)
+
+
+def test_another_operator_takes_over_after_sigkill_without_double_or_lost_groups(
+    service: Callable[..., Service], operators: Any, node: Any, eventually: Callable[..., Any]
+) -> None:
+    demo = service(replicas=2)
+    demo.settle(2)
+    node.reset_lowest(demo.namespace)
+    second = operators.start()
+    demo.patch(engine={"pageSize": 64})
+    demo.eventually(lambda: len(demo.live()) == 3)
+    operators.kill(operators.leader())
+    eventually(lambda: operators.leader() == second, 20)
+    demo.settle(2)
+    assert node.lowest[demo.namespace] == 2
+    ours = [name for name in node.names if name.startswith(f"{demo.namespace}/demo-")]
+    assert len(ours) == len(set(ours))
+
+
+def test_health_and_metrics(operators: Any) -> None:
+    leader = operators.leader()
+    assert operators.http(leader, "/healthz") == "ok\n"
+    assert operators.http(leader, "/readyz") == "ok\n"
+    families = {f.name: f for f in text_string_to_metric_families(operators.http(leader, "/metrics"))}
+    assert families["mizzen_operator_leader"].samples[0].value == 1
+    assert families["mizzen_operator_workqueue_depth"].samples[0].value == 0
+    ages = {s.labels["kind"]: s.value for s in families["mizzen_operator_watch_last_success_seconds"].samples}
+    assert set(ages) == {"inferenceservices", "pods", "deployments", "services"}
+    assert max(ages.values()) < 300
+    assert "Traceback" not in operators.log()
