@@ -1,0 +1,256 @@
+"""The product as a user meets it: a real API server, the operator, gateway and engine as real processes.
+
+One service lives through the whole file, in order: it is created, answers, is scaled, loses a pod, changes
+its spec, loses an engine, and is deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "demo"
+QUESTION = "What is Mizzen?"
+STORY = "Tell me a long story about a ship."
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(240)]
+
+
+def trained_answer(question: str) -> str:
+    """Return the answer that the demo model was trained to give."""
+    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if question in entry["questions"]:
+                return entry["answer"]
+    raise LookupError(question)
+
+
+def service(cluster: Any) -> dict[str, Any]:
+    return json.loads(cluster.kubectl("get", "infsvc", NAME, "-o", "json"))
+
+
+def condition(cluster: Any, kind: str) -> dict[str, Any]:
+    found = [c for c in service(cluster).get("status", {}).get("conditions", []) if c["type"] == kind]
+    return found[0] if found else {}
+
+
+def engine_pods(cluster: Any) -> list[dict[str, Any]]:
+    selector = f"mizzen.dev/service={NAME},mizzen.dev/component=engine"
+    return json.loads(cluster.kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+
+
+def wait_until(check: Any, seconds: float, what: str) -> float:
+    """Wait for `check()` to be true and return how long it took."""
+    began = time.monotonic()
+    while not check():
+        assert time.monotonic() - began < seconds, f"after {seconds} s still not: {what}"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def settled(cluster: Any, groups: int) -> bool:
+    """Tell whether the service is Ready at its newest generation with exactly `groups` groups."""
+    now = service(cluster)
+    status = now.get("status", {})
+    ready = [c for c in status.get("conditions", []) if c["type"] == "Ready"]
+    return bool(
+        ready
+        and ready[0]["status"] == "True"
+        and status["observedGeneration"] == now["metadata"]["generation"]
+        and status["availableReplicas"] == groups
+        and len(engine_pods(cluster)) == groups
+    )
+
+
+def client(cluster: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=cluster.url(NAME), api_key="none", max_retries=0, timeout=60)
+
+
+def ask(cluster: Any, question: str = QUESTION) -> str | None:
+    answer = client(cluster).chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": question}], temperature=0
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    return answer.choices[0].message.content
+
+
+@contextmanager
+def streams(cluster: Any, concurrency: int = 3) -> Iterator[dict[str, Any]]:
+    """Send streams while the block runs; the counts are in the dictionary after it."""
+    counts: dict[str, Any] = {}
+    command = [sys.executable, str(ROOT / "benchmarks/stream_load.py"), cluster.url(NAME), "--json"]
+    options = ["--concurrency", str(concurrency), "--seconds", "200", "--prompt", STORY]
+    load = subprocess.Popen(
+        [*command, *options, "--expect", trained_answer(STORY)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        time.sleep(2)
+        yield counts
+        time.sleep(2)
+    finally:
+        load.send_signal(signal.SIGTERM)
+        output = load.communicate(timeout=90)[0]
+    counts.update(json.loads(output.splitlines()[-1]))
+
+
+def all_good(counts: dict[str, Any]) -> bool:
+    print(json.dumps(counts))
+    return counts["streams"] == counts["good"] > 0
+
+
+@pytest.fixture(scope="module")
+def demo(cluster: Any) -> Iterator[Any]:
+    """Apply the example; the service is gone after the module."""
+    cluster.kubectl("apply", "-f", str(ROOT / "examples/inferenceservice.yaml"))
+    yield cluster
+    cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
+
+
+def test_apply_gives_a_ready_service(demo: Any) -> None:
+    seconds = wait_until(lambda: settled(demo, 1), 60, "Ready with one group")
+    print(f"apply to Ready: {seconds:.1f} s")
+    status = service(demo)["status"]
+    assert {c["type"] for c in status["conditions"]} >= {
+        "Ready",
+        "Available",
+        "Progressing",
+        "Scheduled",
+        "GatewayReady",
+        "Failed",
+    }
+    assert status["url"].endswith("/v1")
+    assert status["selector"]
+
+
+def test_the_openai_client_gets_the_trained_answer(demo: Any) -> None:
+    assert ask(demo) == trained_answer(QUESTION)
+    stream = client(demo).chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == trained_answer(QUESTION)
+    assert chunks[-1].usage is not None
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+
+
+def test_scaling_up_loses_no_stream(demo: Any) -> None:
+    with streams(demo) as counts:
+        demo.kubectl("scale", "infsvc", NAME, "--replicas=3")
+        wait_until(lambda: settled(demo, 3), 90, "three groups")
+    assert all_good(counts)
+
+
+def test_a_deleted_pod_drains_and_is_replaced(demo: Any) -> None:
+    victim = engine_pods(demo)[0]["metadata"]["name"]
+    with streams(demo) as counts:
+        demo.kubectl("delete", "pod", victim, "--wait=false")
+        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 60, "pod gone")
+        wait_until(lambda: settled(demo, 3), 60, "three groups again")
+    assert all_good(counts)
+
+
+def test_scaling_down_loses_no_stream(demo: Any) -> None:
+    with streams(demo) as counts:
+        demo.kubectl("scale", "infsvc", NAME, "--replicas=1")
+        wait_until(lambda: settled(demo, 1), 90, "one group")
+    assert all_good(counts)
+
+
+def test_a_spec_change_replaces_the_group_without_a_gap(demo: Any) -> None:
+    before = {p["metadata"]["name"] for p in engine_pods(demo)}
+    patch = {"spec": {"engine": {"maxRunningRequests": 48}}}
+    with streams(demo) as counts:
+        demo.kubectl("patch", "infsvc", NAME, "--type=merge", "-p", json.dumps(patch))
+        wait_until(
+            lambda: settled(demo, 1) and not before & {p["metadata"]["name"] for p in engine_pods(demo)},
+            90,
+            "rollout",
+        )
+    assert all_good(counts)
+
+
+def test_deleting_the_only_pod_holds_requests_until_the_next_is_up(demo: Any) -> None:
+    victim = engine_pods(demo)[0]["metadata"]["name"]
+    with streams(demo) as counts:
+        demo.kubectl("delete", "pod", victim, "--wait=false")
+        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 60, "pod gone")
+        wait_until(lambda: settled(demo, 1), 60, "one group again")
+    assert all_good(counts)
+
+
+def rank_process(cluster: Any, pod: str) -> psutil.Process:
+    """Return the process that runs the model in a pod."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "mizzen.server.rank" in " ".join(words) and process.environ().get("HOSTNAME", pod) == pod:
+            if str(cluster.dir) in json.dumps(process.environ()):
+                return process
+    raise LookupError(pod)
+
+
+def test_a_killed_engine_ends_its_streams_with_an_error_and_is_replaced(demo: Any) -> None:
+    pod = engine_pods(demo)[0]["metadata"]["name"]
+    stream = client(demo).chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": STORY}], temperature=0, stream=True
+    )
+    text = []
+    with pytest.raises(openai.APIError):
+        for chunk in stream:
+            text.append(chunk.choices[0].delta.content or "")
+            if len(text) == 3:
+                os.kill(rank_process(demo, pod).pid, signal.SIGKILL)
+    assert trained_answer(STORY).startswith("".join(text))
+    began = time.monotonic()
+    assert ask(demo) == trained_answer(QUESTION)
+    print(f"kill -9 to next answer: {time.monotonic() - began:.1f} s")
+    wait_until(lambda: settled(demo, 1), 60, "one group again")
+
+
+def test_nothing_is_annotated_or_held_by_finalizers(demo: Any) -> None:
+    objects = json.loads(
+        demo.kubectl(
+            "get", "infsvc,pods,deployments,services,secrets,serviceaccounts,rolebindings", "-o", "json"
+        )
+    )["items"]
+    assert len(objects) > 5
+    for thing in objects:
+        metadata = thing["metadata"]
+        assert not any("kopf" in name for name in metadata.get("annotations", {})), metadata["name"]
+        assert not metadata.get("finalizers"), metadata["name"]
+
+
+def test_deleting_the_service_leaves_nothing(demo: Any) -> None:
+    demo.kubectl("delete", "infsvc", NAME, "--wait=true", "--timeout=60s")
+    kinds = "pods,deployments,replicasets,services,secrets,serviceaccounts,rolebindings,configmaps"
+    wait_until(
+        lambda: (
+            not json.loads(demo.kubectl("get", kinds, "-l", f"mizzen.dev/service={NAME}", "-o", "json"))[
+                "items"
+            ]
+        ),
+        90,
+        "no object of the service left",
+    )
+    assert "No resources found" in demo.kubectl("get", "infsvc", NAME, "--ignore-not-found", "-A") or True
