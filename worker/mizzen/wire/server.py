@@ -3,7 +3,7 @@
 No event loop touches a frame. `receive` takes what has arrived, up to a bound, and returns requests and
 aborts; `out.send` turns a step's output into one frame a peer. Every queue is bounded: ZMQ's by high-water
 marks (a peer that falls behind is forgotten and its requests aborted), the engine's waiting requests by
-`max_waiting`, of which each peer has an equal share that the others cannot take from it.
+`max_waiting`, of which one half is kept for the peers, in equal shares.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class WireServer:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            socket.close(linger=0)
+            self._context.term()
             raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
         return socket.get_string(zmq.LAST_ENDPOINT)
 
@@ -127,7 +128,8 @@ class WireServer:
 
     def close(self) -> None:
         """Let the last frames leave, for a bounded time, and close."""
-        self._context.destroy(linger=int(self._limits.linger_seconds * 1000))
+        self._socket.close(linger=int(self._limits.linger_seconds * 1000))
+        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
 
     def _take(
         self, identity: bytes, frames: list[bytes], now: float, waiting: int, requests: list[Request]
@@ -226,9 +228,11 @@ class WireServer:
         heapq.heappush(self._timeouts, (deadline, rid, int(table.generation[rid])))
 
     def _full(self, peer: Peer, waiting: int) -> bool:
-        """Tell whether a peer may not add to the queue: it is full, and the peer has its share of it."""
-        share = max(1, self._max_waiting // len(self.out.peers))
-        return waiting >= self._max_waiting and (peer.unstarted >= share or waiting >= 2 * self._max_waiting)
+        """Tell whether a peer may not add to the queue: half of it is kept for all peers in equal shares."""
+        peers = self.out.peers
+        share = self._max_waiting // (2 * len(peers))
+        kept = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
+        return waiting + kept >= self._max_waiting
 
     def _file(self, peer: Peer, message: FetchFile) -> None:
         content = self._files.get(message.name)

@@ -1,0 +1,263 @@
+"""Peers that lie, fall silent, fall behind or hold the wrong key. None of them hurts the others."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.output import Load
+from mizzen.wire.codec import encode
+from mizzen.wire.endpoint import UnsafeEndpoint, is_local, require_safe
+from mizzen.wire.keys import KeyFileError, WireKeys, load_keys, write_keys
+from mizzen.wire.messages import (
+    Abort,
+    FetchFile,
+    Generate,
+    Hello,
+    Outputs,
+    RefusalCode,
+    Refused,
+    Sampling,
+    Welcome,
+)
+
+LOAD = Load(running=0, waiting=0, waiting_tokens=0, pages_total=1, pages_used=0, pages_cached=0)
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+TAGS = st.sampled_from(["Hello", "Generate", "Abort", "FetchFile", "Welcome", "Outputs"])
+
+
+def tagged(call: tuple[str, list[Any]]) -> bytes:
+    return msgspec.msgpack.encode([call[0], *call[1]])
+
+
+FRAMES = st.one_of(
+    st.binary(max_size=200),
+    ANYTHING.map(msgspec.msgpack.encode),
+    st.tuples(TAGS, st.lists(ANYTHING, max_size=8)).map(tagged),
+)
+
+
+class TestGarbage:
+    @settings(
+        max_examples=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(frames=st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=20))
+    def test_no_frame_stops_the_engine(self, bench: Any, frames: list[list[bytes]]) -> None:
+        gateway = bench.gateway(hello=False)
+        for parts in frames:
+            gateway.socket.send_multipart(parts)
+        gateway.hello()
+        bench.expect(gateway, Welcome)
+        gateway.socket.close()
+        bench.now += 2
+        bench.server.out.stats(LOAD, 0, bench.now)  # notices that it is gone
+
+    def test_damaged_frames_are_counted_and_answered(self, bench: Any) -> None:
+        gateway = bench.gateway()
+        rng = random.Random(7)
+        good = encode(Generate(5, b"\1\0\0\0", Sampling(stop_token_ids=(1, 2))))
+        sent = 300
+        for _ in range(sent):
+            frame = bytearray(good[: rng.randrange(1, len(good) + 1)])
+            for _ in range(3):
+                frame[rng.randrange(len(frame))] = rng.randrange(256)
+            gateway.send(bytes(frame))
+        gateway.send(FetchFile("the last"))
+        bench.until(lambda: any("the last" in message.message for message in refusals(gateway)))
+        answered = len(refusals(gateway)) - 1
+        counters = bench.server.out.counters
+        assert counters.malformed > 100
+        assert sum(counters.refused.values()) == answered + 1
+        assert answered + counters.accepted >= sent - 20  # a damaged frame may be an Abort or a Hello: rarely
+
+    def test_a_flood_leaves_room_for_others(self, bench: Any) -> None:
+        flood, other = bench.gateway(), bench.gateway()
+        for _ in range(900):
+            flood.send(b"garbage")
+        assert bench.submit(other, 1) is not None
+        flood.drain()
+        assert len(bench.server.out.peers) == 2
+
+
+def refusals(gateway: Any) -> list[Refused]:
+    gateway.drain()
+    return [message for message in gateway.inbox if isinstance(message, Refused)]
+
+
+class TestKeys:
+    @pytest.fixture
+    def keys(self, tmp_path: Path) -> tuple[WireKeys, WireKeys]:
+        write_keys(tmp_path / "keys")
+        return load_keys(tmp_path / "keys", "engine"), load_keys(tmp_path / "keys", "gateway")
+
+    def test_the_right_keys_are_served(
+        self, make_bench: Callable[..., Any], keys: tuple[WireKeys, WireKeys]
+    ) -> None:
+        bench = make_bench(keys=keys[0])
+        gateway = bench.gateway(keys=keys[1])
+        bench.submit(gateway, 1)
+
+    def test_a_wrong_key_gets_nothing(
+        self, make_bench: Callable[..., Any], keys: tuple[WireKeys, WireKeys]
+    ) -> None:
+        bench = make_bench(keys=keys[0])
+        public, secret = zmq.curve_keypair()
+        stranger = bench.gateway(keys=WireKeys(public, secret, keys[0].public), hello=False)
+        plain = bench.gateway(hello=False)
+        mistaken = bench.gateway(keys=WireKeys(keys[1].public, keys[1].secret, public), hello=False)
+        for gateway in (stranger, plain, mistaken):
+            gateway.hello()
+        for _ in range(30):
+            bench.pump()
+        assert not any(gateway.read(0.02) for gateway in (stranger, plain, mistaken))
+        assert not bench.server.out.peers
+        bench.submit(bench.gateway(keys=keys[1]), 1)  # and the right one is served beside them
+
+    def test_beyond_this_machine_keys_are_a_must(self, make_bench: Callable[..., Any]) -> None:
+        with pytest.raises(UnsafeEndpoint) as error:
+            make_bench(endpoint="tcp://0.0.0.0:5557")
+        assert str(error.value) == (
+            "tcp://0.0.0.0:5557 can be reached from other machines and needs CURVE keys: give --keys FOLDER, "
+            "or use tcp://127.0.0.1:PORT, ipc:// or inproc://"
+        )
+
+    @pytest.mark.parametrize(
+        ("endpoint", "local"),
+        [
+            ("tcp://127.0.0.1:5557", True),
+            ("tcp://127.97.3.2:*", True),
+            ("tcp://localhost:1", True),
+            ("tcp://[::1]:5557", True),
+            ("ipc:///tmp/x", True),
+            ("inproc://x", True),
+            ("tcp://*:5557", False),
+            ("tcp://10.0.0.1:5557", False),
+            ("tcp://eth0:5557", False),
+            ("tcp://[::]:5557", False),
+            ("tcp://engine.example:5557", False),
+        ],
+    )
+    def test_what_is_local(self, endpoint: str, local: bool, keys: tuple[WireKeys, WireKeys]) -> None:
+        assert is_local(endpoint) is local
+        require_safe(endpoint, keys[0])
+
+    @pytest.mark.parametrize("endpoint", ["", "5557", "tcp://", "tcp://host", "tcp://host:port", "udp://h:1"])
+    def test_malformed_endpoints_say_what_would_be_right(self, endpoint: str) -> None:
+        with pytest.raises(ValueError, match="give tcp://HOST:PORT"):
+            is_local(endpoint)
+
+    def test_a_key_file_is_named(self, tmp_path: Path) -> None:
+        write_keys(tmp_path)
+        (tmp_path / "gateway.public").write_text("short")
+        with pytest.raises(KeyFileError, match=r"gateway\.public holds 5 characters"):
+            load_keys(tmp_path, "engine")
+        (tmp_path / "gateway.public").unlink()
+        with pytest.raises(KeyFileError, match=r"cannot read the key file .*gateway\.public"):
+            load_keys(tmp_path, "engine")
+
+    def test_the_secret_key_stays_out_of_logs(self, keys: tuple[WireKeys, WireKeys]) -> None:
+        assert keys[0].secret.decode() not in repr(keys[0])
+
+
+class TestPeersThatGo:
+    def test_one_that_disconnects_has_its_requests_aborted(self, bench: Any) -> None:
+        gone, stays = bench.gateway(), bench.gateway()
+        rids = [bench.submit(gone, handle) for handle in range(3)]
+        kept = bench.submit(stays, 0)
+        gone.socket.close()
+        number = iter(range(1, 10_000))
+
+        def step() -> bool:
+            bench.step(next(number), [(rid, 0, [1]) for rid in [*rids, kept]])
+            return sorted(bench.aborts) == sorted(rids)
+
+        bench.until(step)
+        assert bench.server.out.counters.lost_peers == 1
+        frame = bench.expect(stays, Outputs)
+        assert len(frame.rids) == 4
+
+    def test_one_that_does_not_read_is_forgotten_and_told(self, make_bench: Callable[..., Any]) -> None:
+        bench = make_bench(send_frames=10)
+        slow, quick = bench.gateway(), bench.gateway()
+        slow.socket.rcvhwm = 10
+        mine, other = bench.submit(slow, 1), bench.submit(quick, 2)
+        for number in range(1, 400):
+            bench.step(number, [(mine, number, [7] * 60_000), (other, number, [7])], counts=True)
+            quick.drain()
+            quick.inbox.clear()
+            bench.pump()
+            if bench.aborts:
+                break
+        assert bench.aborts == [mine]
+        assert len(bench.server.out.peers) == 1
+        bench.server.out.finish([bench.end(mine)], 400)
+        del bench.requests[mine]
+
+        def told() -> bool:
+            bench.now += 2
+            bench.server.out.stats(LOAD, 0, bench.now)
+            return any(message.code == RefusalCode.UNKNOWN_PEER for message in refusals(slow))
+
+        bench.until(told)
+        slow.hello()
+        bench.expect(slow, Welcome)
+        bench.submit(slow, 1)
+
+    def test_a_frozen_one_is_noticed_by_heartbeats(self, make_bench: Callable[..., Any]) -> None:
+        bench = make_bench(heartbeat_seconds=0.1, heartbeat_timeout_seconds=0.4)
+        code = (
+            "import sys, os, signal, time, zmq\n"
+            "from mizzen.wire.codec import encode\n"
+            "from mizzen.wire.messages import *\n"
+            "d = zmq.Context().socket(zmq.DEALER); d.connect(sys.argv[1])\n"
+            "d.send(encode(Hello(1, 'frozen')))\n"
+            "d.send(encode(Generate(3, b'\\1\\0\\0\\0', Sampling())))\n"
+            "d.recv(); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        )
+        frozen = subprocess.Popen([sys.executable, "-c", code, bench.server.endpoint])
+        try:
+            bench.until(lambda: len(bench.requests) == 1, 20)
+
+            def noticed() -> bool:
+                bench.now += 1.1
+                bench.server.out.stats(LOAD, 0, bench.now)
+                return bool(bench.aborts)
+
+            bench.until(noticed)
+            assert not bench.server.out.peers
+        finally:
+            frozen.kill()
+            frozen.wait(5)
+
+    def test_an_oversized_frame_costs_only_its_sender(self, bench: Any) -> None:
+        big, other = bench.gateway(), bench.gateway()
+        big.send(b"x" * (2 << 20))
+        bench.submit(other, 1)
+        big.send(Abort(1))
+        assert bench.server.out.counters.malformed == 0
+
+
+class TestFetch:
+    def test_hello_with_a_long_name(self, bench: Any) -> None:
+        gateway = bench.gateway(hello=False)
+        gateway.send(Hello(1, "x" * 100_000))
+        bench.expect(gateway, Welcome)
+        (peer,) = bench.server.out.peers
+        assert len(peer.name) == 128
