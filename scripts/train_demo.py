@@ -5,7 +5,7 @@
 A Llama of 1.45 million parameters learns a few hundred short answers by heart. The loss (cross-entropy)
 counts answer tokens only. Questions come alone, after earlier turns, under a system message, and as plain
 text, so that each of these forms gives the answer. At the end every question is answered greedily with the
-rounded weights, in float32 and in bfloat16; with one wrong token, or a margin below `MARGIN`, nothing is saved.
+rounded weights, in float32 and in bfloat16; a wrong token, or a margin below `MARGIN`, and nothing is saved.
 
 One thread and one seed make a run reproducible on one machine; about a quarter of an hour of one core.
 """
@@ -35,6 +35,7 @@ VOCABULARY = 1024
 CONTEXT = 2048
 MARGIN = 0.5
 """Least lead of a right token's logit over the next: no other batch shape or kernel can change it."""
+CONSOLIDATIONS = 10
 MAX_BYTES = 3_000_000
 BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
     "<|bos|>",
@@ -151,30 +152,32 @@ def conversations(
         yield formatter.chat([(sloppy(q, random_), a) for q, a in turns], system)
 
 
+def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids, labels), each int64 [rows, longest].
+
+    Rows are padded on the right, where causal attention never looks.
+    """
+    longest = max(len(example.ids) for example in examples)
+    ids = torch.full((len(examples), longest), pad)
+    labels = torch.full((len(examples), longest), IGNORED)
+    for row, example in enumerate(examples):
+        n = len(example.ids)
+        ids[row, :n] = torch.tensor(example.ids)
+        labels[row, :n] = torch.where(torch.tensor(example.learn), ids[row, :n], IGNORED)
+    return ids, labels
+
+
 def batches(
     examples: list[Example], pad: int, tokens: int, random_: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (ids, labels), each int64 [rows, longest], of about `tokens` tokens, in random order.
-
-    Rows are of similar length and padded on the right, where causal attention never looks.
-    """
+    """Return batches of about `tokens` tokens, in random order; the rows of one are of similar length."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:
             groups.append([])
         groups[-1].append(example)
     random_.shuffle(groups)
-    result = []
-    for group in groups:
-        longest = max(len(example.ids) for example in group)
-        ids = torch.full((len(group), longest), pad)
-        labels = torch.full((len(group), longest), IGNORED)
-        for row, example in enumerate(group):
-            n = len(example.ids)
-            ids[row, :n] = torch.tensor(example.ids)
-            labels[row, :n] = torch.where(torch.tensor(example.learn), ids[row, :n], IGNORED)
-        result.append((ids, labels))
-    return result
+    return [tensors(group, pad) for group in groups]
 
 
 def make_model(special: dict[str, int]) -> LlamaForCausalLM:
@@ -244,48 +247,74 @@ def train(
 
 
 @torch.inference_mode()
-def wrong(model: LlamaForCausalLM, examples: list[Example], pad: int) -> tuple[list[Example], float]:
-    """Return the examples whose learned tokens are not all the greedy choice, and the least margin of all.
+def margins(model: LlamaForCausalLM, examples: list[Example], pad: int) -> list[float]:
+    """Return by how much the right token leads, at its weakest place in each example's last answer.
 
     One forward pass decides: greedy decoding walks the same tokens exactly as long as each is the choice.
     """
-    failed, least = [], math.inf
-    for example in examples:
-        ids = torch.tensor([example.ids])
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        learn = torch.tensor(example.learn[1:])
-        rows, targets = logits[learn], ids[0, 1:][learn]
-        right = rows.gather(1, targets[:, None])[:, 0]
-        others = rows.scatter(1, targets[:, None], -math.inf).amax(1)
-        margin = (right - others).min().item()
-        least = min(least, margin)
-        if margin <= 0:
-            failed.append(example)
-    return failed, least
+    result = [math.inf] * len(examples)
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
+    for start in range(0, len(order), 32):
+        rows = order[start : start + 32]
+        ids, labels = tensors([examples[row] for row in rows], pad)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        wanted, targets = labels[:, 1:] != IGNORED, labels[:, 1:]
+        logits = model.lm_head(hidden[wanted]).float()
+        right = logits.gather(1, targets[wanted][:, None])[:, 0]
+        leads = right - logits.scatter(1, targets[wanted][:, None], -math.inf).amax(1)
+        for row, lead in zip(rows, leads.split(wanted.sum(1).tolist()), strict=True):
+            result[row] = lead.min().item()
+    return result
 
 
-def verify(model: LlamaForCausalLM, pairs: list[tuple[str, str]], formatter: Formatter) -> bool:
-    """Tell whether every promised form of every question is answered exactly, and print what is not."""
-    good = True
-    forms = {
+def promised(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, list[Example]]:
+    """Return every question in every form whose answer is promised to be exact; the last answer counts."""
+
+    def after(before: tuple[str, str], pair: tuple[str, str]) -> Example:
+        example = formatter.chat([before, pair])
+        last = len(formatter.text(pair[1])) + 1
+        return Example(example.ids, [False] * (len(example.ids) - last) + [True] * last)
+
+    return {
         "alone": [formatter.chat([pair]) for pair in pairs],
         "after a system message": [formatter.chat([pair], SYSTEM_MESSAGES[0]) for pair in pairs],
         "as plain text": [formatter.plain(*pair) for pair in pairs],
-        "after another turn": [
-            Example(e.ids, [False] * (len(e.ids) - n) + [True] * n)
-            for before, pair in zip(pairs[-1:] + pairs[:-1], pairs, strict=True)
-            for e, n in [(formatter.chat([before, pair]), len(formatter.text(pair[1])) + 1)]
-        ],
+        "after another turn": [after(pairs[i - 1], pair) for i, pair in enumerate(pairs)],
     }
-    for dtype in (torch.float32, torch.bfloat16):
+
+
+def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -> bool:
+    """Tell whether every promised answer is exact, and print how many are not."""
+    good = True
+    for dtype, least in ((torch.float32, MARGIN), (torch.bfloat16, 0.0)):
         model.to(dtype)
         for name, examples in forms.items():
-            failed, margin = wrong(model, examples, formatter.special[PAD])
-            print(f"{name}, {dtype}: {len(failed)} of {len(examples)} wrong, least margin {margin:.2f}")
-            good = good and not failed and (dtype != torch.float32 or margin >= MARGIN)
-            for example in failed[:5]:
-                print("   ", formatter._tokenizer.decode(example.ids, skip_special_tokens=False)[:120])
+            found = margins(model, examples, pad)
+            wrong = sum(margin <= 0 for margin in found)
+            print(f"{name}, {dtype}: {wrong} of {len(examples)} wrong, least margin {min(found):.2f}")
+            good = good and min(found) > least
     return good
+
+
+def consolidate(
+    model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int, arguments: argparse.Namespace
+) -> None:
+    """Repeat weak answers among others, at a low rate, until all promised ones lead clearly."""
+    random_ = random.Random(arguments.seed)
+    examples = [example for form in forms.values() for example in form]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate / 10, weight_decay=0.0)
+    for round_ in range(CONSOLIDATIONS):
+        found = margins(model, examples, pad)
+        weak = [example for example, margin in zip(examples, found, strict=True) if margin < 2 * MARGIN]
+        print(f"consolidation {round_}: {len(weak)} weak answers", flush=True)
+        if not weak:
+            return
+        among = weak * 4 + random_.sample(examples, 600)
+        for ids, labels in batches(among, pad, arguments.batch_tokens, random_):
+            loss_of(model, ids, labels).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
 
 def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
@@ -320,7 +349,7 @@ def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "models/demo", help="folder of the model")
-    parser.add_argument("--epochs", type=int, default=120)
+    parser.add_argument("--epochs", type=int, default=110)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
@@ -336,8 +365,10 @@ def main() -> int:
     tokens = sum(len(formatter.chat([pair]).ids) for pair in pairs)
     print(f"{len(pairs)} questions, {tokens} tokens, {parameters} parameters", flush=True)
     train(model, pairs, formatter, arguments)
+    forms = promised(pairs, formatter)
+    consolidate(model, forms, formatter.special[PAD], arguments)
     model.eval().to(torch.bfloat16)  # from here on the weights are the ones that are saved
-    if not verify(model, pairs, formatter):
+    if not verify(model, forms, formatter.special[PAD]):
         print("the model has not learned its answers; nothing is saved", file=sys.stderr)
         return 1
     save(model, formatter, arguments.output)

@@ -11,6 +11,14 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 
 PROBE_SECONDS = 2.0
+PHASES = {
+    "spawn": "starting",
+    "import": "starting",
+    "config": "reading the configuration",
+    "weights": "loading weights",
+    "kv": "allocating the KV cache",
+    "warmup": "warming up",
+}
 
 
 class Readiness:
@@ -25,7 +33,7 @@ class Readiness:
         """Tell whether both are ready and the gateway would send a request to the engine now."""
         status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
         if status != 200:
-            self.state = f"engine: {_state(text) or 'starting'}"
+            self.state = f"engine: {_phase(text)}"
             return False
         self.state = "gateway: connecting to the engine"
         return self._routable()
@@ -52,5 +60,10 @@ def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None)
         connection.close()
 
 
-def _state(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:200]
+def _phase(text: str) -> str:
+    """Say what an engine that is not ready does, from the body of its `/readyz`."""
+    try:
+        phase = msgspec.json.decode(text, type=dict[str, str]).get("phase", "")
+    except msgspec.DecodeError:
+        return "starting"
+    return PHASES.get(phase, phase or "starting")

@@ -1,0 +1,158 @@
+"""Write the reference pages of the documentation from what they describe.
+
+    python scripts/reference.py
+
+`docs/api.md` comes from the CRD, `docs/options.md` from the configuration dataclasses, `docs/metrics.md` from
+the programs' registries. A test compares them with what this script would write.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from mizzen.commands.options import Setting, settings
+from mizzen.core.options import flag
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.metrics import Metrics as GatewayMetrics
+from mizzen.server.catalogue import FIELDS
+from mizzen.server.config import EngineConfig
+from mizzen.server.metrics import EngineView
+from mizzen.server.metrics import registry as engine_registry
+from mizzen.server.status import Snapshot
+from mizzen_operator.metrics import Metrics as OperatorMetrics
+
+ROOT = Path(__file__).resolve().parents[1]
+CRD = ROOT / "crds/inferenceservices.yaml"
+API_HEAD = """\
+# InferenceService
+
+`apiVersion: mizzen.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`. This page is made from the
+CRD by `scripts/reference.py`; `kubectl explain infsvc.spec` shows the same.
+
+Only `spec.model.source` is required. Everything else has a default, which the API server writes into the
+object, or is derived from other fields, and then the status shows the value in force. A manifest that breaks
+a rule is rejected by `kubectl apply` with a message that names the field and the way out.
+"""
+OPTIONS_HEAD = """\
+# Options of the processes
+
+One option a field of the configuration objects; this page is made from them by `scripts/reference.py`. On
+Kubernetes the operator sets most of them from the InferenceService; `spec.engine.extraArgs` takes the rest of
+the engine's. `mizzen serve` takes both tables but what it sets itself: the wire, the keys and the names.
+"""
+METRICS_HEAD = """\
+# Metrics
+
+Every program serves `/metrics` in Prometheus' text format. This page is made from the programs' registries by
+`scripts/reference.py`. Engine metrics that other tools know under SGLang's names are there under both.
+"""
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the fields of a schema with their paths; parents first."""
+    for name, value in schema.get("properties", {}).items():
+        here = f"{path}.{name}"
+        yield here, value
+        yield from fields(value, here)
+        if "items" in value:
+            yield from fields(value["items"], f"{here}[]")
+
+
+def kind(schema: dict[str, Any]) -> str:
+    """Return a field's type for a reader."""
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if schema.get("type") == "array":
+        return f"list of {schema['items'].get('type', 'any')}s"
+    if schema.get("type") == "object" and "additionalProperties" in schema:
+        return "map"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    bounds = f" {low}..{high}" if low is not None and high is not None else ""
+    return schema.get("type", "any") + (bounds or (f" ≥ {low}" if low is not None else ""))
+
+
+def api_page() -> str:
+    """Return the page of the InferenceService's fields."""
+    crd = yaml.safe_load(CRD.read_text())
+    top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    lines = [API_HEAD]
+    for part in ("spec", "status"):
+        lines += [f"## {part}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
+        for path, schema in fields(top[part], part):
+            default = schema.get("default")
+            shown = "" if default in (None, {}, []) else f"`{json.dumps(default)}`"
+            meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
+            lines.append(f"| `{path}` | {kind(schema)} | {shown} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def option_line(setting: Setting) -> str:
+    """Return a row of the options' tables."""
+    bounds = [
+        f"{word} {value:g}"
+        for word, value in (("at least", setting.low), ("at most", setting.high))
+        if value is not None
+    ]
+    choices = [" \\| ".join(f"`{choice}`" for choice in setting.choices)] if setting.choices else []
+    default = setting.default
+    if default is ...:
+        shown = "required"
+    else:
+        shown = (
+            ""
+            if default in (None, (), "")
+            else f"`{str(default).lower() if default in (True, False) else default}`"
+        )
+    return f"| `{flag(setting.name)}` | {', '.join(choices + bounds)} | {shown} | {setting.help} |"
+
+
+def options_page() -> str:
+    """Return the page of the processes' options."""
+    lines = [OPTIONS_HEAD]
+    for name, config in (("engine", EngineConfig), ("gateway", GatewayConfig)):
+        lines += [f"## mizzen {name}", "", "| option | values | default | meaning |", "|---|---|---|---|"]
+        lines += [option_line(setting) for setting in settings(config)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def metric_rows(registry: CollectorRegistry) -> list[str]:
+    """Return the rows of a program's table, one a metric."""
+    rows = []
+    for family in registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return rows
+
+
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
+    view = EngineView(zero, "starting", "watchdog", 0.0)
+    programs = (
+        ("Engine", "port 8081 (`http`)", engine_registry("demo", lambda: view)),
+        ("Gateway", "port 8001 (`admin`)", GatewayMetrics("demo").registry),
+        ("Operator", "the operator's own port", OperatorMetrics().registry),
+    )
+    lines = [METRICS_HEAD]
+    for name, where, registry in programs:
+        lines += [f"## {name}", "", f"`/metrics` on {where}.", ""]
+        lines += ["| metric | type | meaning |", "|---|---|---|", *metric_rows(registry), ""]
+    return "\n".join(lines)
+
+
+PAGES = {"docs/api.md": api_page, "docs/options.md": options_page, "docs/metrics.md": metrics_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")

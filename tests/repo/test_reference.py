@@ -1,0 +1,176 @@
+"""The reference pages say what the code says; the operator's arguments are the processes' options."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from mizzen.cli import app
+from mizzen.commands.options import settings
+from mizzen.gateway.config import GatewayConfig
+from mizzen.server.config import EngineConfig
+from mizzen_operator.api import InferenceService, parse
+from mizzen_operator.render import engine as engine_render
+from mizzen_operator.render import gateway as gateway_render
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
+VARIABLES = {"$(POD_NAME)": "pod-0", "$(POD_IP)": "127.97.0.2"}
+
+
+@pytest.mark.parametrize("page", sorted(REFERENCE["PAGES"]))
+def test_reference_pages_are_current(page: str) -> None:
+    written = (ROOT / page).read_text()
+    assert written == REFERENCE["PAGES"][page](), f"{page} is out of date: run python scripts/reference.py"
+
+
+def test_the_guides_of_the_documentation_are_in_its_navigation() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(entries: Any) -> set[str]:
+        if isinstance(entries, str):
+            return {entries}
+        values = entries.values() if isinstance(entries, dict) else entries
+        return set().union(*(pages(entry) for entry in values))
+
+    assert pages(site["nav"]) == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def command_line(arguments: list[str]) -> dict[str, Any]:
+    """Read a process's arguments as `mizzen` does in a pod."""
+    for name, value in VARIABLES.items():
+        arguments = [argument.replace(name, value) for argument in arguments]
+    group: Any = typer.main.get_command(app)
+    name, rest = arguments[0], arguments[1:]
+    with group.commands[name].make_context(name, list(rest)) as context:
+        return {key: tuple(v) if isinstance(v, list) else v for key, v in context.params.items()}
+
+
+def service(**engine: Any) -> InferenceService:
+    """Return a service with values other than the defaults in the fields that reach the processes."""
+    spec: dict[str, Any] = {
+        "model": {
+            "source": "file:///models/m",
+            "servedName": "name",
+            "aliases": ["a", "b"],
+            "dtype": "BFloat16",
+            "contextLength": 1000,
+        },
+        "replicas": 2,
+        "parallelism": {"tensor": 2},
+        "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}},
+        "engine": {
+            "device": "CUDA",
+            "maxRunningRequests": 7,
+            "memoryFraction": "0.55",
+            "prefillChunkTokens": 77,
+            "maxStepMilliseconds": 9,
+            "pageSize": 32,
+            "prefixCache": "None",
+            "attention": {"prefill": "Reference", "decode": "Reference"},
+            "extraArgs": ["--kv-cache-tokens=4096", "--check-integrity"],
+            "env": [],
+            **engine,
+        },
+        "podTemplate": {},
+        "gateway": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000, "annotations": {}}},
+        "lifecycle": {"startupTimeoutSeconds": 61, "drainTimeoutSeconds": 62},
+        "suspend": True,
+    }
+    meta = {"name": "s", "namespace": "n", "uid": "u", "generation": 1}
+    return parse({"metadata": meta, "spec": spec})
+
+
+def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
+    config = EngineConfig(**command_line(engine_render.arguments(service(), "r1")))
+    assert config == EngineConfig(
+        model="/models/m",
+        served_name="name",
+        device="cuda",
+        dtype="bfloat16",
+        context_length=1000,
+        tensor=2,
+        max_running_requests=7,
+        memory_fraction=0.55,
+        prefill_chunk_tokens=77,
+        max_step_milliseconds=9,
+        page_size=32,
+        prefix_cache="none",
+        attention_prefill="reference",
+        attention_decode="reference",
+        kv_cache_tokens=4096,
+        check_integrity=True,
+        revision="r1",
+        engine_id="pod-0",
+        wire_bind="tcp://127.97.0.2:5557",
+        keys="/var/run/mizzen/keys",
+        http_host="127.97.0.2",
+        http_port=8081,
+        startup_timeout_seconds=61,
+        drain_timeout_seconds=62,
+    )
+
+
+def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
+    config = GatewayConfig(**command_line(gateway_render.arguments(service())))
+    assert config == GatewayConfig(
+        served_name="name",
+        alias=("a", "b"),
+        service="s",
+        namespace="n",
+        host="127.97.0.2",
+        port=8000,
+        admin_host="127.97.0.2",
+        admin_port=8001,
+        admin_token_file="/var/run/mizzen/keys/admin.token",
+        keys="/var/run/mizzen/keys",
+        drain_timeout_seconds=62,
+        suspended=True,
+    )
+
+
+def crd_fields() -> dict[str, dict[str, Any]]:
+    crd = yaml.safe_load(REFERENCE["CRD"].read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return dict(REFERENCE["fields"](spec, "spec"))
+
+
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        ("spec.model.dtype", "dtype"),
+        ("spec.engine.device", "device"),
+        ("spec.engine.prefixCache", "prefix_cache"),
+        ("spec.engine.attention.prefill", "attention_prefill"),
+        ("spec.engine.attention.decode", "attention_decode"),
+        ("spec.engine.maxRunningRequests", "max_running_requests"),
+        ("spec.engine.memoryFraction", "memory_fraction"),
+        ("spec.engine.prefillChunkTokens", "prefill_chunk_tokens"),
+        ("spec.engine.maxStepMilliseconds", "max_step_milliseconds"),
+        ("spec.engine.pageSize", "page_size"),
+        ("spec.lifecycle.startupTimeoutSeconds", "startup_timeout_seconds"),
+        ("spec.lifecycle.drainTimeoutSeconds", "drain_timeout_seconds"),
+    ],
+)
+def test_the_api_allows_only_what_the_engine_takes(field: str, option: str) -> None:
+    schema = crd_fields()[field]
+    setting = next(setting for setting in settings(EngineConfig) if setting.name == option)
+    for value in schema.get("enum", ()):
+        assert value.lower() in setting.choices
+    if setting.choices == () and "minimum" in schema:
+        assert setting.low is None or schema["minimum"] >= setting.low
+        assert setting.high is None or schema["maximum"] <= setting.high
+    assert type(setting.default)(str(schema["default"]).lower()) == setting.default
+
+
+def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
+    rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
+    reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
+    rendered = engine_render.arguments(service(extraArgs=[]), "r1")
+    assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
