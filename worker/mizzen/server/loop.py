@@ -19,6 +19,7 @@ IDLE_SECONDS = 0.5
 """The loop turns at least this often, so that a silent one is a hung one."""
 REPORT_SECONDS = 0.02
 """Load, cache events and counters leave the rank at most this often."""
+STALL_SECONDS = 0.001
 STRAGGLER_SECONDS = 0.2
 """How long a drained engine still answers requests that were on their way."""
 
@@ -81,6 +82,8 @@ class ServingLoop:
                 output = engine.step(now)
                 if output is not None:
                     self._emit(output, now)
+                elif engine.busy and not arrivals.requests:
+                    wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
             ended = engine.take_ended()
             if ended:
                 wire.out.finish(ended, self._steps)

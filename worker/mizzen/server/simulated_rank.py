@@ -6,202 +6,148 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mizzen.core.output import CacheEvents, Load, StepOutput
-from mizzen.core.request import Finished, FinishReason, Request
-from mizzen.server.engine_api import Engine
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.plan import StepPlan
+from mizzen.core.scheduler import Scheduler
+from mizzen.engine.engine import Engine
+from mizzen.engine.info import EngineInfo
+from mizzen.engine.simulated import Context, Script, Speed, fixed, hashed, simulated_runner
 from mizzen.server.files import ModelFolderError
 from mizzen.server.rank import Report, main
 from mizzen.server.simulate import SimulateConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedInfo:
-    """What a model folder says about its model, without weights."""
-
-    context_length: int
-    vocab_size: int
-    end_token_ids: tuple[int, ...]
-    page_size: int
+KV_CACHE_TOKENS = 1 << 18
+CONTEXT_LENGTH = 1 << 15
+"""Of folders without a config.json."""
 
 
-def read_info(config: SimulateConfig) -> SimulatedInfo:
-    """Read a model folder's sizes; a folder without config.json gets those of its tokenizer.
+def read_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
+    """Return the vocabulary's size, the context length and the end tokens of a model folder.
 
     Raises:
-        ModelFolderError: neither file tells the size of the vocabulary.
+        ModelFolderError: neither config.json nor tokenizer.json tells the size of the vocabulary.
     """
-    folder = Path(config.model)
     model, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
-    vocab = model.get("vocab_size") or _tokenizer_size(folder)
+    vocab = model.get("vocab_size") or _tokenizer(folder).get_vocab_size()
     ends = generation.get("eos_token_id", model.get("eos_token_id"))
-    ends = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-    context = config.context_length or model.get("max_position_embeddings") or 32_768
-    capacity = config.kv_cache_tokens or context
-    return SimulatedInfo(
-        context_length=min(context, capacity),
-        vocab_size=vocab,
-        end_token_ids=ends,
-        page_size=config.page_size,
-    )
+    end_tokens = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    return vocab, model.get("max_position_embeddings") or CONTEXT_LENGTH, end_tokens
 
 
 def _json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
-def _tokenizer_size(folder: Path) -> int:
+def _tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ModelFolderError(f"{folder} holds neither config.json nor tokenizer.json")
+        raise ModelFolderError(f"{path} is missing")
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path)).get_vocab_size()
+    return Tokenizer.from_file(str(path))
 
 
-def reply_tokens(config: SimulateConfig, info: SimulatedInfo) -> tuple[int, ...]:
-    """Return the ids of the configured reply and an end token; empty when there is none."""
-    if not config.reply:
-        return ()
-    from tokenizers import Tokenizer
+def make_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
+    """Return what the simulated model says: the configured reply, or hashes of what came before, no end."""
+    if config.reply:
+        tokenizer = _tokenizer(Path(config.model))
+        ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
+        return fixed(ids, end_tokens[0] if end_tokens else ids[-1])
+    choose = hashed(vocab_size)
 
-    tokenizer = Tokenizer.from_file(str(Path(config.model) / "tokenizer.json"))
-    return (*tokenizer.encode(config.reply, add_special_tokens=False).ids, *info.end_token_ids[:1])
+    def endless(context: Context) -> int:
+        token = choose(context)
+        while token in end_tokens:
+            token = (token + 1) % vocab_size
+        return token
+
+    return endless
 
 
-class _Running:
-    def __init__(self, request: Request, limit: int) -> None:
-        self.request = request
-        self.limit = limit
-        self.given = 0
+class Faults:
+    """Fails a step once so many tokens were given; called with every plan, in the device's thread."""
 
-
-class ScriptedEngine(Engine):
-    """Answers requests from a script, a step at a time."""
-
-    def __init__(self, config: SimulateConfig, info: SimulatedInfo) -> None:
-        self.info = info
+    def __init__(self, config: SimulateConfig) -> None:
         self._config = config
-        self._reply = reply_tokens(config, info)
-        self._waiting: dict[int, Request] = {}
-        self._running: dict[int, _Running] = {}
-        self._ended: list[Finished] = []
-        self._step = 0
-        self._given = 0
+        self._tokens = 0
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting or self._running)
+    def __call__(self, plan: StepPlan) -> float:
+        """Return no delay of its own.
 
-    def submit(self, request: Request) -> None:
-        self._waiting[request.rid] = request
-
-    def abort(self, rid: int) -> None:
-        running = self._running.pop(rid, None)
-        request = self._waiting.pop(rid, None)
-        if running:
-            self._ended.append(self._finished(running, FinishReason.ABORT))
-        elif request:
-            self._ended.append(self._finished(_Running(request, 1), FinishReason.ABORT))
-
-    def step(self, now: float) -> StepOutput | None:
-        config = self._config
-        prefill = 0
-        while self._waiting and len(self._running) < config.max_running_requests:
-            rid = next(iter(self._waiting))
-            request = self._waiting.pop(rid)
-            room = self.info.context_length - len(request.prompt)
-            self._running[rid] = _Running(request, min(request.sampling.max_tokens or room, room))
-            prefill += len(request.prompt)
-        time.sleep((config.step_milliseconds + prefill * config.prefill_microseconds / 1000) / 1000)
-        self._step += 1
-        rows = list(self._running.items())
-        tokens = [self._token(running) for _, running in rows]
-        offsets = [running.given for _, running in rows]
-        finished = []
-        for (rid, running), token in zip(rows, tokens, strict=True):
-            running.given += 1
-            sampling = running.request.sampling
-            stops = token in sampling.stop_token_ids or (
-                not sampling.ignore_eos and token in self.info.end_token_ids
-            )
-            if stops or running.given >= running.limit:
-                reason = FinishReason.STOP if stops else FinishReason.LENGTH
-                finished.append(self._finished(running, reason, token if stops else None))
-                del self._running[rid]
-        self._given += len(rows)
-        self._fail()
-        return StepOutput(
-            step=self._step,
-            rids=np.array([rid for rid, _ in rows], dtype=np.int64),
-            offsets=np.array(offsets, dtype=np.int32),
-            tokens=np.array(tokens, dtype=np.int32),
-            counts=None,
-            finished=tuple(finished),
-        )
-
-    def take_ended(self) -> tuple[Finished, ...]:
-        ended, self._ended = tuple(self._ended), []
-        return ended
-
-    def take_cache_events(self) -> CacheEvents:
-        return CacheEvents()
-
-    def load(self) -> Load:
-        waiting = sum(len(request.prompt) for request in self._waiting.values())
-        return Load(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            waiting_tokens=waiting,
-            pages_total=1,
-            pages_used=0,
-            pages_cached=0,
-        )
-
-    def close(self) -> None:
-        pass
-
-    def _token(self, running: _Running) -> int:
-        if self._reply:
-            return self._reply[running.given % len(self._reply)]
-        return (int(running.request.prompt[-1]) + running.given + 1) % self.info.vocab_size
-
-    def _finished(self, running: _Running, reason: FinishReason, stop: int | None = None) -> Finished:
-        return Finished(
-            rid=running.request.rid,
-            reason=reason,
-            prompt_tokens=len(running.request.prompt),
-            cached_tokens=0,
-            output_tokens=running.given,
-            stop_token=stop,
-        )
-
-    def _fail(self) -> None:
-        config = self._config
-        if 0 < config.die_after_tokens <= self._given:
+        Raises:
+            RuntimeError: the step is to fail.
+        """
+        config, self._tokens = self._config, self._tokens + plan.samples
+        if 0 < config.die_after_tokens <= self._tokens:
             os.kill(os.getpid(), signal.SIGKILL)
-        if 0 < config.hang_after_tokens <= self._given:
-            time.sleep(1e6)
+        if 0 < config.fail_after_tokens <= self._tokens:
+            raise RuntimeError(f"asked to fail after {config.fail_after_tokens} tokens")
+        if 0 < config.hang_after_tokens <= self._tokens:
+            threading.Event().wait()
+        return 0.0
 
 
 def load_simulated(config: SimulateConfig, report: Report) -> Engine:
-    """Make a simulated engine, in the time and with the failure that its configuration asks for."""
+    """Make a simulated engine, in the time and with the failure that its configuration asks for.
+
+    Raises:
+        RuntimeError: the start is to fail.
+        ValueError: the model folder or an option is wrong.
+    """
+    report("config")
+    vocab_size, context_length, end_tokens = read_sizes(Path(config.model))
     report("weights")
     time.sleep(config.start_seconds)
     if config.fail_start:
         raise RuntimeError(config.fail_start)
-    return ScriptedEngine(config, read_info(config))
+    report("kv")
+    scheduling = SchedulerConfig(
+        pages_total=max(1, (config.kv_cache_tokens or KV_CACHE_TOKENS) // config.page_size),
+        context_length=config.context_length or context_length,
+        end_token_ids=end_tokens,
+        page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
+        max_waiting_requests=config.max_waiting_requests,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        steps_in_flight=config.steps_in_flight,
+        prefix_cache=config.prefix_cache,
+        eviction=config.eviction,
+        policy=config.policy,
+        check_integrity=config.check_integrity,
+    )
+    runner = simulated_runner(
+        slots=config.max_running_requests,
+        pages=scheduling.pages_total,
+        page_size=config.page_size,
+        context_length=scheduling.capacity_tokens,
+        script=make_script(config, vocab_size, end_tokens),
+        speed=Speed(
+            step=config.step_milliseconds / 1e3, prefill_token=config.prefill_token_microseconds / 1e6
+        ),
+        delay=Faults(config),
+    )
+    info = EngineInfo(
+        context_length=scheduling.capacity_tokens,
+        vocab_size=vocab_size,
+        end_token_ids=end_tokens,
+        page_size=config.page_size,
+        pages_total=scheduling.pages_total,
+        weights_bytes=0,
+        kv_bytes=0,
+        dtype="none",
+        device="simulated",
+    )
+    return Engine(info, Scheduler(scheduling), runner)
 
 
 def import_simulated() -> Callable[[SimulateConfig, Report], Engine]:
-    """Import nothing heavy."""
+    """Return `load_simulated`; nothing heavy is to be imported."""
     return load_simulated
 
 
