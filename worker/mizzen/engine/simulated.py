@@ -253,8 +253,8 @@ class FenceGuard:
             for other, (tenancy, pages) in used.items():
                 if (other != slot or tenancy != self._tenancy[slot]) and not written.isdisjoint(pages):
                     raise PlanViolation(
-                        f"step {step} writes pages {sorted(written & pages)} for slot {slot}, which a step in "
-                        f"flight uses for slot {other}"
+                        f"step {step} writes pages {sorted(written & pages)} for slot {slot}, which a step "
+                        f"in flight uses for slot {other}"
                     )
 
 

@@ -1,0 +1,95 @@
+"""Random arrivals, aborts, launches and completions against a `World`."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from world import MakeScheduler, World, request
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.scheduler import Scheduler
+
+BASES = ([1, 2, 1, 2] * 12, [1, 2, 1, 2, 5, 5] * 8, [7] * 48)
+
+configs = st.builds(
+    lambda page_size, tokens, **rest: SchedulerConfig(
+        page_size=page_size, pages_total=max(tokens // page_size, 2), context_length=64, **rest
+    ),
+    page_size=st.sampled_from((1, 4, 16)),
+    tokens=st.sampled_from((32, 48, 48, 80, 400)),
+    max_running_requests=st.sampled_from((1, 3, 4, 5)),
+    prefill_chunk_tokens=st.sampled_from((2, 5, 16, 100)),
+    end_token_ids=st.just((3,)),
+    steps_in_flight=st.integers(1, 3),
+    prefix_cache=st.sampled_from(("radix", "radix", "radix", "none")),
+    eviction=st.sampled_from(("lru", "lfu")),
+    policy=st.sampled_from(("fcfs", "lpm")),
+    reserve_tokens=st.sampled_from((0, 4)),
+    max_waiting_requests=st.sampled_from((4, 100)),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Its scheduler comes from `make`, so that mutants meet the same properties."""
+
+    make: MakeScheduler = Scheduler
+
+    @initialize(config=configs)
+    def start(self, config: SchedulerConfig) -> None:
+        self.world = World(config, type(self).make)
+        self.rid = 0
+
+    @rule(
+        base=st.sampled_from(BASES),
+        shared=st.sampled_from((0, 3, 4, 8, 9, 16, 17, 33, 48)),
+        own=st.lists(st.integers(0, 11), max_size=8),
+        max_tokens=st.sampled_from((1, 2, 8, 20, None)),
+        stops=st.sampled_from(((), (5,), (6, 7, 8))),
+        ignore_eos=st.booleans(),
+        salt=st.sampled_from((b"", b"", b"tenant")),
+    )
+    def arrive(
+        self,
+        base: list[int],
+        shared: int,
+        own: list[int],
+        max_tokens: int | None,
+        stops: tuple[int, ...],
+        ignore_eos: bool,
+        salt: bytes,
+    ) -> None:
+        self.rid += 1
+        self.world.arrive(
+            request(
+                self.rid,
+                base[:shared] + own,
+                max_tokens=max_tokens,
+                stop_token_ids=stops,
+                ignore_eos=ignore_eos,
+                salt=salt,
+            )
+        )
+
+    @precondition(lambda self: self.rid > 0)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.world.abort(data.draw(st.integers(1, self.rid)))
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.world.launch()
+            if len(self.world.flying) >= self.world.config.steps_in_flight:
+                self.world.collect()
+
+    @rule()
+    def launch(self) -> None:
+        self.world.launch()
+
+    @rule()
+    def collect(self) -> None:
+        self.world.collect()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.drain()
