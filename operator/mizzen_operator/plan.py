@@ -78,8 +78,10 @@ def plan(
         taken: names that no new pod may have.
 
     Returns:
-        Actions in the order in which to do them; none when nothing is to be done now.
+        Actions in the order in which to do them, whatever the order of `groups`; none when nothing is to be
+        done now.
     """
+    groups = sorted(groups, key=lambda group: group.name)
     ended = [group for group in groups if group.ended and not group.terminating]
     live = [group for group in groups if group.live]
     old = [group for group in live if group.revision != wanted.revision]

@@ -1,0 +1,100 @@
+"""The work queue: a key once, one worker a key, delays and backoff."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from mizzen_operator.kube import TokenBucket
+from mizzen_operator.queue import Key, WorkQueue
+
+A, B = Key("n", "a"), Key("n", "b")
+
+
+async def empty(queue: WorkQueue) -> bool:
+    try:
+        key = await asyncio.wait_for(queue.get(), 0.05)
+    except TimeoutError:
+        return True
+    queue.done(key)
+    return False
+
+
+async def test_a_key_waits_once() -> None:
+    queue = WorkQueue()
+    for _ in range(100):
+        queue.add(A)
+    assert queue.depth() == 1
+    assert await queue.get() == A
+    queue.done(A)
+    assert await empty(queue)
+
+
+async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
+    queue = WorkQueue()
+    queue.add(A)
+    assert await queue.get() == A
+    queue.add(A)
+    assert await empty(queue)
+    queue.done(A)
+    assert await queue.get() == A
+
+
+async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
+    queue = WorkQueue()
+    queue.add(A, 0.15)
+    queue.add(B, 30)
+    began = time.monotonic()
+    assert await queue.get() == A
+    assert 0.1 < time.monotonic() - began < 1
+    queue.add(B)
+    assert await queue.get() == B
+    queue.done(B)
+    assert await empty(queue)
+
+
+async def test_a_later_wish_does_not_put_off() -> None:
+    queue = WorkQueue()
+    queue.add(A, 0.05)
+    queue.add(A, 30)
+    assert await asyncio.wait_for(queue.get(), 1) == A
+
+
+async def test_a_waiting_worker_is_woken() -> None:
+    queue = WorkQueue()
+    queue.add(B, 60)
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0.01)
+    queue.add(A)
+    assert await asyncio.wait_for(waiting, 1) == A
+
+
+async def test_two_workers_take_two_keys() -> None:
+    queue = WorkQueue()
+    workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add(A)
+    queue.add(B)
+    assert set(await asyncio.wait_for(asyncio.gather(*workers), 1)) == {A, B}
+
+
+async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
+    queue = WorkQueue()
+    delays = [queue.retry(A, 1.0) for _ in range(6)]
+    for delay, about in zip(delays, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=True):
+        assert delay == pytest.approx(about, rel=0.11)
+    queue.forget(A)
+    assert queue.retry(A) == pytest.approx(0.1, rel=0.11)
+
+
+async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
+    bucket = TokenBucket(100, 10)
+    began = time.monotonic()
+    for _ in range(10):
+        await bucket.take()
+    assert time.monotonic() - began < 0.05
+    for _ in range(20):
+        await bucket.take()
+    assert 0.15 < time.monotonic() - began < 0.6

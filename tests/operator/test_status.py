@@ -1,0 +1,216 @@
+"""The status says what is there: conditions by their facts, and nothing new when nothing changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mizzen_operator import status
+from mizzen_operator.api import InferenceService, parse
+from mizzen_operator.observe import GatewayPod, Group, group
+from mizzen_operator.status import Facts, Failure
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SPEC: dict[str, Any] = {
+    "model": {"source": "file:///m", "aliases": [], "dtype": "Auto"},
+    "replicas": 1,
+    "parallelism": {"tensor": 1},
+    "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}},
+    "engine": {
+        "device": "CUDA",
+        "maxRunningRequests": 1,
+        "memoryFraction": "0.9",
+        "prefillChunkTokens": 1,
+        "maxStepMilliseconds": 1,
+        "pageSize": 1,
+        "prefixCache": "Radix",
+        "attention": {"prefill": "Auto", "decode": "Auto"},
+        "extraArgs": [],
+        "env": [],
+    },
+    "podTemplate": {},
+    "gateway": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000, "annotations": {}}},
+    "lifecycle": {"startupTimeoutSeconds": 10, "drainTimeoutSeconds": 10},
+    "suspend": False,
+}
+META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 3}
+DEPLOYED = {
+    "metadata": {"generation": 2},
+    "status": {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1},
+}
+SERVING = Group(
+    "demo-a-0-0", "1", 0, "a", 0, containers_ready=True, was_routable=True, routable=True, node="n"
+)
+GATEWAY = GatewayPod("demo-gateway-x", "10.0.0.1", True)
+
+
+def service(**spec: Any) -> InferenceService:
+    return parse({"metadata": META, "spec": {**SPEC, **spec}})
+
+
+GOOD = Facts(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
+
+
+def conditions(facts: Facts) -> dict[str, tuple[bool, str]]:
+    return {c.type: (c.status, c.reason) for c in status.conditions(facts)}
+
+
+def test_all_is_well() -> None:
+    assert conditions(GOOD) == {
+        "Ready": (True, "AllGroupsServing"),
+        "Available": (True, "Serving"),
+        "Progressing": (False, "Settled"),
+        "Scheduled": (True, "AllGroupsHaveNodes"),
+        "GatewayReady": (True, "AllReplicasReady"),
+        "Failed": (False, "AsExpected"),
+    }
+
+
+OLD = replace(SERVING, revision="b", uid="2", name="demo-b-0-0")
+CRASHED = replace(
+    SERVING, containers_ready=False, routable=False, reason="CrashLoopBackOff", message="no such file"
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "expected"),
+    [
+        (replace(GOOD, groups=[OLD]), "Ready", (False, "ReplacingGroups")),
+        (replace(GOOD, groups=[OLD]), "Available", (True, "Serving")),
+        (replace(GOOD, groups=[SERVING, OLD]), "Ready", (False, "ReplacingGroups")),
+        (replace(GOOD, groups=[]), "Ready", (False, "StartingGroups")),
+        (replace(GOOD, groups=[]), "Available", (False, "NoGroupServes")),
+        (replace(GOOD, groups=[replace(SERVING, routable=False)]), "Ready", (False, "StartingGroups")),
+        (replace(GOOD, groups=[replace(SERVING, routable=False)]), "Available", (False, "NoGroupServes")),
+        (replace(GOOD, groups=[replace(SERVING, terminating=True)]), "Available", (False, "NoGroupServes")),
+        (replace(GOOD, groups=[CRASHED]), "Failed", (True, "CrashLoopBackOff")),
+        (replace(GOOD, groups=[CRASHED]), "Ready", (False, "CrashLoopBackOff")),
+        (replace(GOOD, groups=[OLD, CRASHED]), "Available", (True, "Serving")),
+        (replace(GOOD, groups=[replace(CRASHED, revision="b"), SERVING]), "Failed", (False, "AsExpected")),
+        (replace(GOOD, gateways=[]), "Available", (False, "NoGatewayReady")),
+        (replace(GOOD, gateways=[replace(GATEWAY, ready=False)]), "Available", (False, "NoGatewayReady")),
+        (replace(GOOD, deployment={}), "Ready", (False, "StartingGateway")),
+        (replace(GOOD, deployment={}), "GatewayReady", (False, "GatewayMissing")),
+        (
+            replace(GOOD, deployment={**DEPLOYED, "metadata": {"generation": 3}}),
+            "GatewayReady",
+            (False, "GatewayRollingOut"),
+        ),
+        (
+            replace(
+                GOOD,
+                gateways=[GatewayPod("g", "", False, "ImagePullBackOff", "no such image")],
+                deployment={"metadata": {"generation": 1}, "status": {"observedGeneration": 1}},
+            ),
+            "GatewayReady",
+            (False, "GatewayFailing"),
+        ),
+        (replace(GOOD, failure=Failure("NameTaken", "x")), "Ready", (False, "NameTaken")),
+        (replace(GOOD, failure=Failure("NameTaken", "x")), "Available", (True, "Serving")),
+        (
+            replace(GOOD, groups=[replace(SERVING, node="", unschedulable="0/1 nodes", routable=False)]),
+            "Scheduled",
+            (False, "Unschedulable"),
+        ),
+        (replace(GOOD, service=service(suspend=True)), "Ready", (False, "RemovingGroups")),
+        (replace(GOOD, service=service(suspend=True), groups=[]), "Ready", (False, "Suspended")),
+        (replace(GOOD, service=service(suspend=True)), "Available", (False, "Suspended")),
+        (replace(GOOD, service=service(replicas=0), groups=[]), "Ready", (True, "ScaledToZero")),
+        (replace(GOOD, service=service(replicas=0), groups=[]), "Available", (False, "ScaledToZero")),
+    ],
+)
+def test_condition(facts: Facts, name: str, expected: tuple[bool, str]) -> None:
+    assert conditions(facts)[name] == expected
+
+
+def test_the_containers_own_words_are_shown() -> None:
+    built = status.build(replace(GOOD, groups=[CRASHED]), NOW)
+    [failed] = [c for c in built["conditions"] if c["type"] == "Failed"]
+    assert failed["message"] == "demo-a-0-0: no such file"
+    assert built["groups"][0]["state"] == "Failed"
+
+
+def test_nothing_changes_when_nothing_changed_and_times_only_with_the_status() -> None:
+    first = status.build(GOOD, NOW)
+    later = datetime(2027, 1, 1, tzinfo=UTC)
+    again = status.build(replace(GOOD, service=replace(GOOD.service, status=first)), later)
+    assert again == first
+    changed = status.build(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
+    times = {c["type"]: c["lastTransitionTime"] for c in changed["conditions"]}
+    assert times["Ready"] == times["Available"] == "2027-01-01T00:00:00Z"
+    assert times["Failed"] == "2026-01-02T03:04:05Z"
+    assert {c["observedGeneration"] for c in changed["conditions"]} == {3}
+
+
+def test_groups_are_cut_to_64_worst_first() -> None:
+    many = [replace(SERVING, name=f"g-{n:03}", uid=str(n)) for n in range(100)]
+    built = status.build(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)
+    assert len(built["groups"]) == 64
+    assert built["groups"][0]["name"] == "z"
+    assert built["replicas"] == 101
+
+
+def test_a_long_message_is_cut() -> None:
+    built = status.build(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
+    assert all(len(c["message"]) <= 1024 for c in built["conditions"])
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return {"name": "engine", "restartCount": 2, "ready": False, **state}
+
+
+ENDED = {"exitCode": 3, "reason": "Error", "message": "out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "reason", "message", "failing"),
+    [
+        (
+            [
+                container(
+                    state={"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                    lastState={"terminated": ENDED},
+                )
+            ],
+            "CrashLoopBackOff",
+            "out of memory",
+            True,
+        ),
+        (
+            [container(state={"waiting": {"reason": "ErrImagePull", "message": "not found"}})],
+            "ErrImagePull",
+            "not found",
+            True,
+        ),
+        ([container(state={"waiting": {"reason": "ContainerCreating"}})], "", "", False),
+        (
+            [container(state={"running": {}}, lastState={"terminated": ENDED})],
+            "Error",
+            "out of memory",
+            False,
+        ),
+        (
+            [container(state={"running": {}}, lastState={"terminated": {"exitCode": 137}})],
+            "Error",
+            "exit code 137",
+            False,
+        ),
+        ([container(state={"running": {}}, lastState={"terminated": ENDED}, ready=True)], "", "", False),
+        ([], "", "", False),
+    ],
+)
+def test_why_a_pod_does_not_run(
+    containers: list[dict[str, Any]], reason: str, message: str, failing: bool
+) -> None:
+    labels = {"mizzen.dev/group": "0", "mizzen.dev/revision": "a", "mizzen.dev/incarnation": "0"}
+    seen = group(
+        {
+            "metadata": {"name": "p", "uid": "u", "labels": labels},
+            "spec": {},
+            "status": {"phase": "Running", "containerStatuses": containers},
+        }
+    )
+    assert (seen.reason, seen.message, seen.failing) == (reason, message, failing)
