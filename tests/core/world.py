@@ -81,8 +81,8 @@ class World:
         for rid in self.aborted:
             assert rid in self.finished, f"the abort of {rid} is not answered"
         if plan is not None:
-            self.guard.launch(plan)
             self.flying.append(plan)
+            self.guard.launch(plan)
             self.plans.append(plan)
         self.check()
         return plan
@@ -106,7 +106,7 @@ class World:
         self.check()
         return output
 
-    def drain(self) -> None:
+    def drain_running(self) -> None:
         """Run until all requests have ended; each must, within a bounded number of steps."""
         tokens = sum(len(asked.prompt) + self.config.capacity_tokens for asked in self.requests.values())
         for _ in range(20 * tokens + 50):
@@ -116,6 +116,10 @@ class World:
             if self.collect() is None and launched is None:
                 break
         assert not self.scheduler.has_work, "some request waits for ever"
+
+    def drain(self) -> None:
+        """Run until all requests have ended, and look at what each got and at what is left."""
+        self.drain_running()
         assert set(self.finished) == set(self.requests)
         for rid, asked in self.requests.items():
             self._check_output(asked, self.finished[rid])

@@ -1,0 +1,147 @@
+"""The overlap loop over the simulated runner: threads, delays, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from world import END_TOKEN, SCRIPT, request, run_alone
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.plan import PrefillChunk, StepPlan
+from mizzen.core.request import Finished, FinishReason
+from mizzen.core.scheduler import Scheduler
+from mizzen.engine.loop import OverlapLoop, StepFailed
+from mizzen.engine.simulated import Script, Speed, echo, ends_after, fixed, simulated_runner
+
+
+def make_loop(
+    script: Script = SCRIPT,
+    delay: Callable[[StepPlan], float] | None = None,
+    speed: Speed | None = None,
+    depth: int = 2,
+) -> OverlapLoop:
+    config = SchedulerConfig(
+        pages_total=64,
+        page_size=4,
+        context_length=128,
+        max_running_requests=4,
+        prefill_chunk_tokens=16,
+        end_token_ids=(END_TOKEN,),
+        steps_in_flight=depth,
+    )
+    runner = simulated_runner(
+        slots=4, pages=64, page_size=4, context_length=128, script=script, delay=delay, speed=speed
+    )
+    return OverlapLoop(Scheduler(config), runner)
+
+
+def run(loop: OverlapLoop) -> tuple[dict[int, list[int]], dict[int, Finished]]:
+    output: dict[int, list[int]] = {}
+    finished: dict[int, Finished] = {}
+    while loop.busy:
+        step = loop.step(time.monotonic())
+        ends = list(loop.take_ended())
+        if step is not None:
+            for rid, token in zip(step.rids.tolist(), step.tokens.tolist(), strict=True):
+                output.setdefault(rid, []).append(token)
+            ends += step.finished
+        for end in ends:
+            assert end.rid not in finished
+            finished[end.rid] = end
+    return output, finished
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_outputs_are_those_of_requests_run_alone(depth: int) -> None:
+    loop = make_loop(depth=depth, delay=lambda plan: 0.002 * (plan.step % 3))
+    asked = [request(rid, [4, 5, 6] * (rid + 1), max_tokens=12) for rid in range(10)]
+    for one in asked:
+        loop.submit(one)
+    output, finished = run(loop)
+    loop.close()
+    for one in asked:
+        assert (output[one.rid], finished[one.rid].reason) == run_alone(one, 128)
+
+
+def test_steps_overlap_with_the_host() -> None:
+    """With two in flight, a slow reader hides behind the device; with one they take turns."""
+
+    def seconds(depth: int) -> float:
+        loop = make_loop(depth=depth, speed=Speed(step=0.01))
+        loop.submit(request(1, [4, 5], max_tokens=20, ignore_eos=True))
+        begin = time.monotonic()
+        while loop.busy:
+            loop.step(0.0)
+            time.sleep(0.01)
+        loop.close()
+        return time.monotonic() - begin
+
+    assert seconds(2) < 0.8 * seconds(1)
+
+
+def test_scripts() -> None:
+    for script, expected in (
+        (echo(END_TOKEN), [4, 5, 6, END_TOKEN]),
+        (fixed((9, 8), END_TOKEN), [9, 8, END_TOKEN]),
+        (ends_after(fixed((9,) * 99, END_TOKEN), 4, END_TOKEN), [9, 9, 9, 9, END_TOKEN]),
+    ):
+        loop = make_loop(script)
+        loop.submit(request(1, [4, 5, 6]))
+        output, finished = run(loop)
+        loop.close()
+        assert output[1] == expected
+        assert finished[1].reason is FinishReason.STOP
+        assert finished[1].stop_token == END_TOKEN
+
+
+def test_abort_from_another_thread() -> None:
+    loop = make_loop(fixed((9,) * 120, END_TOKEN), speed=Speed(step=0.005))
+    loop.submit(request(1, [4, 5, 6]))
+    timer = threading.Timer(0.05, loop.abort, (1,))
+    timer.start()
+    output, finished = run(loop)
+    timer.join()
+    loop.close()
+    assert finished[1].reason is FinishReason.ABORT
+    assert finished[1].output_tokens == len(output[1]) < 100
+
+
+def test_a_failing_step_is_named() -> None:
+    def fail(plan: StepPlan) -> float:
+        if plan.step == 3:
+            raise OSError("the device fell off the bus")
+        return 0.0
+
+    loop = make_loop(delay=fail)
+    loop.submit(request(1, [4], ignore_eos=True))
+    with pytest.raises(StepFailed, match="step 3 failed: the device fell off the bus"):
+        run(loop)
+    loop.close()
+
+
+def test_a_plan_that_breaks_the_rules_is_caught() -> None:
+    runner = simulated_runner(slots=2, pages=8, page_size=4, context_length=16, script=SCRIPT)
+    chunk = PrefillChunk(slot=0, start=0, tokens=np.array([1, 2], np.int32), last=True)
+    loop = make_loop()
+    loop.submit(request(1, [1, 2]))
+    plan = loop._scheduler.next(loop._take_events(), 0.0)
+    assert plan is not None
+    broken = StepPlan(step=1, decode=plan.decode, decode_version=0, pages=plan.pages, prefill=(chunk,))
+    runner.launch(broken)
+    with pytest.raises(RuntimeError, match="a chunk of slot 0, which was not started for it"):
+        runner.collect()
+    runner.close()
+    loop.close()
+
+
+def test_depth_is_checked() -> None:
+    loop = make_loop()
+    with pytest.raises(ValueError, match=r"depth must be between 1 and steps_in_flight \(2\), not 3"):
+        OverlapLoop(loop._scheduler, loop._runner, 3)
+    assert not loop.busy
+    assert loop.step(0.0) is None
+    loop.close()

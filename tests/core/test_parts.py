@@ -1,0 +1,73 @@
+"""The small parts on their own: pages, stop table, eviction order, queue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mizzen.core.eviction import STRATEGIES, EvictionHeap
+from mizzen.core.pages import PagePool
+from mizzen.core.stops import StopTable
+
+
+def test_pages_come_and_go() -> None:
+    pool = PagePool(4)
+    taken = pool.take(3)
+    assert sorted(taken.tolist()) == [0, 1, 2]
+    pool.give(taken[:2])
+    assert pool.free == 3
+    with pytest.raises(RuntimeError, match="4 pages asked for, 3 are free"):
+        pool.take(4)
+    with pytest.raises(RuntimeError, match="came back twice"):
+        pool.give(taken)
+
+
+def test_stop_table_finds_each_set_and_forgets_it() -> None:
+    table = StopTable()
+    sets = [frozenset({number, 1000 + number}) for number in range(20)]
+    bits = np.array([table.acquire(one) for one in sets], np.int64)
+    assert table.acquire(sets[0]) == bits[0]
+    for number in range(20):
+        tokens = np.full(20, number, np.int32)
+        assert number in table.candidates(tokens, bits)
+        assert len(table.candidates(tokens, bits)) <= 3
+    table.release(sets[0])
+    assert 0 in table.candidates(np.zeros(20, np.int32), bits)
+    for one in sets:
+        table.release(one)
+    assert not any(len(table.candidates(np.full(20, number, np.int32), bits)) for number in range(20))
+    assert table.acquire(frozenset()) == 0
+
+
+def test_stop_tokens_beyond_the_table_share_entries() -> None:
+    table = StopTable()
+    bits = np.array([table.acquire(frozenset({2**31 - 1}))], np.int64)
+    assert len(table.candidates(np.array([2**31 - 1], np.int32), bits)) == 1
+
+
+class Leaf:
+    def __init__(self, used: int, hits: int) -> None:
+        self.used, self.hits, self.ticket = used, hits, 0
+
+
+def test_eviction_orders() -> None:
+    old_busy, new_idle = Leaf(used=1, hits=9), Leaf(used=5, hits=1)
+    for name, first in (("lru", old_busy), ("lfu", new_idle)):
+        heap = EvictionHeap(STRATEGIES[name])
+        heap.offer(old_busy)
+        heap.offer(new_idle)
+        assert heap.pop() is first
+        heap.withdraw(old_busy)
+        heap.withdraw(new_idle)
+        assert heap.pop() is None
+
+
+def test_the_heap_stays_small_under_reuse() -> None:
+    heap = EvictionHeap(STRATEGIES["lru"])
+    leaf = Leaf(used=0, hits=0)
+    for number in range(5000):
+        heap.withdraw(leaf)
+        leaf.used = number
+        heap.offer(leaf)
+    assert len(heap) == 1
+    assert len(heap._entries) < 300

@@ -1,0 +1,157 @@
+"""The radix tree against a dictionary from (salt, prefix) to page."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
+from mizzen.core.eviction import STRATEGIES
+from mizzen.core.radix import Node, RadixTree
+
+UNIT = 8
+"""Prompts are words of so many equal tokens, so that blocks of 64 tokens are reached."""
+Key = tuple[bytes, tuple[int, ...]]
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Every page has a number of its own; the model says which prefix it stands for."""
+
+    @initialize(page_size=st.sampled_from((1, 3, 4, 16, 128)), strategy=st.sampled_from(sorted(STRATEGIES)))
+    def start(self, page_size: int, strategy: str) -> None:
+        self.size = page_size
+        self.tree = RadixTree(page_size, STRATEGIES[strategy])
+        self.model: dict[Key, int] = {}
+        self.locks: list[tuple[Node, Key]] = []
+        self.names: set[int] = set()
+        self.next_page = 0
+
+    @rule(
+        words=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        cut=st.integers(0, UNIT - 1),
+        salt=st.sampled_from((b"", b"x")),
+        keep=st.booleans(),
+    )
+    def insert(self, words: list[int], cut: int, salt: bytes, keep: bool) -> None:
+        tokens = np.repeat(np.array(words, np.int32), UNIT)[cut:]
+        pages = len(tokens) // self.size
+        tokens = tokens[: pages * self.size]
+        data = tokens.tobytes()
+        cached = self.tree.matched_pages(data, pages, salt)
+        node = self.tree.match(data, pages, salt)
+        self.tree.lock(node)
+        assert node.end == cached == self._cached(tokens, salt)
+        row = np.full(pages, -1, np.int32)
+        self.tree.fill(node, row)
+        assert row[:cached].tolist() == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
+        fresh = np.arange(self.next_page, self.next_page + pages - cached, dtype=np.int32)
+        self.next_page += len(fresh)
+        node, duplicates = self.tree.extend(node, data[cached * self.size * 4 :], fresh)
+        assert not duplicates
+        for index, page in enumerate(fresh.tolist(), start=cached):
+            self.model[self._key(tokens, salt, index)] = page
+        if keep:
+            self.locks.append((node, (salt, tuple(tokens.tolist()))))
+        else:
+            self.tree.unlock(node)
+
+    @rule(words=st.lists(st.integers(0, 2), min_size=1, max_size=12), salt=st.sampled_from((b"", b"x")))
+    def insert_from_the_root(self, words: list[int], salt: bytes) -> None:
+        """As a request does that was admitted before another one published the same prompt."""
+        tokens = np.repeat(np.array(words, np.int32), UNIT)
+        pages = len(tokens) // self.size
+        tokens = tokens[: pages * self.size]
+        root = self.tree.match(b"", 0, salt)
+        self.tree.lock(root)
+        own = np.arange(self.next_page, self.next_page + pages, dtype=np.int32)
+        self.next_page += pages
+        cached = self._cached(tokens, salt)
+        node, duplicates = self.tree.extend(root, tokens.tobytes(), own)
+        known = [page for _, pages in duplicates for page in pages.tolist()]
+        assert known == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
+        for index in range(cached, pages):
+            self.model[self._key(tokens, salt, index)] = int(own[index])
+        assert node.end == pages
+        self.tree.unlock(node)
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        node, _ = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        self.tree.unlock(node)
+
+    @rule(count=st.integers(1, 40))
+    def evict(self, count: int) -> None:
+        held = self._held()
+        freed = [page for pages in self.tree.evict(count) for page in pages.tolist()]
+        assert len(freed) == min(count, len(self.model) - len(held))
+        gone = {key for key, page in self.model.items() if page in set(freed)}
+        assert len(gone) == len(freed)
+        assert not gone & held
+        for key in gone:
+            del self.model[key]
+        assert all(self._parent(key) in self.model for key in self.model if len(key[1]) > self.size)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        assert sorted(page for node in self.tree.nodes() for page in node.pages) == sorted(
+            self.model.values()
+        )
+        assert self.tree.evictable == len(self.model) - len(self._held())
+
+    @rule()
+    def names_agree(self) -> None:
+        events = self.tree.take_events()
+        assert not set(events.stored) & self.names
+        assert set(events.evicted) <= self.names
+        self.names = (self.names | set(events.stored)) - set(events.evicted)
+        expected: set[int] = set()
+        for salt, tokens in self.model:
+            full = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+            expected |= set(block_hashes(np.array(tokens[:full], np.int32), salt))
+        assert self.names == expected == set(self.tree.snapshot())
+
+    def teardown(self) -> None:
+        if hasattr(self, "tree"):
+            self.names_agree()
+
+    def _key(self, tokens: np.ndarray, salt: bytes, page: int) -> Key:
+        return salt, tuple(tokens[: (page + 1) * self.size].tolist())
+
+    def _parent(self, key: Key) -> Key:
+        return key[0], key[1][: -self.size]
+
+    def _cached(self, tokens: np.ndarray, salt: bytes) -> int:
+        pages = len(tokens) // self.size
+        return next((i for i in range(pages) if self._key(tokens, salt, i) not in self.model), pages)
+
+    def _held(self) -> set[Key]:
+        return {
+            (salt, tokens[:end])
+            for _, (salt, tokens) in self.locks
+            for end in range(self.size, len(tokens) + 1, self.size)
+        }
+
+
+def test_the_tree_equals_a_dictionary() -> None:
+    run_state_machine_as_test(
+        TreeMachine,
+        settings=settings(
+            deadline=None,
+            max_examples=150,
+            stateful_step_count=25,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )
