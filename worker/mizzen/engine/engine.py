@@ -57,6 +57,11 @@ class Engine:
         """Return how busy the engine is."""
         return self._loop.load()
 
+    @property
+    def integrity_faults(self) -> int:
+        """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
+        return self._loop.integrity_faults
+
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._loop.close()

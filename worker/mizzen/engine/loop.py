@@ -92,6 +92,11 @@ class OverlapLoop:
         """Return how busy the scheduler is; submitted requests count from the next step on."""
         return self._scheduler.load()
 
+    @property
+    def integrity_faults(self) -> int:
+        """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
+        return self._scheduler.integrity_faults
+
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._runner.close()

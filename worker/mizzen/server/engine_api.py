@@ -54,7 +54,10 @@ class Engine(Protocol):
         ...
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch what can be launched and return the oldest step's output, if there is one."""
+        """Launch what can be launched and return the oldest step's output, if there is one.
+
+        An idle engine uses it for checks of its own.
+        """
         ...
 
     def take_ended(self) -> tuple[Finished, ...]:
@@ -67,6 +70,11 @@ class Engine(Protocol):
 
     def load(self) -> Load:
         """Return how busy the engine is."""
+        ...
+
+    @property
+    def integrity_faults(self) -> int:
+        """Faults of pages, slots and prefix tree found so far."""
         ...
 
     def close(self) -> None:

@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 """The loop turns at least this often, so that a silent one is a hung one."""
 REPORT_SECONDS = 0.02
-"""Load, cache events and counters leave the rank at most this often."""
+"""Load, cache events and counters leave the rank at most this often while it is busy."""
 STALL_SECONDS = 0.001
+"""How long a busy engine that can launch nothing is left alone."""
 STRAGGLER_SECONDS = 0.2
 """How long a drained engine still answers requests that were on their way."""
 
@@ -69,33 +70,35 @@ class ServingLoop:
             SupervisorGone: the control pipe was closed.
             Exception: a step failed.
         """
-        engine, wire = self._engine, self._wire
         while True:
             now = time.monotonic()
-            arrivals = wire.receive(now, self._waiting)
-            for request in arrivals.requests:
-                engine.submit(request)
-            self._waiting += len(arrivals.requests)
-            for rid in arrivals.aborts:
-                engine.abort(rid)
-            if engine.busy:
-                output = engine.step(now)
-                if output is not None:
-                    self._emit(output, now)
-                elif engine.busy and not arrivals.requests:
-                    wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
-            ended = engine.take_ended()
-            if ended:
-                wire.out.finish(ended, self._steps)
-                self._status.finished(ended)
-            idle = not engine.busy
+            self._turn(now)
+            idle = not self._engine.busy
             if idle or now >= self._report_at:
-                self._report()
+                told = self._report()
                 if self._ending and self._drained():
                     return
-            if idle:
-                self._last_output = 0.0
-                wire.wait(self._patience(), self._control)
+                if idle:
+                    self._last_output = 0.0
+                    self._wire.wait(self._patience() if told else REPORT_SECONDS, self._control)
+
+    def _turn(self, now: float) -> None:
+        engine, wire = self._engine, self._wire
+        arrivals = wire.receive(now, self._waiting)
+        for request in arrivals.requests:
+            engine.submit(request)
+        self._waiting += len(arrivals.requests)
+        for rid in arrivals.aborts:
+            engine.abort(rid)
+        output = engine.step(now)
+        if output is not None:
+            self._emit(output, now)
+        elif engine.busy:
+            wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
+        ended = engine.take_ended()
+        if ended:
+            wire.out.finish(ended, self._steps)
+            self._status.finished(ended)
 
     def _emit(self, output: StepOutput, began: float) -> None:
         now = time.monotonic()
@@ -108,16 +111,17 @@ class ServingLoop:
         if output.finished:
             self._status.finished(output.finished)
 
-    def _report(self) -> None:
-        """Everything that need not happen every step."""
+    def _report(self) -> bool:
+        """Do all that need not happen every step; False when gateways do not know the newest load yet."""
         now = time.monotonic()
         self._report_at = now + REPORT_SECONDS
         self._obey(now)
         load = self._engine.load()
         self._waiting = load.waiting
         self._wire.out.blocks(self._engine.take_cache_events())
-        self._wire.out.stats(load, self._steps, now)
-        self._status.publish(load, self._wire.out, getattr(self._engine, "integrity_violations", 0), now)
+        told = self._wire.out.stats(load, self._steps, now)
+        self._status.publish(load, self._wire.out, self._engine.integrity_faults, now)
+        return told
 
     def _obey(self, now: float) -> None:
         try:

@@ -117,11 +117,12 @@ class Outbox:
 
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
 
-    def stats(self, load: Load, steps: int, now: float) -> None:
-        """Tell all peers how busy the engine is, when it changed or a second has passed."""
+    def stats(self, load: Load, steps: int, now: float) -> bool:
+        """Tell all peers how busy the engine is, when it changed or a second has passed.
+
+        Returns False when it changed but too soon after the last time; then call again.
+        """
         age = now - self._stats_at
-        if age < self._limits.stats_change_seconds:
-            return
         stats = Stats(
             load.running,
             load.waiting,
@@ -135,10 +136,13 @@ class Outbox:
         last = self.last_stats
         same = last is not None and msgspec.structs.replace(last, steps=steps) == stats
         if same and age < self._limits.stats_seconds:
-            return
+            return True
+        if age < self._limits.stats_change_seconds:
+            return False
         self.last_stats, self._stats_at = stats, now
         self._broadcast(stats)
         self._tell_forgotten()
+        return True
 
     def blocks(self, events: CacheEvents) -> None:
         """Tell all peers what entered and left the prefix cache."""

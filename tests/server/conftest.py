@@ -1,0 +1,187 @@
+"""Model folders, engine processes and gateways for tests of the engine's process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+from prometheus_client.parser import text_string_to_metric_families
+
+from mizzen.core.options import flag
+from mizzen.wire.codec import encode, gateway_decoder
+from mizzen.wire.messages import PROTOCOL, Finish, Generate, Hello, Message, Outputs, Sampling, Welcome
+
+M = TypeVar("M", bound=Message)
+
+
+class Gateway:
+    """A gateway that follows its streams as a real one does: by their numbers."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(endpoint)
+        self._decode = gateway_decoder()
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Finish] = {}
+        self.others: list[Message] = []
+        self.send(Hello(PROTOCOL, "test"))
+
+    def send(self, message: Message) -> None:
+        self.socket.send(encode(message))
+
+    def generate(self, rid: int, prompt: list[int] | None = None, **fields: Any) -> None:
+        sampling = {key: fields.pop(key) for key in list(fields) if key in Sampling.__struct_fields__}
+        self.tokens[rid] = []
+        packed = np.array(prompt or [5, 6, 7], dtype="<i4").tobytes()
+        self.send(Generate(rid, packed, Sampling(**sampling), **fields))
+
+    def read(self, seconds: float) -> bool:
+        if not self.socket.poll(int(seconds * 1000)):
+            return False
+        message = self._decode(self.socket.recv())
+        if isinstance(message, Outputs):
+            rids = np.frombuffer(message.rids, "<u4").tolist()
+            offsets = np.frombuffer(message.offsets, "<u4").tolist()
+            tokens = np.frombuffer(message.tokens, "<i4").tolist()
+            for rid, offset, token in zip(rids, offsets, tokens, strict=True):
+                assert offset == len(self.tokens[rid]), "a gap, or a token twice"
+                self.tokens[rid].append(token)
+            for end in message.finished:
+                assert end.rid not in self.ends
+                self.ends[end.rid] = end
+        else:
+            self.others.append(message)
+        return True
+
+    def until(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            self.read(0.05)
+
+    def expect(self, kind: type[M], seconds: float = 15.0) -> M:
+        self.until(lambda: any(isinstance(message, kind) for message in self.others), seconds)
+        message = next(message for message in self.others if isinstance(message, kind))
+        self.others.remove(message)
+        return message
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+class EngineProcess:
+    """A simulated engine with its supervisor, as in a pod."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.message = folder / "termination-log"
+        with socket.socket() as chosen:
+            chosen.bind(("127.0.0.1", 0))
+            self.port = chosen.getsockname()[1]
+        options = {
+            "wire_bind": f"ipc://{folder}/wire",
+            "http_port": self.port,
+            "termination_message": self.message,
+            "step_milliseconds": 10,
+        } | options
+        words = [word for name, value in options.items() for word in (flag(name), str(value))]
+        self._log = (folder / "log").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mizzen.server.simulate", *words], stderr=self._log
+        )
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, Any]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as reply:
+                body, code = reply.read(), reply.status
+        except urllib.error.HTTPError as error:
+            body, code = error.read(), error.code
+        except OSError:
+            return 0, {}
+        return code, body.decode() if path == "/metrics" else json.loads(body)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"the condition did not come true; {self.log}"
+            time.sleep(0.02)
+
+    def ready(self) -> str:
+        """Wait until it serves; return its endpoint."""
+        self.until(lambda: self.get("/readyz")[0] == 200)
+        return self.get("/readyz")[1]["wire"]
+
+    def gateway(self) -> Gateway:
+        gateway = Gateway(self.ready())
+        gateway.expect(Welcome)
+        return gateway
+
+    @property
+    def rank(self) -> psutil.Process:
+        (rank,) = psutil.Process(self.process.pid).children()
+        return rank
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        self._log.seek(0)
+        return [json.loads(line) for line in self._log if line.startswith("{")]
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """Samples by name and the values of labels other than the model's."""
+        samples = {}
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                labels = [value for key, value in sample.labels.items() if key != "model_name"]
+                samples[(sample.name, *labels)] = sample.value
+        return samples
+
+    def wait(self, seconds: float = 15.0) -> int:
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+            self.process.kill()
+            self.process.wait(10)
+        self._log.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder as a simulated engine needs it."""
+    folder = tmp_path / "tiny-model"
+    folder.mkdir()
+    config = {"vocab_size": 1000, "max_position_embeddings": 2048, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path, model: Path) -> Iterator[Callable[..., EngineProcess]]:
+    engines: list[EngineProcess] = []
+
+    def start(**options: Any) -> EngineProcess:
+        folder = tmp_path / f"engine-{len(engines)}"
+        folder.mkdir()
+        engines.append(EngineProcess(folder, {"model": model} | options))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.close()

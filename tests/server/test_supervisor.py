@@ -1,0 +1,250 @@
+"""The engine's process tree as a pod runs it: probes, metrics, drain, and every way to end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from mizzen.core.request import FinishReason
+from mizzen.wire.messages import RefusalCode, Refused, Stats
+
+Start = Callable[..., Any]
+
+
+def test_probes_and_metrics_from_start_to_end(start_engine: Start) -> None:
+    engine = start_engine(start_seconds=1.0, served_name="tiny", check_integrity="true")
+    engine.until(lambda: engine.get("/healthz")[0] == 200)
+    assert engine.get("/readyz") == (503, {"state": "starting", "phase": engine.get("/readyz")[1]["phase"]})
+    assert engine.metrics()["mizzen_engine_state", "starting"] == 1
+    gateway = engine.gateway()
+    gateway.generate(1, prompt=[3] * 40, max_tokens=5)
+    gateway.generate(2, temperature=-1.0)
+    gateway.socket.send(b"garbage")
+    gateway.until(lambda: 1 in gateway.ends and len(refusals(gateway)) == 2)
+    gateway.generate(3, prompt=[3] * 40, max_tokens=3)
+    gateway.until(lambda: 3 in gateway.ends)
+    assert gateway.ends[3].cached_tokens == 32  # two whole pages
+    engine.until(lambda: engine.metrics()["mizzen_engine_output_tokens_total",] == 8)
+    metrics = engine.metrics()
+    for name, value in {
+        ("mizzen_engine_requests_total",): 2,
+        ("mizzen_engine_prompt_tokens_total",): 80,
+        ("mizzen_engine_cached_prompt_tokens_total",): 32,
+        ("mizzen_engine_finished_requests_total", "length"): 2,
+        ("mizzen_engine_refused_total", "invalid"): 2,
+        ("mizzen_engine_malformed_frames_total",): 1,
+        ("mizzen_engine_gateways",): 1,
+        ("mizzen_engine_running_requests",): 0,
+        ("mizzen_engine_integrity_violations_total",): 0,
+        ("mizzen_engine_kv_pages",): (1 << 18) / 16,
+        ("mizzen_engine_time_to_first_token_seconds_count",): 2,
+        ("mizzen_engine_step_seconds_count",): metrics["mizzen_engine_steps_total",],
+        ("mizzen_engine_state", "serving"): 1,
+        ("sglang:num_running_reqs",): 0,
+        ("sglang:num_queue_reqs",): 0,
+        ("sglang:generation_tokens_total",): 8,
+        ("sglang:token_usage",): 0,
+    }.items():
+        assert metrics[name] == value, name
+    assert metrics["mizzen_engine_startup_seconds", "weights"] >= 1.0
+    assert 'model_name="tiny"' in engine.get("/metrics")[1]
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.wait() == 0
+    assert not engine.message.exists()
+
+
+def refusals(gateway: Any) -> list[Refused]:
+    return [message for message in gateway.others if isinstance(message, Refused)]
+
+
+def test_sigterm_lets_running_streams_end(start_engine: Start) -> None:
+    engine = start_engine(step_milliseconds=20)
+    gateway = engine.gateway()
+    gateway.generate(1, max_tokens=60)
+    gateway.until(lambda: len(gateway.tokens[1]) > 5)
+    began = time.monotonic()
+    engine.process.send_signal(signal.SIGTERM)
+    gateway.until(
+        lambda: any(isinstance(message, Stats) and message.draining for message in gateway.others), 2
+    )
+    assert engine.get("/readyz")[0] == 503
+    assert engine.get("/healthz") == (200, {"state": "draining"})
+    gateway.generate(2)
+    assert gateway.expect(Refused).code == RefusalCode.DRAINING
+    gateway.until(lambda: 1 in gateway.ends)
+    assert len(gateway.tokens[1]) == 60
+    assert gateway.ends[1].reason == FinishReason.LENGTH
+    assert engine.wait(3) == 0
+    assert time.monotonic() - began < 5
+
+
+def test_what_outlasts_the_drain_ends_with_an_error(start_engine: Start) -> None:
+    engine = start_engine(drain_timeout_seconds=0.5)
+    gateway = engine.gateway()
+    gateway.generate(1)
+    gateway.until(lambda: len(gateway.tokens[1]) > 2)
+    engine.process.send_signal(signal.SIGTERM)
+    gateway.until(lambda: 1 in gateway.ends, 5)
+    assert gateway.ends[1].reason == FinishReason.ERROR
+    assert "shut down" in gateway.ends[1].message
+    assert engine.wait(5) == 0
+
+
+def test_a_second_signal_ends_at_once(start_engine: Start) -> None:
+    engine = start_engine()
+    gateway = engine.gateway()
+    gateway.generate(1)
+    gateway.until(lambda: len(gateway.tokens[1]) > 2)
+    engine.process.send_signal(signal.SIGTERM)
+    engine.until(lambda: any(line["event"] == "draining" for line in engine.log))
+    engine.process.send_signal(signal.SIGINT)
+    assert engine.wait(2) == 128 + signal.SIGINT
+
+
+def test_sigterm_while_starting_ends_at_once(start_engine: Start) -> None:
+    engine = start_engine(start_seconds=60)
+    engine.until(lambda: engine.get("/readyz")[1].get("phase") == "weights")
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.wait(2) == 0
+
+
+def test_drain_by_http_keeps_the_process(start_engine: Start) -> None:
+    engine = start_engine()
+    gateway = engine.gateway()
+    gateway.generate(1, max_tokens=20)
+    gateway.until(lambda: len(gateway.tokens[1]) > 2)
+    code, body = engine.get("/drain", "POST")
+    assert (code, body["state"]) == (202, "draining")
+    gateway.until(lambda: 1 in gateway.ends)
+    assert gateway.ends[1].reason == FinishReason.LENGTH
+    gateway.generate(2)
+    assert gateway.expect(Refused).code == RefusalCode.DRAINING
+    engine.until(lambda: engine.get("/drain", "POST")[1]["requests"] == 0)
+    assert engine.get("/readyz")[0] == 503
+    assert engine.process.poll() is None
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.wait(3) == 0
+
+
+def test_a_killed_rank_ends_the_engine_with_the_reason(start_engine: Start) -> None:
+    engine = start_engine()
+    engine.ready()
+    rank = engine.rank
+    began = time.monotonic()
+    rank.kill()
+    assert engine.wait(5) == 1
+    assert time.monotonic() - began < 1.5
+    text = engine.message.read_text()
+    assert f"rank 0 (process {rank.pid}) was killed by signal 9 (SIGKILL" in text
+    assert engine.log[-1]["kind"] == "rank_died"
+
+
+def test_a_stopped_rank_is_seen_by_the_watchdog(start_engine: Start, sigstop: Callable[[int], None]) -> None:
+    engine = start_engine(watchdog_seconds=1.0)
+    engine.ready()
+    rank = engine.rank
+    time.sleep(1.5)  # an idle engine is no hung one
+    assert engine.get("/readyz")[0] == 200
+    rank.suspend()
+    assert engine.wait(5) == 1
+    assert "rank 0 made no progress for 1." in engine.message.read_text()
+    assert not psutil.pid_exists(rank.pid)
+
+
+def test_a_hung_step_is_seen_by_the_watchdog(start_engine: Start) -> None:
+    engine = start_engine(watchdog_seconds=1.0, hang_after_tokens=5)
+    gateway = engine.gateway()
+    gateway.generate(1)
+    assert engine.wait(8) == 1
+    assert "watchdog: rank 0 made no progress" in engine.message.read_text()
+    assert "with 1 requests" in engine.message.read_text()
+
+
+def test_a_failed_step_ends_streams_with_an_error(start_engine: Start) -> None:
+    engine = start_engine(fail_after_tokens=5)
+    gateway = engine.gateway()
+    gateway.generate(1)
+    gateway.until(lambda: 1 in gateway.ends)
+    assert gateway.ends[1].reason == FinishReason.ERROR
+    assert engine.wait(5) == 1
+    assert "asked to fail after 5 tokens" in engine.message.read_text()
+
+
+def test_a_failed_start_says_why(start_engine: Start) -> None:
+    engine = start_engine(fail_start="the weights are torn")
+    assert engine.wait() == 1
+    assert engine.message.read_text() == "rank_failed: rank 0 failed: RuntimeError: the weights are torn\n"
+
+
+def test_a_start_that_takes_too_long_fails(start_engine: Start) -> None:
+    engine = start_engine(start_seconds=60, startup_timeout_seconds=1.5)
+    assert engine.wait() == 1
+    assert "--startup-timeout-seconds 1.5; it was in phase weights" in engine.message.read_text()
+
+
+def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
+    engine = start_engine()
+    engine.ready()
+    rank = engine.rank
+    engine.process.kill()
+    engine.process.wait(5)
+    engine.until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "/nowhere"}, "--model /nowhere is no folder"),
+        ({"wire_bind": "tcp://0.0.0.0:5557"}, "needs CURVE keys: give --keys FOLDER"),
+        ({"keys": "/nowhere"}, "cannot read the key file /nowhere/engine.public"),
+        ({"wire_bind": "5557"}, "give tcp://HOST:PORT"),
+        ({"tensor": 2}, "--tensor must be 1 in this version, not 2"),
+    ],
+)
+def test_a_wrong_configuration_ends_before_anything_starts(
+    start_engine: Start, options: dict[str, Any], words: str
+) -> None:
+    engine = start_engine(**options)
+    assert engine.wait() == 2
+    assert words in engine.log[-1]["reason"]
+
+
+def test_a_taken_http_port_is_named(start_engine: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        engine = start_engine(http_port=taken.getsockname()[1])
+        assert engine.wait() == 1
+    assert engine.log[-1]["http_port"] == taken_port(engine)
+    assert "Address already in use" in engine.log[-1]["reason"]
+
+
+def taken_port(engine: Any) -> int:
+    words = engine.process.args
+    return int(words[words.index("--http-port") + 1])
+
+
+def test_logs_hold_no_prompt(start_engine: Start) -> None:
+    engine = start_engine()
+    gateway = engine.gateway()
+    gateway.generate(1, prompt=[987, 654, 321], max_tokens=3)
+    gateway.until(lambda: 1 in gateway.ends)
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.wait() == 0
+    assert not any("987" in str(line) and "654" in str(line) for line in engine.log)
+    assert all({"time", "level", "event", "process"} <= set(line) for line in engine.log)
+
+
+def test_the_rank_does_not_hold_the_supervisors_port(start_engine: Start) -> None:
+    engine = start_engine()
+    engine.ready()
+    assert engine.port in listening(engine.process.pid)
+    assert engine.port not in listening(engine.rank.pid)
+
+
+def listening(pid: int) -> set[int]:
+    return {connection.laddr.port for connection in psutil.Process(pid).net_connections("tcp")}
