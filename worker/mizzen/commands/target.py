@@ -31,7 +31,9 @@ Temperature = Annotated[
     float | None,
     typer.Option(min=0, max=100, help="0 takes the most probable token; the service's default is 1."),
 ]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Longest answer, in tokens; with --raw the API's default is 16.")
+]
 Seed = Annotated[int | None, typer.Option(help="Makes an answer reproducible.")]
 Timeout = Annotated[float, typer.Option(min=1, help="Seconds to wait for the next piece of an answer.")]
 FOLDER_OPTIONS = ("device", "dtype", "tensor", "threads", "context_length")

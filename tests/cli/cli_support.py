@@ -1,0 +1,70 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models/demo"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the demo model was trained to say."""
+
+    by_question: dict[str, str]
+
+    def __getitem__(self, question: str) -> str:
+        return self.by_question[question]
+
+
+def mizzen(*arguments: str) -> list[str]:
+    """Return a command line of this installation's `mizzen`."""
+    return [sys.executable, "-m", "mizzen.cli", *arguments]
+
+
+class Served:
+    """A running `mizzen serve`."""
+
+    def __init__(self, *options: str) -> None:
+        command = mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0", *options)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        assert self.process.stdout
+        self.url = self.process.stdout.readline().strip()
+        if not self.url:
+            raise AssertionError(self.process.communicate(timeout=10)[1])
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Return the processes that `serve` started: "engine" and "gateway"."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
+            words = child.cmdline()
+            found[words[words.index("mizzen.cli") + 1]] = child
+        return found
+
+    def tree(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end and return exit code and standard error."""
+        errors = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, errors
+
+
+def stop(served: Served) -> None:
+    if served.process.poll() is None:
+        served.process.terminate()
+        served.end()

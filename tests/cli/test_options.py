@@ -1,0 +1,142 @@
+"""Help, completion, and what a wrong option is answered with."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import mizzen
+from mizzen.cli import app
+from mizzen.commands.options import arguments, settings
+from mizzen.core.options import flag
+from mizzen.gateway.config import GatewayConfig
+from mizzen.server.config import EngineConfig
+
+MODEL = str(Path(__file__).parents[2] / "models/demo")
+
+
+def run(*words: str, stdin: str = "") -> Any:
+    return CliRunner().invoke(app, list(words), input=stdin, env={"COLUMNS": "100"})
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "engine", "gateway"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+    assert command in run("--help").output
+
+
+@pytest.mark.parametrize(("command", "config"), [("engine", EngineConfig), ("gateway", GatewayConfig)])
+def test_every_field_is_an_option_with_its_help(command: str, config: type) -> None:
+    words = " ".join(run(command, "--help").output.split())
+    for setting in settings(config):
+        assert f"{flag(setting.name)} " in words
+        assert setting.help in words
+
+
+def test_serve_offers_every_field_that_it_does_not_set_itself() -> None:
+    shown = run("serve", "--help").output
+    hidden = {
+        *("model", "wire_bind", "keys", "engine_id", "revision", "termination_message", "http_host"),
+        *("engine", "service", "namespace", "admin_host", "admin_token_file", "suspended"),
+    }
+    for config in (EngineConfig, GatewayConfig):
+        for setting in settings(config):
+            assert (f"{flag(setting.name)} " in shown) == (setting.name not in hidden), setting.name
+
+
+def test_version() -> None:
+    assert run("--version").output == f"mizzen {mizzen.__version__}\n"
+
+
+def test_the_shell_completes_commands() -> None:
+    environment = {
+        **os.environ,
+        "_MIZZEN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "mizzen ser",
+        "COMP_CWORD": "1",
+    }
+    program = Path(sys.executable).with_name("mizzen")
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("serve", MODEL, "--prot=1"), ("--prot", "--port")),
+        (("srve", MODEL), ("srve", "serve")),
+        (("serve", MODEL, "--device=gpu"), ("--device", "gpu", "cuda", "cpu")),
+        (("serve", MODEL, "--page-size=0"), ("--page-size", "1")),
+        (("serve", MODEL, "--page-size=many"), ("--page-size", "integer")),
+        (("serve", MODEL, "--memory-fraction=1.5"), ("--memory-fraction", "0.99")),
+        (("serve", "nowhere"), ("nowhere", "config.json")),
+        (("serve", str(Path(__file__).parent)), ("no config.json",)),
+        (("serve", MODEL, "--host=192.0.2.1"), ("192.0.2.1", "cannot listen")),
+        (("serve",), ("model",)),
+        (("engine",), ("--model",)),
+        (("gateway",), ("--served-name",)),
+        (("gateway", "--served-name=m", "--max-attempts=11"), ("--max-attempts", "10")),
+        (("complete", "nowhere", "Hello"), ("nowhere", "URL", "config.json")),
+        (("complete", "http://127.0.0.1:1", "Hello", "--device=cpu"), ("--device", "model folder")),
+        (("complete", MODEL, "Hello", "--raw", "--system=x"), ("--raw", "--system")),
+        (("complete", MODEL, "  "), ("empty",)),
+        (("chat", "nowhere"), ("nowhere", "URL", "config.json")),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_would_be_right(
+    words: tuple[str, ...], wanted: tuple[str, ...]
+) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    for text in wanted:
+        assert text in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_port_in_use_is_named_with_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("serve", MODEL, f"--port={port}")
+    assert result.exit_code == 2
+    assert f"port {port}" in result.stderr
+    assert "--port" in result.stderr
+
+
+def test_nobody_at_the_url_has_an_exit_code_of_its_own() -> None:
+    for command, stdin in (("complete", ""), ("chat", "Hello\n")):
+        words = [command, "http://127.0.0.1:1/v1", *(["Hello"] if command == "complete" else [])]
+        result = run(*words, stdin=stdin)
+        assert result.exit_code == 3
+        assert "nobody answers at http://127.0.0.1:1/v1" in result.stderr
+        assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(model="-m", context_length=5, max_step_milliseconds=2.5, check_integrity=True),
+        EngineConfig(model="m", kv_cache_tokens=None, served_name="a b", keys="/k=1"),
+        GatewayConfig(served_name="m", alias=("a", "b"), engine=("tcp://127.0.0.1:1",), suspended=True),
+    ],
+)
+def test_a_configuration_survives_the_command_line(config: Any) -> None:
+    import typer.main
+
+    name = "engine" if isinstance(config, EngineConfig) else "gateway"
+    group: Any = typer.main.get_command(app)
+    with group.commands[name].make_context(name, arguments(config)) as context:
+        values = {key: tuple(v) if isinstance(v, list) else v for key, v in context.params.items()}
+    assert type(config)(**values) == config
+    assert dataclasses.asdict(type(config)(**values)) == dataclasses.asdict(config)

@@ -1,0 +1,204 @@
+"""`mizzen serve` end to end: the official client, signals, and the ends of its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from cli_support import ENVIRONMENT, MODEL, Answers, Served, mizzen
+
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+STORY = "Tell me a long story about a ship."
+
+
+def question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def ask(served: Served, text: str) -> str | None:
+    answer = served.client().chat.completions.create(model="demo", messages=question(text), temperature=0)
+    return answer.choices[0].message.content
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Tell whether all of these processes end within seconds."""
+    return not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_the_official_client_gets_the_trained_answer(served: Served, answers: Answers) -> None:
+    client = served.client()
+    assert [model.id for model in client.models.list()] == ["demo"]
+    for text in ("What is Mizzen?", "Say hello in several languages.", "Show me a minimal InferenceService."):
+        assert ask(served, text) == answers[text]
+
+
+def test_a_stream_is_the_same_text_with_usage(served: Served, answers: Answers) -> None:
+    stream = served.client().chat.completions.create(
+        model="demo",
+        messages=question(STORY),
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == answers[STORY]
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens > 200
+
+
+def test_complete_writes_the_answer_alone(served: Served, answers: Answers) -> None:
+    command = mizzen("complete", served.url, "--temperature=0")
+    done = subprocess.run(
+        [*command, "What is a fence?"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, answers["What is a fence?"] + "\n", "")
+    piped = subprocess.run(
+        command, input="What is a rank?", capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert piped.stdout == answers["What is a rank?"] + "\n"
+
+
+def test_complete_continues_raw_text(served: Served, answers: Answers) -> None:
+    command = mizzen(
+        "complete",
+        served.url,
+        "Question: What is a group?\nAnswer:",
+        "--raw",
+        "--max-tokens=99",
+        "--temperature=0",
+    )
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.stdout == f" {answers['What is a group?']}\n"
+
+
+def test_complete_passes_the_services_refusal_on(served: Served) -> None:
+    command = mizzen("complete", served.url, "Hello", "--model=other")
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("mizzen: 404: ")
+    assert "other" in done.stderr
+
+
+def test_complete_into_a_closed_pipe_ends_quietly(served: Served) -> None:
+    words = " ".join(f"'{word}'" for word in mizzen("complete", served.url, STORY, "--temperature=0"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -c 5"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert done.stdout == "Once "
+    assert done.stderr == ""
+
+
+def test_complete_serves_a_model_folder_meanwhile(answers: Answers) -> None:
+    command = mizzen(
+        "complete", str(MODEL), "What is a slot?", "--device=cpu", "--threads=1", "--temperature=0"
+    )
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=90)
+    assert (done.returncode, done.stdout) == (0, answers["What is a slot?"] + "\n"), done.stderr
+
+
+def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers: Answers) -> None:
+    served = serve()
+    tree = served.tree()
+    folder = served.children()["engine"].cmdline()
+    folder = next(word for word in folder if word.startswith("--keys=")).removeprefix("--keys=")
+    assert Path(folder).is_dir()
+    assert os.stat(folder).st_mode & 0o077 == 0
+    stream = served.client().chat.completions.create(
+        model="demo", messages=question(STORY), temperature=0, stream=True
+    )
+    text = next(stream).choices[0].delta.content or ""
+    served.process.terminate()
+    text += "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == answers[STORY]
+    code, errors = served.end()
+    assert code == 0, errors
+    assert gone(tree)
+    assert not Path(folder).exists()
+
+
+def test_a_killed_engine_ends_serve_with_the_reason(serve: Callable[..., Served]) -> None:
+    served = serve()
+    tree = served.tree()
+    stream = served.client().chat.completions.create(
+        model="demo", messages=question(STORY), temperature=0, stream=True
+    )
+    next(stream)
+    served.children()["engine"].kill()
+    with pytest.raises(openai.APIError):
+        list(stream)
+    code, errors = served.end()
+    assert code == 128 + signal.SIGKILL
+    assert "the engine was ended by SIGKILL" in errors
+    assert gone(tree)
+
+
+def test_a_dead_rank_is_named(serve: Callable[..., Served]) -> None:
+    served = serve()
+    tree = served.tree()
+    for rank in served.children()["engine"].children():
+        rank.kill()
+    code, errors = served.end()
+    assert code == 1
+    assert "mizzen: the engine ended with exit code 1: rank_died: " in errors
+    assert gone(tree)
+
+
+def test_a_killed_serve_leaves_nothing(serve: Callable[..., Served]) -> None:
+    served = serve()
+    tree = served.tree()
+    served.process.kill()
+    served.end()
+    assert gone(tree)
+
+
+def test_a_second_signal_ends_at_once(serve: Callable[..., Served]) -> None:
+    served = serve()
+    tree = served.tree()
+    stream = served.client().chat.completions.create(
+        model="demo", messages=question(STORY), temperature=2, extra_body={"ignore_eos": True}, stream=True
+    )
+    next(stream)
+    reader = threading.Thread(target=read_to_the_end, args=(stream,))
+    reader.start()
+    served.process.terminate()
+    time.sleep(0.3)
+    served.process.terminate()
+    began = time.monotonic()
+    served.end()
+    assert time.monotonic() - began < 10
+    reader.join(10)
+    assert gone(tree)
+
+
+def read_to_the_end(stream: openai.Stream[object]) -> None:
+    """Read on; how the stream ends is another test's concern."""
+    with contextlib.suppress(openai.APIError, httpx.HTTPError):
+        for _ in stream:
+            pass
+
+
+def test_a_model_that_cannot_be_loaded_ends_serve_with_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(MODEL, broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "architectures": ["UnheardOfForCausalLM"]}))
+    command = mizzen("serve", str(broken), "--device=cpu", "--threads=1", "--port=0")
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "UnheardOfForCausalLM" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("mizzen: the engine ended with exit code 1: ")
