@@ -3,6 +3,8 @@
 Rows at temperature 0 take the most probable token. The others divide logits by the temperature, keep the
 top k, of those (renormalised) the smallest set that reaches top p, drop what is below min p times the most
 probable, and draw by the inverse of the cumulative distribution, with one random number of (seed, position).
+A row's token depends on its own logits and parameters alone: what is computed in other ways for other
+batches (a partial selection or a sort) yields the same numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Filters:
 
     @property
     def ordered(self) -> bool:
-        """Whether candidates must be in the order of their probability."""
+        """Whether candidates must be ordered by their probability."""
         return self.top_k or self.top_p
 
 
@@ -71,44 +73,52 @@ def draw(
     """Draw rows whose temperature is above 0."""
     index, filters = upload(slots), filters_of(state, slots)
     logits = logits.float() / state.temperature.device[index, None]
-    ids = None
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
     if filters.ordered:
-        logits, ids = order(logits, filters)
-    weights = torch.softmax(logits, dim=-1)
-    if filters.top_k:
-        weights = keep_top_k(weights, state.top_k.device[index, None])
-    if filters.top_p:
-        weights = keep_top_p(weights, state.top_p.device[index, None])
-    if filters.min_p:
-        floor = weights.amax(dim=-1, keepdim=True) * state.min_p.device[index, None]
+        floor = ordered_floor(weights, filters, state, index)
         weights = weights.masked_fill(weights < floor, 0)
-    chosen = invert(weights, uniform(state.seed.device[index], upload(positions)))
-    return chosen if ids is None else ids.gather(-1, chosen[:, None])[:, 0]
+    if filters.min_p:
+        weights = weights.masked_fill(weights < state.min_p.device[index, None], 0)  # the largest is 1
+    return invert(weights, uniform(state.seed.device[index], upload(positions)))
 
 
-def order(logits: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return candidates in falling order and their ids: the widest top k, or all."""
-    if 0 < filters.widest <= min(TOPK_LIMIT, logits.shape[-1]):
-        return torch.topk(logits, filters.widest, dim=-1)
-    return torch.sort(logits, dim=-1, descending=True, stable=True)
+def ordered_floor(
+    weights: torch.Tensor, filters: Filters, state: SlotState, index: torch.Tensor
+) -> torch.Tensor:
+    """Return the weight [rows, 1] of the last token that top k and top p keep; 0 where a row asks for neither.
+
+    Tokens are kept by weight, so that which of two equal ones an ordering puts first decides nothing.
+    """
+    ranked = rank(weights, filters)
+    floor = torch.zeros_like(ranked[:, :1])
+    if filters.top_k:
+        top_k = state.top_k.device[index, None]
+        limited = top_k > 0
+        last = ranked.gather(-1, (top_k - 1).clamp(0, ranked.shape[-1] - 1))
+        floor = torch.where(limited, last, floor)
+        ranks = torch.arange(ranked.shape[-1], device=ranked.device)
+        ranked = ranked.masked_fill(limited & (ranks >= top_k), 0)
+    if filters.top_p:
+        top_p = state.top_p.device[index, None]
+        cumulative = ranked.cumsum(dim=-1, dtype=torch.float64)
+        kept = cumulative - ranked < top_p * cumulative[:, -1:]
+        last = ranked.gather(-1, kept.sum(dim=-1, keepdim=True) - 1)
+        floor = torch.where(top_p < 1, torch.maximum(floor, last), floor)
+    return floor
 
 
-def keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Drop what stands behind the first k (int64 [rows, 1], 0 keeps all) of ordered weights."""
-    ranks = torch.arange(weights.shape[-1], device=weights.device)
-    return weights.masked_fill((ranks >= top_k) & (top_k > 0), 0)
-
-
-def keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Drop what stands behind the smallest leading set whose share reaches top p ([rows, 1])."""
-    before = weights.cumsum(dim=-1, dtype=torch.float64) - weights
-    return weights.masked_fill(before >= top_p * weights.sum(dim=-1, keepdim=True, dtype=torch.float64), 0)
+def rank(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Return weights in falling order: as many as the widest top k, or all."""
+    if 0 < filters.widest <= min(TOPK_LIMIT, weights.shape[-1]):
+        return torch.topk(weights, filters.widest, dim=-1).values
+    return torch.sort(weights, dim=-1, descending=True).values
 
 
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Return the first index whose cumulative weight exceeds `uniforms` (float64 [rows]) of the total.
 
-    In float64, so that the sum's order, which differs between devices and batches, does not decide.
+    In the vocabulary's order and in float64, so that neither filters of other rows nor the order of the sum,
+    which differs between devices and batches, decide anything.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]

@@ -1,0 +1,135 @@
+"""Sampling: distributions, filters, and the same tokens alone or in a batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import SlotStart
+from mizzen.engine.random import uniform
+from mizzen.engine.sampler import sample
+from mizzen.engine.state import SlotState, Uploader
+
+UPLOAD = Uploader(torch.device("cpu"))
+VOCAB = 12
+
+
+def run(
+    logits: torch.Tensor, params: list[SamplingParams], positions: list[int], seeds: list[int]
+) -> list[int]:
+    """Sample a row for each of the parameters, in slots of a scrambled order."""
+    state = SlotState(len(params) + 3, 4, UPLOAD)
+    slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
+    starts = zip(slots, params, seeds, strict=True)
+    state.start(tuple(SlotStart(slot=int(s), length=0, sampling=p, seed=seed) for s, p, seed in starts))
+    return sample(logits, state, slots, np.array(positions, np.int64), UPLOAD).tolist()
+
+
+def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
+    """Count the tokens of many positions of one seed."""
+    rows = logits.expand(count, -1)
+    tokens = run(rows, [params] * count, list(range(count)), [5] * count)
+    return np.bincount(tokens, minlength=logits.shape[-1])
+
+
+def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """Compute the distribution token by token, as the parameters' documentation says."""
+    scaled = (logits.double() / params.temperature).tolist()
+    top = max(scaled)
+    weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}
+    ranked = sorted(weights, key=lambda i: -weights[i])
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
+    for i in ranked:
+        if mass < params.top_p * total:
+            kept.append(i)
+        mass += weights[i]
+    kept = [i for i in kept if weights[i] >= params.min_p * weights[ranked[0]]]
+    out = np.zeros(len(scaled))
+    for i in kept:
+        out[i] = weights[i] / sum(weights[j] for j in kept)
+    return out
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=1.7),
+        SamplingParams(top_k=4),
+        SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.2),
+        SamplingParams(temperature=1.3, top_k=7, top_p=0.8, min_p=0.1),
+    ],
+    ids=str,
+)
+def test_distribution(params: SamplingParams) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(VOCAB) * 1.5
+    expected, count = filtered(logits, params), 20000
+    counts = draw_many(logits, params, count)
+    kept = expected > 0
+    assert counts[~kept].sum() == 0
+    statistic = ((counts[kept] - count * expected[kept]) ** 2 / (count * expected[kept])).sum()
+    freedom = kept.sum() - 1
+    # The 99.99th percentile of chi-square, by Wilson and Hilferty.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
+
+
+def test_alone_equals_in_a_batch() -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(40, 300)
+    kinds = [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.05, temperature=2),
+        SamplingParams(top_k=30, top_p=0.9, temperature=0.7),
+    ]
+    params = [kinds[i % len(kinds)] for i in range(40)]
+    positions, seeds = list(range(100, 140)), [i * 2**57 + 11 for i in range(40)]
+    together = run(logits, params, positions, seeds)
+    alone = [run(logits[i : i + 1], [params[i]], [positions[i]], [seeds[i]])[0] for i in range(40)]
+    assert together == alone
+    greedy = [i for i in range(40) if params[i].temperature == 0]
+    assert [together[i] for i in greedy] == logits[greedy].argmax(-1).tolist()
+
+
+def test_seeds_and_positions_give_other_tokens() -> None:
+    logits = torch.zeros(64, 1000)
+    params = [SamplingParams()] * 64
+    by_seed = run(logits, params, [7] * 64, list(range(64)))
+    by_position = run(logits, params, list(range(64)), [7] * 64)
+    assert len(set(by_seed)) > 50
+    assert len(set(by_position)) > 50
+    assert by_seed == run(logits, params, [7] * 64, list(range(64)))
+
+
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
+    seeds = torch.arange(-200, 200)[:, None].expand(400, 400).reshape(-1)
+    positions = torch.arange(400).repeat(400)
+    values = uniform(seeds, positions).view(400, 400)
+    assert 0 <= values.min() < 1e-4
+    assert 1 - 1e-4 < values.max() < 1
+    counts = torch.histc(values, bins=100, min=0, max=1)
+    assert ((counts - 1600) ** 2 / 1600).sum() < 160
+    centred = values - 0.5
+    for other in (centred.roll(1, 0), centred.roll(1, 1)):
+        assert abs((centred * other).mean() * 12) < 0.01
+
+
+def test_certain_tokens_survive_every_filter() -> None:
+    logits = torch.full((3, 50), -1e9)
+    logits[:, 17] = 0.0
+    strict = SamplingParams(top_k=1, top_p=1e-6, min_p=1.0, temperature=1e-3)
+    assert (
+        run(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2]) == [17] * 3
+    )

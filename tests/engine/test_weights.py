@@ -1,0 +1,190 @@
+"""Loading: what is wrong with a folder is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mizzen.engine.build import load_engine, make_model
+from mizzen.engine.config import EngineOptions
+from mizzen.models.fields import ConfigError
+from mizzen.models.registry import read_config, read_end_tokens
+from mizzen.weights.load import WeightsError
+
+
+def load(folder: Path, **options: Any) -> list[tuple[int, int]]:
+    """Load a model's weights; return what was reported as progress."""
+    seen: list[tuple[int, int]] = []
+    settings = EngineOptions(model=str(folder), device="cpu", **options)
+    make_model(settings, read_config(folder), lambda done, total: seen.append((done, total)))
+    return seen
+
+
+def change_config(folder: Path, remove: tuple[str, ...] = (), **changes: Any) -> None:
+    path = folder / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in remove}))
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture
+def folder(kit: SimpleNamespace, tmp_path: Path) -> Path:
+    kit.save_model(tmp_path, "llama")
+    return tmp_path
+
+
+def test_progress_counts_every_byte(folder: Path) -> None:
+    seen = load(folder)
+    size = sum(t.numel() * 4 for t in load_file(folder / "model.safetensors").values())
+    assert seen[0] == (0, size)
+    assert seen[-1] == (size, size)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures.*LlamaForCausalLM.*Qwen3ForCausalLM.*GPT2"),
+        ({"architectures": []}, "architectures"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
+        ({"hidden_size": 33, "head_dim": None}, "hidden_size must be a multiple of num_attention_heads"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters: rope_type.*not 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor"),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_configuration_errors_name_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
+    change_config(folder, **changes)
+    with pytest.raises(ConfigError, match=message):
+        read_config(folder)
+
+
+def test_a_missing_field_is_named(folder: Path) -> None:
+    change_config(folder, remove=("intermediate_size",))
+    with pytest.raises(ConfigError, match="intermediate_size must be a positive integer"):
+        read_config(folder)
+
+
+def test_older_rope_fields(folder: Path) -> None:
+    old = {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
+    change_config(folder, remove=("rope_parameters",), **old)
+    rope = read_config(folder).rope
+    assert (rope.kind, rope.theta, rope.factor) == ("linear", 777.0, 3.0)
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_end_tokens(folder: Path) -> None:
+    config = read_config(folder)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [7, 9, 7]}))
+    assert read_end_tokens(folder, config) == (7, 9)
+    path.write_text(json.dumps({"eos_token_id": 4}))
+    assert read_end_tokens(folder, config) == (4,)
+    path.unlink()
+    assert read_end_tokens(folder, config) == (2,)
+    path.write_text(json.dumps({"eos_token_id": 160}))
+    with pytest.raises(ConfigError, match="160.*outside the vocabulary"):
+        read_end_tokens(folder, config)
+
+
+def test_missing_tensors_are_named(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(WeightsError, match=r"missing: model\.layers\.1\.self_attn\.k_proj\.weight$"):
+        load(folder)
+
+
+def test_unexpected_tensors_are_named(folder: Path) -> None:
+    change_weights(folder, lambda weights: weights.update({"model.extra.weight": torch.zeros(1)}))
+    with pytest.raises(WeightsError, match=r"unexpected: model\.extra\.weight$"):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named(folder: Path) -> None:
+    change_config(folder, intermediate_size=56)
+    with pytest.raises(WeightsError, match=r"(gate|up|down)_proj.*\[.*\].*config.json means \[.*\]"):
+        load(folder)
+
+
+def test_a_tied_head_may_be_in_the_file(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama", tie_word_embeddings=True)
+    change_weights(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    assert load(tmp_path)
+
+
+def test_no_files_and_damaged_ones(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"none")
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read"):
+        load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"neither model\.safetensors nor"):
+        load(folder)
+
+
+def test_an_index_may_name_only_its_own_files(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama", shard="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    first = sorted(values["weight_map"].values())[0]
+    (tmp_path / first).rename(tmp_path / "away")
+    with pytest.raises(WeightsError, match=f"missing: {first}"):
+        load(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+    with pytest.raises(WeightsError, match="outside the folder"):
+        load(tmp_path)
+
+
+def test_dummy_weights_are_seeded(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    options = EngineOptions(model=str(folder), device="cpu", load_format="dummy")
+    first, second = (make_model(options, read_config(folder), lambda d, t: None) for _ in range(2))
+    for a, b in zip(first.targets(), second.targets(), strict=True):
+        assert torch.equal(a.into, b.into)
+        assert a.into.isfinite().all()
+    assert first.embedding.weight.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor": 2}, "--tensor 2 is not served yet"),
+        ({"context_length": 1000}, "--context-length 1000 is beyond .*256"),
+        ({"kv_cache_tokens": 10**12}, "--kv-cache-tokens 1000000000000 needs .* are free"),
+        (
+            {"memory_fraction": 0.05, "prefill_chunk_tokens": 10**9},
+            "--memory-fraction .*prefill-chunk-tokens",
+        ),
+    ],
+)
+def test_options_that_cannot_be_served(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_engine(EngineOptions(model=str(folder), device="cpu", **options))
+
+
+def test_phases_are_reported_and_timed(folder: Path) -> None:
+    seen: list[str] = []
+    engine = load_engine(EngineOptions(model=str(folder), device="cpu", kv_cache_tokens=64), seen.append)
+    engine.close()
+    assert seen == ["config", "weights", "kv", "warmup"] == list(engine.info.phases)
+    assert engine.info.context_length == engine.info.pages_total * engine.info.page_size == 64
