@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mizzen_operator.observe import Group
 from mizzen_operator.plan import MAX_SURGE, CreateGroup, DeleteGroup, Wanted, plan
@@ -170,6 +170,26 @@ class Rollouts(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.pods)))
 
+    @initialize(groups=st.integers(1, 4))
+    def come_up(self, groups: int) -> None:
+        self.wanted = replace(self.wanted, groups=groups)
+        self.go_well(2)
+
+    @rule(looks=st.integers(1, 4))
+    def go_well(self, looks: int) -> None:
+        """Time passes, and every pod does what it should."""
+        for _ in range(looks):
+            self.look()
+            self.advance()
+
+    def advance(self) -> None:
+        for name in list(self.pods):
+            if self.pods[name].group.terminating:
+                del self.pods[name]
+                continue
+            self.change(name, containers_ready=True, reason="")
+            self.acknowledge(name)
+
     @rule(groups=st.integers(0, 5))
     def scale(self, groups: int) -> None:
         self.wanted = replace(self.wanted, groups=groups)
@@ -228,12 +248,7 @@ class Rollouts(RuleBasedStateMachine):
         """Whatever happened, once all goes well the service comes to what its spec says, and stays there."""
         for _ in range(60):
             acted = self.look()
-            for name in list(self.pods):
-                if self.pods[name].group.terminating:
-                    del self.pods[name]
-                    continue
-                self.change(name, containers_ready=True, reason="")
-                self.acknowledge(name)
+            self.advance()
             if not acted and not self.look():
                 break
         live = [p.group for p in self.pods.values()]
