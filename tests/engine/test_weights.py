@@ -105,7 +105,7 @@ def test_end_tokens(folder: Path) -> None:
     path.unlink()
     assert read_end_tokens(folder, config) == (2,)
     path.write_text(json.dumps({"eos_token_id": 160}))
-    with pytest.raises(ConfigError, match="160.*outside the vocabulary"):
+    with pytest.raises(ConfigError, match=r"160.*outside the vocabulary"):
         read_end_tokens(folder, config)
 
 

@@ -85,7 +85,7 @@ def draw(
 def ordered_floor(
     weights: torch.Tensor, filters: Filters, state: SlotState, index: torch.Tensor
 ) -> torch.Tensor:
-    """Return the weight [rows, 1] of the last token that top k and top p keep; 0 where a row asks for neither.
+    """Return the weight [rows, 1] of the last token that top k and top p keep; 0 where neither is asked for.
 
     Tokens are kept by weight, so that which of two equal ones an ordering puts first decides nothing.
     """

@@ -1,0 +1,114 @@
+"""The offline class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mizzen import LLM, SamplingParams
+
+DEMO = Path(__file__).parents[2] / "models/demo"
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+QUESTION = [{"role": "user", "content": "What is Mizzen?"}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=8192) as made:
+        yield made
+
+
+def test_texts_and_ids_in_order(llm: LLM) -> None:
+    texts = ["A pod", "What is a gateway, and why is it there?", "x"]
+    ids = [llm.tokenizer.encode(text) for text in texts]
+    by_text, by_ids = llm.generate(texts, GREEDY), llm.generate(ids, GREEDY)
+    assert [a.token_ids for a in by_text] == [a.token_ids for a in by_ids]
+    assert by_text == [llm.generate([text], GREEDY)[0] for text in texts]
+    for one in by_text:
+        assert one.finish_reason in ("stop", "length")
+        assert one.finish_reason == "stop" or len(one.token_ids) == 16
+
+
+def test_chat_gives_the_trained_answer(llm: LLM) -> None:
+    answer = llm.chat(QUESTION, SamplingParams(temperature=0))[0]
+    assert answer.text.startswith("Mizzen serves language models on Kubernetes.")
+    assert answer.finish_reason == "stop"
+    assert llm.chat([QUESTION, QUESTION], SamplingParams(temperature=0))[1].text == answer.text
+
+
+def test_stop_strings_cut_the_text(llm: LLM) -> None:
+    whole = llm.chat(QUESTION, SamplingParams(temperature=0))[0]
+    cut = llm.chat(QUESTION, SamplingParams(temperature=0, stop=("dels on Kub", "never")))[0]
+    assert cut.text == whole.text[: whole.text.index("dels on Kub")]
+    assert cut.finish_reason == "stop"
+    assert len(cut.token_ids) < len(whole.token_ids)
+    assert not llm.engine.busy
+
+
+def test_parameters_one_for_each(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 7)]
+    assert [len(a.token_ids) for a in llm.generate(["a", "b"], params)] == [3, 7]
+    with pytest.raises(ValueError, match="2 for 1 prompts"):
+        llm.generate(["a"], params)
+
+
+def test_seeds_reproduce(llm: LLM) -> None:
+    seeded = SamplingParams(temperature=1.5, seed=-7, max_tokens=12)
+    one, two = llm.generate(["Kubernetes"] * 2, seeded)
+    assert one.token_ids == two.token_ids
+    free = llm.generate(["Kubernetes"] * 4, SamplingParams(temperature=1.5, max_tokens=12))
+    assert len({tuple(answer.token_ids) for answer in free}) > 1
+
+
+def test_cached_tokens_are_told(llm: LLM) -> None:
+    prompt = [[7 + i % 90 for i in range(100)]]
+    assert llm.generate(prompt, GREEDY)[0].cached_tokens == 0
+    assert llm.generate(prompt, GREEDY)[0].cached_tokens == 96
+
+
+def test_more_prompts_than_may_wait(tmp_path: Path) -> None:
+    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=4096, max_waiting_requests=3) as llm:
+        answers = llm.generate(["a"] * 11, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    assert [len(answer.token_ids) for answer in answers] == [2] * 11
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ("a", GREEDY, "must be a list"),
+        ([[]], GREEDY, "prompt 0 has 0 tokens"),
+        ([[3], [3] * 3000], GREEDY, "prompt 1 has 3000 tokens; it must have 1 to 2047"),
+        ([[3, 99999]], GREEDY, "prompt 0 holds ids outside the vocabulary"),
+    ],
+)
+def test_prompts_that_cannot_be_answered(llm: LLM, prompts, params, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, params)
+    assert not llm.engine.busy
+
+
+def test_without_a_tokenizer(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama")
+    with LLM(tmp_path, device="cpu", threads=1, skip_tokenizer=True, kv_cache_tokens=512) as llm:
+        answer = llm.generate([[5, 6, 7]], GREEDY)[0]
+        assert answer.text == ""
+        assert answer.token_ids
+        with pytest.raises(ValueError, match="tokenizer is skipped"):
+            llm.generate(["text"], GREEDY)
+        with pytest.raises(ValueError, match="stop strings need the tokenizer"):
+            llm.generate([[5]], SamplingParams(stop=("x",)))
+
+
+def test_unknown_options_are_named() -> None:
+    with pytest.raises(TypeError, match=r"unknown options: chunk; .*prefill_chunk_tokens"):
+        LLM(DEMO, device="cpu", chunk=3)
+
+
+def test_progress_bar_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a"], GREEDY, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    llm.generate(["a"], GREEDY)
+    assert capsys.readouterr().err == ""
