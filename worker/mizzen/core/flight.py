@@ -24,8 +24,7 @@ class Rows(NamedTuple):
     tokens: Int32
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """What an ended (or retracted) request held, or only pages that it swapped for the tree's."""
 
     pages: Int32

@@ -18,6 +18,7 @@ from mizzen.core.decode import Column, DecodeBatch
 from mizzen.core.draft import Draft
 from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.flight import Flight, Flights, Release
+from mizzen.core.intake import Intake
 from mizzen.core.integrity import find_faults
 from mizzen.core.memory import KvMemory
 from mizzen.core.output import CacheEvents, Load, StepOutput
@@ -47,12 +48,11 @@ class Scheduler:
         self.prefilling: list[Sequence] = []
         """In the order of admission."""
         self._stops = StopTable()
-        self._end_tokens = frozenset(config.end_token_ids)
+        self._intake = Intake(config, self._stops)
         self._live: dict[int, Sequence] = {}
         self._ended: list[Finished] = []
         self._rewrites: list[tuple[Sequence, int, Int32]] = []
         """Cells that the next plan points at the tree's pages: request, first column, pages."""
-        self._serial = 0
         self._unchecked = False
 
     @property
@@ -170,47 +170,13 @@ class Scheduler:
     def _arrive(self, request: Request) -> None:
         if request.rid in self._live:
             raise ValueError(f"rid {request.rid} is that of a living request")
-        fault = self._refusal(request)
-        if fault:
-            self._ended.append(
-                Finished(
-                    rid=request.rid,
-                    reason=FinishReason.ERROR,
-                    prompt_tokens=len(request.prompt),
-                    cached_tokens=0,
-                    output_tokens=0,
-                    message=fault,
-                )
-            )
+        queue = self.admission.queue
+        refused = self._intake.refuse(request, queue.full)
+        if refused is not None:
+            self._ended.append(refused)
             return
-        sampling = request.sampling
-        wanted = sampling.max_tokens or self.config.capacity_tokens
-        stops = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stops = stops | self._end_tokens if stops else self._end_tokens
-        self._serial += 1
-        sequence = Sequence(
-            request,
-            self._serial,
-            min(len(request.prompt) + wanted, self.config.capacity_tokens),
-            stops,
-            self.admission.admissions,
-        )
-        sequence.stop_bits = self._stops.acquire(stops)
-        self._live[request.rid] = sequence
-        self.admission.queue.add(sequence)
-
-    def _refusal(self, request: Request) -> str:
-        """Return why a request cannot be taken, or nothing."""
-        length, capacity = len(request.prompt), self.config.capacity_tokens
-        if not length:
-            return "prompt is empty; it needs at least one token"
-        if length >= capacity:
-            limit = "context length" if capacity == self.config.context_length else "KV capacity"
-            return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
-        if self.admission.queue.full:
-            return f"{self.config.max_waiting_requests} requests are waiting already; try again later"
-        return ""
+        self._live[request.rid] = sequence = self._intake.accept(request, self.admission.admissions)
+        queue.add(sequence)
 
     def _abort(self, event: Abort) -> None:
         sequence = self._live.get(event.rid)

@@ -1,0 +1,55 @@
+"""What becomes of a request when it arrives: a refusal with the reason, or a sequence for the queue."""
+
+from __future__ import annotations
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.sequence import Sequence
+from mizzen.core.stops import StopTable
+
+
+class Intake:
+    """Checks requests against the configuration, and settles when each will end."""
+
+    def __init__(self, config: SchedulerConfig, stops: StopTable) -> None:
+        self._config = config
+        self._stops = stops
+        self._end_tokens = frozenset(config.end_token_ids)
+        self._serial = 0
+
+    def refuse(self, request: Request, queue_full: bool) -> Finished | None:
+        """Return the end of a request that cannot be taken."""
+        fault = self._fault(request, queue_full)
+        if not fault:
+            return None
+        return Finished(
+            rid=request.rid,
+            reason=FinishReason.ERROR,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=0,
+            output_tokens=0,
+            message=fault,
+        )
+
+    def accept(self, request: Request, admissions: int) -> Sequence:
+        """Return a request's sequence; `admissions` counts those of all requests so far."""
+        sampling, capacity = request.sampling, self._config.capacity_tokens
+        limit = min(len(request.prompt) + (sampling.max_tokens or capacity), capacity)
+        stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops = stops | self._end_tokens if stops else self._end_tokens
+        self._serial += 1
+        sequence = Sequence(request, self._serial, limit, stops, admissions)
+        sequence.stop_bits = self._stops.acquire(stops)
+        return sequence
+
+    def _fault(self, request: Request, queue_full: bool) -> str:
+        length, capacity = len(request.prompt), self._config.capacity_tokens
+        if not length:
+            return "prompt is empty; it needs at least one token"
+        if length >= capacity:
+            limit = "context length" if capacity == self._config.context_length else "KV capacity"
+            return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
+        if queue_full:
+            return f"{self._config.max_waiting_requests} requests are waiting already; try again later"
+        return ""
