@@ -98,6 +98,7 @@ class EngineProcess:
             "step_milliseconds": 10,
         } | options
         words = [word for name, value in options.items() for word in (flag(name), str(value))]
+        self._gateways: list[Gateway] = []
         self._log = (folder / "log").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mizzen.server.simulate", *words], stderr=self._log
@@ -126,9 +127,9 @@ class EngineProcess:
         return self.get("/readyz")[1]["wire"]
 
     def gateway(self) -> Gateway:
-        gateway = Gateway(self.ready())
-        gateway.expect(Welcome)
-        return gateway
+        self._gateways.append(Gateway(self.ready()))
+        self._gateways[-1].expect(Welcome)
+        return self._gateways[-1]
 
     @property
     def rank(self) -> psutil.Process:
@@ -158,6 +159,8 @@ class EngineProcess:
                 child.kill()
             self.process.kill()
             self.process.wait(10)
+        for gateway in self._gateways:
+            gateway.close()
         self._log.close()
 
 
@@ -185,3 +188,17 @@ def start_engine(tmp_path: Path, model: Path) -> Iterator[Callable[..., EnginePr
     yield start
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], Gateway]]:
+    """Connect a gateway to an endpoint; it has not read its Welcome yet."""
+    gateways: list[Gateway] = []
+
+    def make(endpoint: str) -> Gateway:
+        gateways.append(Gateway(endpoint))
+        return gateways[-1]
+
+    yield make
+    for gateway in gateways:
+        gateway.close()

@@ -145,7 +145,7 @@ def test_a_killed_rank_ends_the_engine_with_the_reason(start_engine: Start) -> N
     assert engine.log[-1]["kind"] == "rank_died"
 
 
-def test_a_stopped_rank_is_seen_by_the_watchdog(start_engine: Start, sigstop: Callable[[int], None]) -> None:
+def test_a_stopped_rank_is_seen_by_the_watchdog(start_engine: Start) -> None:
     engine = start_engine(watchdog_seconds=1.0)
     engine.ready()
     rank = engine.rank

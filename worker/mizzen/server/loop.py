@@ -87,7 +87,6 @@ class ServingLoop:
         arrivals = wire.receive(now, self._waiting)
         for request in arrivals.requests:
             engine.submit(request)
-        self._waiting += len(arrivals.requests)
         for rid in arrivals.aborts:
             engine.abort(rid)
         output = engine.step(now)
@@ -95,6 +94,8 @@ class ServingLoop:
             self._emit(output, now)
         elif engine.busy:
             wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
+        if arrivals.requests:
+            self._waiting = engine.load().waiting
         ended = engine.take_ended()
         if ended:
             wire.out.finish(ended, self._steps)

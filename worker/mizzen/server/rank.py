@@ -6,16 +6,16 @@ python -m mizzen.server.rank --rank 0 --status-fd N --control-fd N --parent PID 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
@@ -129,13 +129,31 @@ def main(config_type: type[C], importer: Callable[[], Callable[[C, Report], Engi
     status = RankStatus(StatusWriter(args.status_fd, args.rank))
     status.phase(Phase.IMPORT)
     try:
-        serve(config_type(**args.config), status, args.control_fd, importer())
+        serve(config_type(**args.config), status, args.control_fd, _frozen(importer()))
     except SupervisorGone:
         return 1
     except Exception as error:
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})
         return 1
     return 0
+
+
+def _frozen(load: Callable[[C, Report], Engine]) -> Callable[[C, Report], Engine]:
+    """Keep what is loaded out of garbage collections: one over all of torch would hold up a step."""
+
+    def load_and_freeze(config: C, report: Report) -> Engine:
+        engine = load(config, report)
+        gc.collect()
+        gc.freeze()
+        return engine
+
+    return load_and_freeze
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+    logging.shutdown()
+    os._exit(code)
 
 
 def import_engine() -> Callable[[EngineConfig, Report], Engine]:
@@ -146,4 +164,4 @@ def import_engine() -> Callable[[EngineConfig, Report], Engine]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(EngineConfig, import_engine))
+    leave(main(EngineConfig, import_engine))

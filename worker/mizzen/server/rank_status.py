@@ -43,7 +43,8 @@ class RankStatus:
         """Enter a phase; the time in a start-up phase is its metric."""
         now = time.monotonic()
         if self._phase in STARTUP_PHASES:
-            self._set(f"phase_seconds_{self._phase.name}", now - self._get("phase_since"))
+            name = f"phase_seconds_{self._phase.name}"
+            self._set(name, self._get(name) + now - self._get("phase_since"))
         self._phase = phase
         self._set("phase", phase)
         self._set("phase_since", now)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from mizzen.engine.engine import Engine
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.simulated import Context, Script, Speed, fixed, hashed, simulated_runner
 from mizzen.server.files import ModelFolderError
-from mizzen.server.rank import Report, main
+from mizzen.server.rank import Report, leave, main
 from mizzen.server.simulate import SimulateConfig
 
 KV_CACHE_TOKENS = 1 << 18
@@ -152,4 +151,4 @@ def import_simulated() -> Callable[[SimulateConfig, Report], Engine]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(SimulateConfig, import_simulated))
+    leave(main(SimulateConfig, import_simulated))
