@@ -22,6 +22,7 @@ from mizzen_operator.metrics import Metrics
 
 USER_AGENT = f"mizzen-operator/{VERSION}"
 REQUEST_SECONDS = 30.0
+LOGIN_SECONDS = 2 * REQUEST_SECONDS
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 
@@ -113,15 +114,31 @@ class Kube:
     """One client for all reconciles."""
 
     def __init__(self, configuration: Configuration, metrics: Metrics, bucket: TokenBucket | None = None):
-        self._configuration = configuration
-        self._client = ApiClient(configuration)
-        self._client.user_agent = USER_AGENT
+        self._use(configuration)
+        self._retired: list[ApiClient] = []
+        self._logged_in = time.monotonic()
         self._metrics = metrics
         self._bucket = bucket
 
+    def _use(self, configuration: Configuration) -> None:
+        self._client = ApiClient(configuration)
+        self._client.user_agent = USER_AGENT
+
+    async def _log_in_again(self) -> bool:
+        """Read the credentials anew, as tokens in files are replaced; not more than once in a while."""
+        if time.monotonic() - self._logged_in < LOGIN_SECONDS:
+            return False
+        self._logged_in = time.monotonic()
+        for client in self._retired:
+            await client.close()
+        self._retired = [self._client]  # its requests may still be under way
+        self._use(await load_configuration())
+        return True
+
     async def close(self) -> None:
         """Close its connections."""
-        await self._client.close()
+        for client in (self._client, *self._retired):
+            await client.close()
 
     async def get(self, ref: Ref) -> dict[str, Any] | None:
         """Read an object; None when there is none."""
@@ -196,6 +213,15 @@ class Kube:
         if self._bucket is not None:
             await self._bucket.take()
         path = ref.path() + (f"?{urlencode(query)}" if query else "")
+        client = self._client
+        code, data = await self._send(verb, path, ref.kind, body, content_type)
+        if code == 401 and (self._client is not client or await self._log_in_again()):
+            code, data = await self._send(verb, path, ref.kind, body, content_type)
+        if code >= 400:
+            raise _error(code, data, f"{verb} {ref.path()}")
+        return json.loads(data)
+
+    async def _send(self, verb: str, path: str, kind: str, body: Any, content_type: str) -> tuple[int, bytes]:
         headers = {"Accept": "application/json", "Content-Type": content_type}
         code = 0
         try:
@@ -207,12 +233,10 @@ class Kube:
             )
             code, data = answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise KubeError(0, "Unreachable", f"{verb} {ref.path()}: {error or 'timed out'}") from error
+            raise KubeError(0, "Unreachable", f"{verb} {path}: {error or 'timed out'}") from error
         finally:
-            self._metrics.api_requests.labels(verb, ref.kind, str(code)).inc()
-        if code >= 400:
-            raise _error(code, data, f"{verb} {ref.path()}")
-        return json.loads(data)
+            self._metrics.api_requests.labels(verb, kind, str(code)).inc()
+        return code, data
 
 
 def _error(code: int, data: bytes, what: str) -> KubeError:

@@ -1,0 +1,81 @@
+"""The operator's options, and what its health says of its watches."""
+
+from __future__ import annotations
+
+import pytest
+
+from mizzen_operator import watches as watches_module
+from mizzen_operator.config import parse_config
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.watches import FAILING_SECONDS, KINDS, STALE_SECONDS, Watches
+
+
+def test_an_option_wins_over_its_variable() -> None:
+    environment = {"MIZZEN_OPERATOR_WORKERS": "3", "MIZZEN_OPERATOR_NAMESPACE": "llm"}
+    config = parse_config(["--workers", "5"], environment)
+    assert (config.workers, config.namespace) == (5, "llm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--workers", "0"], {}, "--workers must be at least 1, not 0"),
+        (["--log-level", "loud"], {}, "--log-level must be one of debug, info, warning, error, not 'loud'"),
+        ([], {"MIZZEN_OPERATOR_WORKERS": "many"}, "MIZZEN_OPERATOR_WORKERS: invalid literal"),
+        (["--lease-seconds", "5"], {}, "--lease-seconds must exceed --renew-seconds"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_config(arguments, environment)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    chosen = Clock()
+    monkeypatch.setattr(watches_module, "time", chosen)
+    return chosen
+
+
+def test_a_watch_that_nobody_answers_goes_stale(clock: Clock) -> None:
+    watches = Watches(Metrics())
+    clock.now += 10 * STALE_SECONDS
+    assert watches.stale() == []  # this replica does not lead yet
+    watches.begin()
+    clock.now += STALE_SECONDS - 1
+    for kind in KINDS[1:]:
+        watches.answered(kind, True)
+    clock.now += 2
+    assert watches.stale() == [KINDS[0]]
+    watches.answered(KINDS[0], True)
+    assert watches.stale() == []
+
+
+def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None:
+    watches = Watches(Metrics())
+    watches.begin()
+    watches.answered("pods", False)
+    clock.now += FAILING_SECONDS / 2
+    watches.answered("pods", False)
+    assert watches.stale() == []
+    clock.now += FAILING_SECONDS
+    assert watches.stale() == ["pods"]
+    watches.answered("pods", True)
+    assert watches.stale() == []
+
+
+def test_other_requests_are_no_watches(clock: Clock) -> None:
+    watches = Watches(Metrics())
+    watches.begin()
+    watches.answered("secrets", False)
+    clock.now += 2 * FAILING_SECONDS
+    assert watches.stale() == []

@@ -1,0 +1,194 @@
+"""Pods and gateways as they are rendered from a spec that the API server has filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.execute import covers
+from mizzen_operator.render.engine import engine_pod, model_path, revision
+from mizzen_operator.render.gateway import gateway_manifests
+from mizzen_operator.render.keys import mounted_keys, read, root_keys
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+
+CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
+Make = Callable[..., InferenceService]
+
+
+@pytest.fixture
+def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Make:
+    def make(**spec: Any) -> InferenceService:
+        body = minimal(**spec)
+        body["metadata"]["namespace"] = "default"
+        return parse(api.create(body, dryRun="All"))
+
+    return make
+
+
+def render(service: InferenceService) -> dict[str, Any]:
+    return engine_pod(service, CONFIG, revision="abcd1234", group=3, incarnation=7)
+
+
+def option(arguments: list[str], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+def test_an_engines_pod_keeps_the_contract(service: Make, api: Any) -> None:
+    pod = render(service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 7}))
+    api.request("POST", "/api/v1/namespaces/default/pods", pod, params={"dryRun": "All"})
+    labels = pod["metadata"]["labels"]
+    assert pod["metadata"]["name"] == "demo-abcd1234-3-7"
+    assert labels["mizzen.dev/service"] == "demo"
+    assert labels["mizzen.dev/component"] == "engine"
+    assert (labels["mizzen.dev/group"], labels["mizzen.dev/rank"]) == ("3", "0")
+    assert labels["mizzen.dev/revision"] == "abcd1234"
+    spec, [container] = pod["spec"], pod["spec"]["containers"]
+    assert container["name"] == "engine"
+    assert container["args"][0] == "engine"
+    assert option(container["args"], "--model") == "/opt/mizzen/models/demo"
+    assert option(container["args"], "--wire-bind") == "tcp://$(POD_IP):5557"
+    assert option(container["args"], "--keys") == "/var/run/mizzen/keys"
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"wire": 5557, "http": 8081}
+    assert container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"] == 90
+    assert spec["terminationGracePeriodSeconds"] == 37
+    assert spec["readinessGates"] == [{"conditionType": "mizzen.dev/routable"}]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+
+
+def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
+    pod = render(
+        service(
+            model={"source": "pvc://weights/qwen3/8b/"},
+            parallelism={"tensor": 4},
+            accelerator={"nodeSelector": {"gpu": "h200"}},
+            engine={"env": [{"name": "HOME", "value": "/data"}], "extraArgs": ["--eviction", "lfu"]},
+            podTemplate={
+                "labels": {"team": "a"},
+                "annotations": {"note": "b"},
+                "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "priorityClassName": "high",
+                "volumes": [{"name": "data", "emptyDir": {}}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            },
+        )
+    )
+    spec, [container] = pod["spec"], pod["spec"]["containers"]
+    assert option(container["args"], "--model") == "/mnt/mizzen/model/qwen3/8b"
+    assert container["args"][-2:] == ["--eviction", "lfu"]
+    assert [v["name"] for v in container["env"]].count("HOME") == 1
+    assert container["resources"] == {
+        "requests": {"cpu": "4", "nvidia.com/gpu": "4"},
+        "limits": {"memory": "8Gi", "nvidia.com/gpu": "4"},
+    }
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
+    claim = {"claimName": "weights", "readOnly": True}
+    assert {"name": "mizzen-model", "persistentVolumeClaim": claim} in spec["volumes"]
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+    assert spec["priorityClassName"] == "high"
+    assert spec["tolerations"][0]["key"] == "gpu"
+    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["annotations"]["note"]) == ("a", "b")
+
+
+def test_a_cpu_engine_asks_for_no_gpu(service: Make) -> None:
+    container = render(service(engine={"device": "CPU"}))["spec"]["containers"][0]
+    assert container["resources"] == {}
+    assert option(container["args"], "--device") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("file:///a/b", "/a/b"),
+        ("pvc://claim", "/mnt/mizzen/model"),
+        ("pvc://claim/", "/mnt/mizzen/model"),
+        ("pvc://claim/a/b/", "/mnt/mizzen/model/a/b"),
+    ],
+)
+def test_model_path(source: str, path: str) -> None:
+    assert model_path(source) == path
+
+
+def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:
+    base = revision(service(), CONFIG)
+    same: list[dict[str, Any]] = [
+        {"replicas": 7},
+        {"suspend": True},
+        {"model": {"aliases": ["x"]}},
+        {"gateway": {"replicas": 5, "service": {"port": 80}}},
+        {"engine": {"image": "engine:1"}},
+        {"model": {"servedName": "demo"}},
+        {"accelerator": {"perPod": 1}},
+    ]
+    other: list[dict[str, Any]] = [
+        {"model": {"source": "file:///other"}},
+        {"model": {"servedName": "x"}},
+        {"engine": {"image": "engine:2"}},
+        {"engine": {"pageSize": 32}},
+        {"engine": {"env": [{"name": "A", "value": "1"}]}},
+        {"engine": {"extraArgs": ["--eviction", "lfu"]}},
+        {"podTemplate": {"labels": {"a": "b"}}},
+        {"lifecycle": {"drainTimeoutSeconds": 5}},
+        {"parallelism": {"tensor": 2}},
+    ]
+    assert {revision(service(**spec), CONFIG) for spec in same} == {base}
+    changed = [revision(service(**spec), CONFIG) for spec in other]
+    assert base not in changed
+    assert len(set(changed)) == len(other)
+    assert revision(service(), OperatorConfig(engine_image="engine:2")) != base
+
+
+def test_the_gateway_keeps_the_contract(service: Make) -> None:
+    manifests = gateway_manifests(service(model={"aliases": ["x", "y"]}, suspend=True), CONFIG)
+    by_kind = {manifest["kind"]: manifest for manifest in manifests}
+    assert set(by_kind) == {"ServiceAccount", "RoleBinding", "Service", "Deployment"}
+    assert {manifest["metadata"]["name"] for manifest in manifests} == {"demo-gateway"}
+    assert by_kind["RoleBinding"]["roleRef"]["name"] == "role"
+    spec = by_kind["Deployment"]["spec"]
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    [container] = spec["template"]["spec"]["containers"]
+    arguments = container["args"]
+    assert (container["name"], container["image"], arguments[0]) == ("gateway", "gateway:1", "gateway")
+    assert [arguments[n + 1] for n, a in enumerate(arguments) if a == "--alias"] == ["x", "y"]
+    assert option(arguments, "--service") == "demo"
+    assert option(arguments, "--admin-token-file") == "/var/run/mizzen/keys/admin.token"
+    assert "--suspended" in arguments
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": 8000, "admin": 8001}
+    assert "8000" in str(by_kind["Service"]["spec"]["ports"])
+
+
+def test_keys_belong_together_and_follow_from_one_secret(service: Make) -> None:
+    one = service()
+    root = root_keys(one)
+    engine, gateway = mounted_keys(one, root)
+    assert [engine, gateway] == mounted_keys(one, root)
+    assert set(engine["data"]) == {"engine.public", "engine.secret", "gateway.public"}
+    assert set(gateway["data"]) == {"gateway.public", "gateway.secret", "engine.public", "admin.token"}
+    assert read(engine, "gateway.public") == read(gateway, "gateway.public")
+    assert read(gateway, "engine.public") == read(engine, "engine.public")
+    assert len(read(engine, "engine.secret")) == 40
+    assert root_keys(one)["data"] != root["data"]
+    with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
+        mounted_keys(one, {**root, "data": {}})
+
+
+def test_a_foreign_crd_is_named() -> None:
+    meta = {"name": "a", "namespace": "b", "uid": "c", "generation": 1}
+    with pytest.raises(ApiError, match="install the CRD of this release"):
+        parse({"metadata": meta, "spec": {"model": {"source": "x"}}})
+
+
+def test_covers_forgives_defaults_and_sees_drift() -> None:
+    live = {"a": 1, "b": {"c": 2, "default": 3}, "list": [{"name": "x", "default": 1}, {"name": "y"}]}
+    assert covers(live, {"a": 1, "b": {"c": 2}, "list": [{"name": "x"}]})
+    assert not covers(live, {"b": {"c": 3}})
+    assert not covers(live, {"list": [{"name": "z"}]})
+    assert not covers(live, {"d": 1})
