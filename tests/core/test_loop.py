@@ -67,20 +67,28 @@ def test_outputs_are_those_of_requests_run_alone(depth: int) -> None:
         assert (output[one.rid], finished[one.rid].reason) == run_alone(one, 128)
 
 
-def test_steps_overlap_with_the_host() -> None:
-    """With two in flight, a slow reader hides behind the device; with one they take turns."""
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_tokens_are_read_while_later_steps_run(depth: int) -> None:
+    gate, begun = threading.Event(), []
 
-    def seconds(depth: int) -> float:
-        loop = make_loop(depth=depth, speed=Speed(step=0.01))
-        loop.submit(request(1, [4, 5], max_tokens=20, ignore_eos=True))
-        begin = time.monotonic()
-        while loop.busy:
-            loop.step(0.0)
-            time.sleep(0.01)
-        loop.close()
-        return time.monotonic() - begin
+    def hold(plan: StepPlan) -> float:
+        begun.append(plan.step)
+        if plan.step == 2:
+            gate.wait(timeout=30)
+        return 0.0
 
-    assert seconds(2) < 0.8 * seconds(1)
+    loop = make_loop(depth=depth, delay=hold)
+    loop.submit(request(1, [4, 5], max_tokens=6, ignore_eos=True))
+    first = loop.step(0.0)
+    assert first is not None
+    assert first.step == 1
+    assert loop._in_flight == depth - 1
+    gate.set()
+    output, finished = run(loop)
+    loop.close()
+    assert len(output[1]) == 5
+    assert finished[1].output_tokens == 6
+    assert begun == [1, 2, 3, 4, 5, 6]
 
 
 def test_scripts() -> None:

@@ -22,7 +22,7 @@ def test_pages_come_and_go() -> None:
         pool.give(taken)
 
 
-def test_stop_table_finds_each_set_and_forgets_it() -> None:
+def test_stop_table_finds_each_set() -> None:
     table = StopTable()
     sets = [frozenset({number, 1000 + number}) for number in range(20)]
     bits = np.array([table.acquire(one) for one in sets], np.int64)
@@ -33,10 +33,19 @@ def test_stop_table_finds_each_set_and_forgets_it() -> None:
         assert len(table.candidates(tokens, bits)) <= 3
     table.release(sets[0])
     assert 0 in table.candidates(np.zeros(20, np.int32), bits)
-    for one in sets:
-        table.release(one)
-    assert not any(len(table.candidates(np.full(20, number, np.int32), bits)) for number in range(20))
     assert table.acquire(frozenset()) == 0
+
+
+def test_stop_table_forgets_sets_that_nobody_carries() -> None:
+    table = StopTable()
+    kept = frozenset({5})
+    bits = np.array([table.acquire(kept)] * 2000, np.int64)
+    for number in range(1000, 3000):
+        table.acquire(frozenset({number}))
+        table.release(frozenset({number}))
+    found = table.candidates(np.arange(1000, 3000, dtype=np.int32), bits)
+    assert len(found) < 100
+    assert len(table.candidates(np.full(2000, 5, np.int32), bits)) == 2000
 
 
 def test_stop_tokens_beyond_the_table_share_entries() -> None:

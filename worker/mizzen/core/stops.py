@@ -14,6 +14,7 @@ UInt8 = NDArray[np.uint8]
 _MASK = (1 << 18) - 1
 """Token ids share an entry modulo 262,144; larger vocabularies only meet more candidates."""
 _BITS = 8
+_STALE = 64
 
 
 class StopTable:
@@ -24,7 +25,7 @@ class StopTable:
     leave the few rows for which the exact set must be asked.
     """
 
-    __slots__ = ("_sets", "_table", "_users")
+    __slots__ = ("_sets", "_stale", "_table", "_users")
 
     def __init__(self) -> None:
         self._table: UInt8 = np.zeros(_MASK + 1, dtype=np.uint8)
@@ -32,6 +33,8 @@ class StopTable:
         """Each live set: its bit's number and how many requests carry it."""
         self._users = [0] * _BITS
         """Live sets on each bit."""
+        self._stale = 0
+        """Sets that are forgotten, but still marked: they cost candidates, nothing else."""
 
     def acquire(self, tokens: frozenset[int]) -> int:
         """Register a request's stop tokens and return its bits (0 when there is none)."""
@@ -55,14 +58,19 @@ class StopTable:
             return
         del self._sets[tokens]
         self._users[number] -= 1
-        self._table[[token & _MASK for token in tokens]] &= ~np.uint8(1 << number)
-        for other, (shared, _) in self._sets.items():
-            if shared == number:
-                self._mark(other, number)
+        self._stale += 1
+        if self._stale > len(self._sets) + _STALE:
+            self._rebuild()
 
     def candidates(self, tokens: Int32, bits: Int64) -> Int64:
         """Return the rows whose token may be a stop token of theirs; `bits` [n] is each row's."""
         return (self._table[tokens & _MASK] & bits).nonzero()[0]
+
+    def _rebuild(self) -> None:
+        self._stale = 0
+        self._table[:] = 0
+        for tokens, (number, _) in self._sets.items():
+            self._mark(tokens, number)
 
     def _mark(self, tokens: Iterable[int], number: int) -> None:
         self._table[[token & _MASK for token in tokens]] |= np.uint8(1 << number)
