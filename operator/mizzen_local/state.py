@@ -108,17 +108,27 @@ class ClusterState:
         Raises:
             BusyError: another command holds it.
         """
-        self.make()
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(f"another mizzen-local is at work on {self.folder}; try again") from None
-            yield
+        path = self.folder / LOCK
+        while True:
+            self.make()
+            with path.open("w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise BusyError(f"another mizzen-local is at work on {self.folder}; try again") from None
+                if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    continue  # the one before has removed the file; a lock on it keeps nobody out
+                try:
+                    yield
+                finally:
+                    if not [entry for entry in self.folder.iterdir() if entry != path]:
+                        path.unlink()
+                        self.folder.rmdir()
+                return
 
     def clear(self, *, keep_logs: bool = False) -> None:
-        """Remove all files, and the folder itself when nothing of others is in it."""
-        ours = ("etcd", "pki", "pods", "processes.json", "cluster.json", "kubectl-cache", LOCK)
+        """Remove all files of a cluster; the lock removes the folder when nothing of others is in it."""
+        ours = ("etcd", "pki", "pods", "processes.json", "processes.new", "cluster.json", "kubectl-cache")
         configs = ("kubeconfig", "node.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig")
         for name in (*ours, *configs, *(() if keep_logs else ("logs",))):
             path = self.folder / name
@@ -126,5 +136,3 @@ class ClusterState:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()

@@ -141,7 +141,8 @@ class Container:
 
     def settle(self) -> None:
         """Leave it at its last end: it ran before the node was restarted, and must not run again."""
-        self.state = replace(self.state, now=dict(self.state.last), last={})
+        restarts = max(self.state.restarts - 1, 0)
+        self.state = replace(self.state, now=dict(self.state.last), last={}, restarts=restarts)
         self.settled.set()
 
     async def supervise(self) -> None:

@@ -42,7 +42,7 @@ class Kubelet:
 
     async def run(self) -> None:
         """Register the node, end what an earlier kubelet left, and follow the pods."""
-        await asyncio.to_thread(process.kill_marked, self._node.mark(""))
+        await asyncio.to_thread(process.kill_marked, self._node.mark())
         await self._register()
         try:
             async with asyncio.TaskGroup() as group:

@@ -50,9 +50,9 @@ class Node:
     server: str
     authority: Path
 
-    def mark(self, uid: str, rest: str = "") -> str:
-        """The mark of a pod's processes, or of one run of one container."""
-        return f"{self.folder}/pods/{uid}/{rest}"
+    def mark(self, *names: str) -> str:
+        """The mark of all pods' processes, of a pod's (its uid), of one run of one container (name, run)."""
+        return "/".join([str(self.folder), "pods", *names, ""])
 
 
 class Pod:
@@ -185,12 +185,13 @@ class Pod:
             if is_sidecar(container):
                 await container.settled.wait()
             else:
-                await supervising
+                await asyncio.wait([supervising])
                 if fatal(container):
                     return
         self._initialized = True
         self._dirty.set()
-        await asyncio.gather(*map(self._supervise, self._main))
+        # To wait is not to own: when the pod is deleted, containers go on until they are stopped.
+        await asyncio.wait(list(map(self._supervise, self._main)))
         await asyncio.gather(*(item.stop(self._grace) for item in self._init if is_sidecar(item)))
 
     @property
@@ -270,7 +271,7 @@ class Pod:
         arguments = program + [places.rewrite(expand(text, known)) for text in given_words]
         folder = Path(places.rewrite(spec["workingDir"])) if spec.get("workingDir") else home
         log_file = self.log_folder / name / f"{run}.log"
-        mark = self._node.mark(self._uid, f"{name}/{run}/")
+        mark = self._node.mark(self._uid, name, str(run))
         return Command(arguments, environment, folder if folder.is_dir() else home, log_file, message, mark)
 
     def _places(self, spec: Mapping[str, Any], message: Path) -> dict[str, Path]:
@@ -315,7 +316,9 @@ class Pod:
         if wanted == self._written:
             return
         metadata = self.object["metadata"]
-        body = {"metadata": {"uid": self._uid}, "status": wanted}
+        # These lists would be merged with addresses that an earlier kubelet of this node gave.
+        whole = {key: [{"$patch": "replace"}, *wanted.get(key, ())] for key in ("podIPs", "hostIPs")}
+        body = {"metadata": {"uid": self._uid}, "status": {**wanted, **whole}}
         if await self._try(lambda: self._node.api.patch(_path(metadata) + "/status", body, STRATEGIC)):
             self._written = wanted
             self._conditions = {item["type"]: item for item in wanted["conditions"]}

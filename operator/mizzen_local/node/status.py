@@ -93,7 +93,7 @@ def conditions(view: View, current: Phase, before: Mapping[str, Mapping[str, Any
     unready = [item.name for item in view.main if not item.ready]
     missing = [item.name for item in view.init if not (item.ready if is_sidecar(item) else item.ended)]
     alive = view.sandbox and not over
-    initialized = view.initialized or current == "Succeeded"
+    initialized = view.initialized or not view.init or current == "Succeeded"
     containers = (not unready, _names("ContainersNotReady", "unready", unready))
     if over:
         containers = (False, ended)
