@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib.util
 import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from mizzen.gateway.app import create_admin_app, create_app
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.main import listen, new_server
+from mizzen.gateway.service import Gateway
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 CORPUS = [
@@ -117,3 +127,93 @@ def model_folder(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> Path:
     for name, content in tokenizer_files.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
+
+
+def load_helpers() -> Any:
+    """Return the module with the scripted engine; tests are no packages."""
+    path = Path(__file__).parent / "engines.py"
+    spec = importlib.util.spec_from_file_location("mizzen_gateway_test_engines", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+engines = load_helpers()
+
+
+@pytest.fixture
+def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
+    """Return a function that starts a scripted engine."""
+    with contextlib.ExitStack() as stack:
+
+        def start(files: dict[str, bytes] | None = None, **welcome: Any) -> Any:
+            return stack.enter_context(engines.ScriptedEngine(files or tokenizer_files, **welcome))
+
+        yield start
+
+
+class LiveGateway:
+    """A gateway with its two servers, on this event loop and real sockets."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.gateway = Gateway(config)
+        self._servers = [
+            new_server(create_app(config, self.gateway), 2),
+            new_server(create_admin_app(self.gateway), 1),
+        ]
+        self._sockets = [listen("127.0.0.1", 0), listen("127.0.0.1", 0)]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
+
+    @property
+    def admin(self) -> str:
+        return f"http://127.0.0.1:{self._sockets[1].getsockname()[1]}"
+
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    async def start(self) -> None:
+        await self.gateway.start()
+        self._tasks = [
+            asyncio.create_task(server.serve([listener]))
+            for server, listener in zip(self._servers, self._sockets, strict=True)
+        ]
+        while not all(server.started for server in self._servers):
+            await asyncio.sleep(0.005)
+
+    async def serving(self, count: int) -> None:
+        """Wait until so many engines serve."""
+        async with asyncio.timeout(10):
+            while sum(engine.serving for engine in self.gateway.table) != count:
+                await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        await self.gateway.close()
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._tasks)
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[Callable[..., Any]]:
+    """Return a function that starts a gateway for scripted engines, and waits until they serve."""
+    running: list[LiveGateway] = []
+
+    async def start(*found: Any, wait: bool = True, **options: Any) -> LiveGateway:
+        endpoints = tuple(one if isinstance(one, str) else one.endpoint for one in found)
+        options = {"served_name": "demo", "queue_timeout_seconds": 5.0, "engine": endpoints, **options}
+        gateway = LiveGateway(GatewayConfig(**options))
+        await gateway.start()
+        running.append(gateway)
+        if wait:
+            await gateway.serving(len(found))
+        return gateway
+
+    yield start
+    for gateway in running:
+        await gateway.stop()

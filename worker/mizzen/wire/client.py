@@ -50,8 +50,9 @@ FRAMES_A_TURN = 32
 MAX_FILES_BYTES = 512 * 1024 * 1024
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
+NEVER_MILLISECONDS = 3_600_000
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
-EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
 
 
 class EngineOverloaded(Exception):
@@ -115,7 +116,7 @@ class Link:
 
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost; until cancelled."""
-        wait = FIRST_BACKOFF_SECONDS
+        wait, task = FIRST_BACKOFF_SECONDS, asyncio.current_task()
         try:
             while True:
                 began = time.monotonic()
@@ -126,6 +127,8 @@ class Link:
                         fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
                         log.warning("engine connection lost", extra={"fields": fields})
                     self._reset(lost)
+                    if task is not None and task.cancelling():
+                        raise asyncio.CancelledError from None  # the task group has swallowed it
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
                 await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
@@ -205,13 +208,15 @@ class Link:
             self._send(Hello(PROTOCOL, self._gateway))
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive(socket))
-                group.create_task(self._watch_connection(monitor))
+                group.create_task(self._watch_connection(socket, monitor))
                 group.create_task(self._watch_silence())
         except ExceptionGroup as group:  # the first of the three tasks to fail has ended the others
             error = group.exceptions[0]
             if isinstance(error, StreamLost):
                 raise error from None
             raise StreamLost("connection", f"{self.endpoint}: {error}") from error
+        except TimeoutError:
+            raise StreamLost("connection", f"{self.endpoint} does not answer") from None
         except (zmq.ZMQError, EngineOverloaded) as error:
             raise StreamLost("connection", f"{self.endpoint}: {error}") from error
         finally:
@@ -227,26 +232,30 @@ class Link:
         socket.rcvhwm = RECEIVE_FRAMES
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.ipv6 = "[" in self.endpoint
-        socket.immediate = True
-        socket.reconnect_ivl = 100
-        socket.reconnect_ivl_max = int(1000 * MAX_BACKOFF_SECONDS)
+        # `run` makes connections again, each with a socket of its own. (With ZMQ_IMMEDIATE instead, libzmq
+        # throws away what was received and not yet read when the connection ends.)
+        socket.reconnect_ivl = NEVER_MILLISECONDS
         heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
         if self._keys:
             secure_client(socket, self._keys)
         return socket
 
     async def _handshake(self, monitor: Any) -> None:
-        while True:
+        async with asyncio.timeout(self._timeout):
             event = (await recv_monitor_message(monitor))["event"]
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                return
-            if event != zmq.Event.DISCONNECTED:
-                raise StreamLost(
-                    "handshake", f"{self.endpoint} refuses this gateway's keys, or speaks no ZMTP"
-                )
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            return
+        if event in (zmq.Event.CLOSED, zmq.Event.DISCONNECTED):
+            raise StreamLost("connection", f"{self.endpoint} does not take connections")
+        raise StreamLost("handshake", f"{self.endpoint} refuses this gateway's keys, or speaks no ZMTP")
 
-    async def _watch_connection(self, monitor: Any) -> None:
+    async def _watch_connection(self, socket: Any, monitor: Any) -> None:
         await recv_monitor_message(monitor)
+        # The news of the end overtakes what came before it: a drained engine says its last and closes.
+        unread = True
+        while unread:
+            unread = self._read(socket) == FRAMES_A_TURN
+            await asyncio.sleep(0)
         raise StreamLost("connection", f"the connection to {self.endpoint} was closed")
 
     async def _watch_silence(self) -> None:
@@ -259,15 +268,25 @@ class Link:
 
     async def _receive(self, socket: Any) -> None:
         while True:
-            for _ in range(FRAMES_A_TURN):
-                frames = await socket.recv_multipart()
-                self._heard = time.monotonic()
-                try:
-                    self._take(self._one(frames))
-                except MalformedFrame as error:
-                    self.malformed += 1
-                    raise StreamLost("malformed", f"{self.endpoint}: {error}") from error
+            # Polling takes no frame off the socket, so none is lost when this task is cancelled.
+            await socket.poll()
+            self._read(socket)
             await asyncio.sleep(0)
+
+    def _read(self, socket: Any) -> int:
+        """Handle the frames that are here, `FRAMES_A_TURN` at most, and return how many there were."""
+        for count in range(FRAMES_A_TURN):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK).result()
+            except zmq.Again:
+                return count
+            self._heard = time.monotonic()
+            try:
+                self._take(self._one(frames))
+            except MalformedFrame as error:
+                self.malformed += 1
+                raise StreamLost("malformed", f"{self.endpoint}: {error}") from error
+        return FRAMES_A_TURN
 
     def _one(self, frames: list[bytes]) -> Message:
         if len(frames) != 1:

@@ -1,0 +1,225 @@
+"""An engine's end of the wire, scripted: well-behaved, or hostile on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zmq
+
+from mizzen.core.request import FinishReason
+from mizzen.wire.codec import encode, engine_decoder
+from mizzen.wire.messages import (
+    FILE_PART_BYTES,
+    PROTOCOL,
+    Abort,
+    Blocks,
+    FetchFile,
+    File,
+    Finish,
+    Generate,
+    Hello,
+    Message,
+    Outputs,
+    RefusalCode,
+    Refused,
+    Stats,
+    Welcome,
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """A request in the engine."""
+
+    peer: bytes
+    message: Generate
+    tokens: list[int]
+    given: int = 0
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What the engine does; changed while it runs."""
+
+    reply: list[int] = field(default_factory=lambda: [10, 11, 12])
+    end: int | None = None
+    """The token that ends a reply with STOP; without it, replies end with LENGTH."""
+    step_seconds: float = 0.002
+    tokens_a_step: int = 1
+    refuse: RefusalCode | None = None
+    draining: bool = False
+    cached_tokens: int = 0
+    fault: str = ""
+    """gap, garbage, short, error, forget, restart or silent: what goes wrong after `fault_after` tokens."""
+    fault_after: int = 2
+
+
+class ScriptedEngine:
+    """A ROUTER in a thread; a context manager."""
+
+    def __init__(self, files: dict[str, bytes], endpoint: str = "tcp://127.0.0.1:*", **welcome: Any) -> None:
+        self.files = files
+        self.does = Behaviour()
+        self.requests: list[Generate] = []
+        self.aborts: list[int] = []
+        self.hellos = 0
+        self._runs: dict[tuple[bytes, int], Run] = {}
+        self._peers: set[bytes] = set()
+        self._welcome = {
+            "protocol": PROTOCOL,
+            "engine": "scripted",
+            "incarnation": secrets.token_hex(4),
+            "revision": "r1",
+            "model": "demo",
+            "tokenizer_hash": hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest(),
+            "files": {name: len(content) for name, content in files.items()},
+            "context_length": 2048,
+            "vocab_size": 512,
+            "end_token_ids": (),
+            "page_size": 16,
+            "max_running_requests": 32,
+            **welcome,
+        }
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._ready = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> ScriptedEngine:
+        self._thread.start()
+        assert self._ready.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    def kill(self) -> None:
+        """End without a word, as by SIGKILL."""
+        self._stop.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.bind(self._endpoint)
+        self._endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        self._socket, decode, stats_at = socket, engine_decoder(), 0.0
+        self._ready.set()
+        while not self._stop.is_set():
+            if socket.poll(max(1, int(self.does.step_seconds * 1000)) if self._runs else 10):
+                peer, frame = socket.recv_multipart()
+                self._take(peer, decode(frame))
+                continue
+            if self.does.fault == "silent" and self.does.fault_after == 0:
+                continue
+            if self._runs:
+                self._step()
+            if time.monotonic() > stats_at:
+                stats_at = time.monotonic() + 0.1
+                for peer in self._peers:
+                    self._send(peer, Stats(len(self._runs), 0, 0, 100, 0, 0, self.does.draining, 0))
+        socket.close()
+        self._context.term()
+
+    def _send(self, peer: bytes, message: Message | bytes) -> None:
+        self._socket.send_multipart((peer, message if isinstance(message, bytes) else encode(message)))
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        if isinstance(message, Hello):
+            self.hellos += 1
+            self._peers.add(peer)
+            self._send(peer, Welcome(**self._welcome, draining=self.does.draining))
+            self._send(peer, Blocks(0, b"", b"", reset=True))
+        elif isinstance(message, FetchFile):
+            content = self.files[message.name]
+            part = content[message.offset : message.offset + FILE_PART_BYTES]
+            self._send(peer, File(message.name, message.offset, len(content), part))
+        elif isinstance(message, Generate):
+            self._generate(peer, message)
+        elif isinstance(message, Abort):
+            self.aborts.append(message.rid)
+            run = self._runs.pop((peer, message.rid), None)
+            if run:
+                self._send(peer, Outputs(0, b"", b"", b"", b"", (self._finish(run, FinishReason.ABORT),)))
+
+    def _generate(self, peer: bytes, message: Generate) -> None:
+        self.requests.append(message)
+        if self.does.refuse is not None:
+            self._send(peer, Refused(message.rid, int(self.does.refuse), "max_tokens is refused", 0.2))
+            return
+        room = self._welcome["context_length"] - len(message.prompt) // 4
+        limit = min(message.sampling.max_tokens or room, room)
+        reply = self.does.reply
+        tokens = reply[:limit] if self.does.end is not None else (reply * (limit // len(reply) + 1))[:limit]
+        self._runs[peer, message.rid] = Run(peer, message, tokens)
+
+    def _finish(self, run: Run, reason: FinishReason, stop: int | None = None) -> Finish:
+        prompt = len(run.message.prompt) // 4
+        return Finish(run.message.rid, int(reason), prompt, self.does.cached_tokens, run.given, stop)
+
+    def _step(self) -> None:
+        for key, run in list(self._runs.items()):
+            if self.does.fault and run.given >= self.does.fault_after and self._fail(run):
+                continue
+            tokens = run.tokens[run.given : run.given + self.does.tokens_a_step]
+            offset, run.given = run.given, run.given + len(tokens)
+            ends: tuple[Finish, ...] = ()
+            if run.given == len(run.tokens):
+                del self._runs[key]
+                stops = tokens[-1] == self.does.end
+                reason = FinishReason.STOP if stops else FinishReason.LENGTH
+                ends = (self._finish(run, reason, self.does.end if stops else None),)
+            self._send(run.peer, self._outputs(run, offset, tokens, ends))
+
+    def _outputs(self, run: Run, offset: int, tokens: list[int], ends: tuple[Finish, ...]) -> Outputs:
+        def packed(form: str, *values: int) -> bytes:
+            return np.array(values, dtype=form).tobytes()
+
+        counts = packed("<u2", len(tokens)) if len(tokens) != 1 else b""
+        return Outputs(
+            1, packed("<u4", run.message.rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends
+        )
+
+    def _fail(self, run: Run) -> bool:
+        """Do what goes wrong; return whether the run gets nothing else."""
+        fault, key = self.does.fault, (run.peer, run.message.rid)
+        if fault == "gap":
+            run.given += 1
+            return False
+        if fault == "short":
+            run.given += 3
+            del self._runs[key]
+            end = self._finish(run, FinishReason.LENGTH)
+            self._send(run.peer, Outputs(1, b"", b"", b"", b"", (end,)))
+        elif fault == "garbage":
+            self._send(run.peer, b"\xc1 no message")
+        elif fault == "error":
+            del self._runs[key]
+            end = Finish(run.message.rid, int(FinishReason.ERROR), 1, 0, run.given, None, "out of memory")
+            self._send(run.peer, Outputs(1, b"", b"", b"", b"", (end,)))
+        elif fault == "forget":
+            self._peers.discard(run.peer)
+            self._runs.pop(key)
+            self._send(run.peer, Refused(None, int(RefusalCode.UNKNOWN_PEER), "forgotten"))
+        elif fault == "restart":
+            self._welcome["incarnation"] = secrets.token_hex(4)
+            self._runs.pop(key)
+            self._send(run.peer, Welcome(**self._welcome, draining=False))
+        elif fault == "silent":
+            self.does.fault_after = 0
+        return True

@@ -1,0 +1,375 @@
+"""The official client against a real gateway and the engine's end of the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+USER: list[Any] = [{"role": "user", "content": "What is a mast?"}]
+TEXT = "A mast holds the sails. Maße 世界 🙂 naïve end"
+
+
+@pytest.fixture
+def tokenizer(tokenizer_files: dict[str, bytes]) -> Tokenizer:
+    return Tokenizer.from_files(tokenizer_files)
+
+
+@pytest.fixture
+def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
+    """Return an engine that answers TEXT and ends with an end token."""
+    started = scripted()
+    end = tokenizer.token_id("<|im_end|>")
+    started.does.reply = [*tokenizer.encode(TEXT, add_special_tokens=False), end]
+    started.does.end = end
+    started.does.cached_tokens = 3
+    return started
+
+
+async def test_chat(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+    gateway = await live(engine)
+    answer = await gateway.client().chat.completions.create(
+        model="demo", messages=USER, temperature=0.5, seed=7, top_p=0.9, extra_body={"top_k": 5, "min_p": 0.1}
+    )
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason, choice.message.role) == (TEXT, "stop", "assistant")
+    sent = engine.requests[0]
+    prompt = np.frombuffer(sent.prompt, "<i4").tolist()
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == (
+        "<s><|im_start|>user\nWhat is a mast?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.count(tokenizer.token_id("<s>")) == 1
+    given = sent.sampling
+    assert (given.temperature, given.seed, given.top_p, given.top_k, given.min_p) == (0.5, 7, 0.9, 5, 0.1)
+    assert given.max_tokens is None
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.completion_tokens == len(engine.does.reply)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("tokens_a_step", [1, 3, 100])
+async def test_chat_stream(live: Any, engine: Any, tokens_a_step: int) -> None:
+    engine.does.tokens_a_step = tokens_a_step
+    gateway = await live(engine)
+    stream = await gateway.client().chat.completions.create(
+        model="demo",
+        messages=USER,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"return_token_ids": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == len(engine.does.reply)
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 3
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    ids = [i for c in chunks if c.choices for i in (c.choices[0].model_extra or {}).get("token_ids", [])]
+    assert ids == engine.does.reply
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert not any("�" in (c.choices[0].delta.content or "") for c in chunks if c.choices)
+
+
+async def test_sync_client(live: Any, engine: Any) -> None:
+    gateway = await live(engine)
+
+    def ask() -> str:
+        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0)
+        with client.chat.completions.create(model="demo", messages=USER, stream=True) as stream:
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert await asyncio.to_thread(ask) == TEXT
+
+
+async def test_completions(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+    gateway = await live(engine)
+    client = gateway.client()
+    answer = await client.completions.create(model="demo", prompt="Mast", max_tokens=4)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].text == tokenizer.decode(engine.does.reply[:4])
+    prompt = np.frombuffer(engine.requests[0].prompt, "<i4").tolist()
+    assert prompt == tokenizer.encode("Mast")
+    assert prompt[0] == tokenizer.token_id("<s>")
+    await client.completions.create(model="demo", prompt=[5, 6, 7])
+    assert np.frombuffer(engine.requests[1].prompt, "<i4").tolist() == [5, 6, 7]
+    assert engine.requests[1].sampling.max_tokens == 16
+    stream = await client.completions.create(model="demo", prompt=["Mast"], stream=True, max_tokens=200)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_end_the_answer_and_abort_the_rest(live: Any, engine: Any, stream: bool) -> None:
+    engine.does.step_seconds = 0.005
+    gateway = await live(engine)
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answer = await gateway.client().chat.completions.create(
+        model="demo", messages=USER, stop=["the sa", "zzz"], **options
+    )
+    if stream:
+        chunks = [chunk async for chunk in answer]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        reason, usage = [c.choices[0].finish_reason for c in chunks if c.choices][-1], chunks[-1].usage
+    else:
+        text, reason, usage = answer.choices[0].message.content, answer.choices[0].finish_reason, answer.usage
+    assert (text, reason) == ("A mast holds ", "stop")
+    assert usage.completion_tokens < len(engine.does.reply)
+    assert usage.prompt_tokens_details.cached_tokens == 3
+    async with asyncio.timeout(2):
+        while not engine.aborts:
+            await asyncio.sleep(0.005)
+    assert engine.aborts == [engine.requests[0].rid]
+
+
+async def test_a_stop_token_is_no_text(live: Any, engine: Any, tokenizer: Tokenizer) -> None:
+    end = tokenizer.encode("end", add_special_tokens=False)[-1]
+    engine.does.reply, engine.does.end = [*tokenizer.encode("ab", add_special_tokens=False), end], end
+    gateway = await live(engine)
+    answer = await gateway.client().chat.completions.create(
+        model="demo", messages=USER, extra_body={"stop_token_ids": [end], "ignore_eos": True}
+    )
+    assert answer.choices[0].message.content == "ab"
+    assert engine.requests[0].sampling.stop_token_ids == (end,)
+    assert engine.requests[0].sampling.ignore_eos
+
+
+async def test_models_and_aliases(live: Any, engine: Any) -> None:
+    gateway = await live(engine, alias=("nick", "org/name"))
+    client = gateway.client()
+    assert [model.id async for model in await client.models.list()] == ["demo", "nick", "org/name"]
+    assert (await client.models.retrieve("org/name")).id == "org/name"
+    answer = await client.chat.completions.create(model="nick", messages=USER)
+    assert answer.model == "nick"
+    with pytest.raises(openai.NotFoundError) as error:
+        await client.chat.completions.create(model="other", messages=USER)
+    assert error.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
+
+
+async def test_harmless_defaults_are_accepted(live: Any, engine: Any) -> None:
+    gateway = await live(engine)
+    body = {
+        "model": "demo",
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                "name": "x",
+            },
+            {"role": "assistant", "content": "c", "tool_calls": [], "refusal": None},
+            {"role": "user", "content": "d"},
+        ],
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "logprobs": False,
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "stream": False,
+        "stream_options": None,
+        "stop": None,
+        "seed": None,
+        "service_tier": "auto",
+        "max_completion_tokens": 2,
+    }
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
+CHAT = {"model": "demo", "messages": USER}
+BAD: list[tuple[Any, str, str | None]] = [
+    (b"", "not valid JSON", None),
+    (b"{", "not valid JSON", None),
+    (b"\xff\xfe", "not valid JSON", None),
+    (b"[" * 100_000, "JSON", None),
+    ([], "must be a JSON object", None),
+    ({}, "model is required", "model"),
+    ({"model": "demo"}, "messages is required", "messages"),
+    ({"model": 3, "messages": USER}, "model: expected `str`", "model"),
+    ({**CHAT, "messages": []}, "at least one", "messages"),
+    ({**CHAT, "messages": "hi"}, "messages: expected `array`", "messages"),
+    ({**CHAT, "messages": [{"role": "user"}]}, "content is required", "messages[0].content"),
+    ({**CHAT, "messages": [{"role": "king", "content": "x"}]}, "role", "messages[0].role"),
+    ({**CHAT, "messages": [{"role": "tool", "content": "x"}]}, "role", "messages[0].role"),
+    ({**CHAT, "messages": [{"content": "x"}]}, "role is required", "messages[0].role"),
+    (
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "only parts of type text",
+        None,
+    ),
+    (
+        {**CHAT, "messages": [*USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+        "tool_calls is not served",
+        "messages[1].tool_calls",
+    ),
+    ({**CHAT, "temperature": "warm"}, "temperature: expected", "temperature"),
+    ({**CHAT, "temperature": -1}, "temperature must be", "temperature"),
+    ({**CHAT, "temperature": 2.5}, "temperature must be", "temperature"),
+    ({**CHAT, "top_p": 0}, "top_p must be", "top_p"),
+    ({**CHAT, "min_p": 2}, "min_p must be", "min_p"),
+    ({**CHAT, "top_k": -2}, "top_k must be", "top_k"),
+    ({**CHAT, "max_tokens": 0}, "max_tokens must be", "max_tokens"),
+    ({**CHAT, "max_tokens": True}, "max_tokens: expected", "max_tokens"),
+    ({**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "differ", "max_completion_tokens"),
+    ({**CHAT, "seed": 2**70}, "seed", "seed"),
+    ({**CHAT, "stop": ""}, "stop string", "stop"),
+    ({**CHAT, "stop": ["a"] * 17}, "at most 16", "stop"),
+    ({**CHAT, "stop": [3]}, "stop[", "stop[0]"),
+    ({**CHAT, "stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids"),
+    ({**CHAT, "stream": "yes"}, "stream: expected `bool", "stream"),
+    ({**CHAT, "stream_options": {"include_usage": True}}, "stream_options", "stream_options"),
+    ({**CHAT, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "stream_options.x"),
+    ({**CHAT, "n": 2}, "n is not served", "n"),
+    ({**CHAT, "n": True}, "n is not served", "n"),
+    ({**CHAT, "tools": [{"type": "function"}]}, "tools is not served", "tools"),
+    ({**CHAT, "logprobs": True}, "logprobs is not served", "logprobs"),
+    ({**CHAT, "response_format": {"type": "json_object"}}, "response_format is not", "response_format"),
+    ({**CHAT, "presence_penalty": 0.5}, "presence_penalty is not", "presence_penalty"),
+    ({**CHAT, "made_up": 1}, "made_up is not a field", "made_up"),
+    ({**CHAT, "max_tokens": 5000}, "context length is 2048", "messages"),
+    (
+        {"model": "demo", "messages": [{"role": "user", "content": "x\u00e9" * 3000}]},
+        "in the prompt",
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+async def test_bad_requests_are_named(live: Any, engine: Any, case: int) -> None:
+    body, message, param = BAD[case]
+    gateway = await live(engine)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with httpx.AsyncClient(timeout=20) as http:
+        response = await http.post(f"{gateway.url}/v1/chat/completions", content=content)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    if param is not None:
+        assert error["param"] == param
+    assert set(error) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "empty"),
+        (["a", "b"], "several prompts"),
+        ([[1], [2]], "several prompts"),
+        ([1, "a"], "text or a list of token ids"),
+        ([-1], "token id"),
+        (3, "prompt: expected"),
+    ],
+)
+async def test_bad_prompts_are_named(live: Any, engine: Any, prompt: Any, message: str) -> None:
+    gateway = await live(engine)
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"{gateway.url}/v1/completions", json={"model": "demo", "prompt": prompt})
+    assert response.status_code == 400
+    assert message in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "prompt"
+
+
+async def test_other_errors_have_the_same_shape(live: Any, engine: Any) -> None:
+    gateway = await live(engine, max_body_bytes=2048)
+    async with httpx.AsyncClient() as http:
+        large = await http.post(f"{gateway.url}/v1/completions", content=b"x" * 3000)
+        parts = await http.post(f"{gateway.url}/v1/completions", content=chunks_of(b"x" * 500, 6))
+        nowhere = await http.get(f"{gateway.url}/v1/nothing")
+        method = await http.put(f"{gateway.url}/v1/completions")
+    found = [response.status_code for response in (large, parts, nowhere, method)]
+    assert found == [413, 413, 404, 405]
+    for response in (large, parts, nowhere, method):
+        assert response.json()["error"]["message"]
+
+
+async def chunks_of(part: bytes, count: int) -> Any:
+    for _ in range(count):
+        yield part
+
+
+async def test_request_ids(live: Any, engine: Any) -> None:
+    gateway = await live(engine)
+    async with httpx.AsyncClient() as http:
+        url = f"{gateway.url}/v1/models"
+        assert (await http.get(url, headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
+        made = (await http.get(url, headers={"x-request-id": "x" * 500})).headers["x-request-id"]
+        assert made.startswith("req-")
+        assert (await http.get(f"{gateway.url}/openapi.json")).json()["paths"]["/v1/chat/completions"]
+
+
+async def test_a_template_that_refuses_is_400(
+    live: Any, scripted: Any, tokenizer_files: dict[str, bytes]
+) -> None:
+    files = {**tokenizer_files, "chat_template.jinja": b"{{ raise_exception('roles must alternate') }}"}
+    gateway = await live(scripted(files))
+    with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+        await gateway.client().chat.completions.create(model="demo", messages=USER)
+    bare = {"tokenizer.json": tokenizer_files["tokenizer.json"]}
+    gateway = await live(scripted(bare))
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        await gateway.client().chat.completions.create(model="demo", messages=USER)
+    await gateway.client().completions.create(model="demo", prompt="a")
+
+
+async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: Any) -> None:
+    engine.does.reply, engine.does.end = [10, 11, 12], None
+    engine.does.step_seconds = 0.01
+    gateway = await live(engine)
+    client = gateway.client()
+    stream = await client.chat.completions.create(model="demo", messages=USER, stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    whole = asyncio.create_task(client.chat.completions.create(model="demo", messages=USER))
+    async with asyncio.timeout(3):
+        while len(engine.requests) < 2:
+            await asyncio.sleep(0.005)
+        whole.cancel()
+        while engine.running or len(engine.aborts) < 2:
+            await asyncio.sleep(0.005)
+    assert sorted(engine.aborts) == sorted(request.rid for request in engine.requests)
+    async with asyncio.timeout(3):
+        while gateway.gateway.admission.in_flight:
+            await asyncio.sleep(0.005)
+    assert all(one.requests == 0 and one.tokens == 0 for one in gateway.gateway.table)
+
+
+async def test_many_streams_at_once(live: Any, engine: Any) -> None:
+    gateway = await live(engine)
+    client = gateway.client()
+
+    async def one() -> str:
+        stream = await client.chat.completions.create(model="demo", messages=USER, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert await asyncio.gather(*(one() for _ in range(60))) == [TEXT] * 60
+
+
+def test_importing_the_app_leaves_torch_out() -> None:
+    program = "import sys, mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.pods; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
