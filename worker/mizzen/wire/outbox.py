@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from mizzen.wire.columns import Columns, split
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import Blocks, Finish, Message, Outputs, RefusalCode, Refused, Stats
 from mizzen.wire.peers import Peer, Peers, WireCounters
-from mizzen.wire.requests import NOBODY, RequestTable
+from mizzen.wire.requests import RequestTable
 
 log = logging.getLogger(__name__)
 
@@ -53,22 +53,18 @@ class Outbox:
     def send(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         """Send what a step gave; return the seconds from arrival of requests that got their first token."""
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
-        finished = self._finishes(output.finished) if output.finished else {}
-        for owner, columns in split(output, self.table):
-            self._outputs(owner, output.step, columns, finished.pop(owner, ()))
-        for owner, ends in finished.items():
-            self._outputs(owner, output.step, NO_COLUMNS, ends)
-        for end in output.finished:
-            self._release(end.rid)
+        parts = list(split(output, self.table))  # before ends free the handles
+        ends = self._end(output.finished) if output.finished else {}
+        for owner, columns in parts:
+            self._outputs(owner, output.step, columns, ends.pop(owner, ()))
+        for owner, finishes in ends.items():
+            self._outputs(owner, output.step, NO_COLUMNS, finishes)
         return waits
 
     def finish(self, ended: Iterable[Finished], step: int) -> None:
         """Send ends that came without a step (a waiting request was aborted)."""
-        ended = tuple(ended)
-        for owner, ends in self._finishes(ended).items():
-            self._outputs(owner, step, NO_COLUMNS, ends)
-        for end in ended:
-            self._release(end.rid)
+        for owner, finishes in self._end(ended).items():
+            self._outputs(owner, step, NO_COLUMNS, finishes)
 
     def end_all(self, step: int, message: str) -> None:
         """End every live request with an error, for an engine that goes down with requests running."""
@@ -83,36 +79,36 @@ class Outbox:
         first = output.rids[output.offsets == 0]
         if not len(first):
             return NO_WAITS
-        owners, counts = np.unique(self.table.owner[first], return_counts=True)
-        for owner, count in zip(owners.tolist(), counts.tolist(), strict=True):
+        for owner in self.table.owner[first].tolist():
             peer = self.peers.at(owner)
             if peer:
-                peer.unstarted -= count
+                peer.unstarted -= 1
         self.table.start(first)
         return now - self.table.arrival[first]
 
-    def _finishes(self, ended: tuple[Finished, ...]) -> dict[int, tuple[Finish, ...]]:
+    def _end(self, ended: Iterable[Finished]) -> dict[int, list[Finish]]:
+        """Free requests that ended, and return what to tell their owners."""
+        table = self.table
         by_owner: dict[int, list[Finish]] = {}
         for end in ended:
-            owner = int(self.table.owner[end.rid])
-            if owner != NOBODY:
-                by_owner.setdefault(owner, []).append(_finish(end, int(self.table.handle[end.rid])))
-        return {owner: tuple(ends) for owner, ends in by_owner.items()}
+            rid = end.rid
+            owner = int(table.owner[rid])
+            peer = self.peers.at(owner)
+            if peer:
+                handle = int(table.handle[rid])
+                del peer.handles[handle]
+                if not table.started[rid]:
+                    peer.unstarted -= 1
+                by_owner.setdefault(owner, []).append(_finish(end, handle))
+            table.release(rid)
+            self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
+        return by_owner
 
-    def _release(self, rid: int) -> None:
-        peer = self.peers.at(int(self.table.owner[rid]))
-        if peer:
-            del peer.handles[int(self.table.handle[rid])]
-            if not self.table.started[rid]:
-                peer.unstarted -= 1
-        self.table.release(rid)
-        self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
-
-    def _outputs(self, owner: int, step: int, columns: Columns, ends: tuple[Finish, ...]) -> bool:
+    def _outputs(self, owner: int, step: int, columns: Columns, ends: Sequence[Finish]) -> bool:
         peer = self.peers.at(owner)
         if peer is None:
             return False
-        frame = Outputs(step, columns.rids, columns.offsets, columns.tokens, columns.counts, ends)
+        frame = Outputs(step, columns.rids, columns.offsets, columns.tokens, columns.counts, tuple(ends))
         return self.send_to(peer, encode(frame))
 
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
