@@ -92,6 +92,10 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
     }
 
 
+def _of(some: int, every: int, what: str) -> str:
+    return f"{some} of {every} groups {what}"
+
+
 def url(service: InferenceService) -> str:
     """Base URL of the service inside the cluster."""
     host = f"{labels.gateway_name(service.name)}.{service.namespace}.svc"
@@ -125,7 +129,9 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
         return Condition("Ready", False, gateway.reason, gateway.message)
     if facts.service.groups == 0:
         return Condition("Ready", True, "ScaledToZero", "spec.replicas is 0; every request gets 503")
-    return Condition("Ready", True, "AllGroupsServing", f"{len(facts.current)} groups serve")
+    return Condition(
+        "Ready", True, "AllGroupsServing", _of(len(facts.current), facts.service.groups, "serve")
+    )
 
 
 def _available(facts: Facts) -> Condition:
@@ -167,9 +173,9 @@ def _scheduled(facts: Facts) -> Condition:
             return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
     placed = sum(bool(group.node) for group in facts.live)
     if placed < len(facts.live):
-        message = f"{placed} of {len(facts.live)} groups have a node"
+        message = _of(placed, len(facts.live), "have a node")
         return Condition("Scheduled", False, "Pending", message)
-    return Condition("Scheduled", True, "AllGroupsHaveNodes", f"{placed} groups have a node")
+    return Condition("Scheduled", True, "AllGroupsHaveNodes", _of(placed, placed, "have a node"))
 
 
 def _gateway_ready(facts: Facts) -> Condition:
@@ -189,7 +195,7 @@ def _gateway_ready(facts: Facts) -> Condition:
             return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
         return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
-    return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} gateway pods are ready")
+    return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} of {wanted} gateway pods are ready")
 
 
 def _failed(facts: Facts) -> Condition:
