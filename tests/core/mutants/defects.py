@@ -73,6 +73,23 @@ def fence_a_step_early(flights: Any, fence: Callable[..., Any], release: Release
     return fence(release, last_step - 1)
 
 
+@replace(lambda scheduler: scheduler, "_release")
+def pages_free_before_their_fence(
+    scheduler: Scheduler, release: Callable[..., Any], what: Release, last_step: int
+) -> None:
+    scheduler.memory.pool.give(what.pages)
+    release(Release(np.empty(0, np.int32), what.slot, what.node), last_step)
+
+
+@replace(lambda scheduler: scheduler, "_release")
+def prefix_unlocked_before_its_fence(
+    scheduler: Scheduler, release: Callable[..., Any], what: Release, last_step: int
+) -> None:
+    if what.node is not None:
+        scheduler.memory.cache.unlock(what.node)
+    release(Release(what.pages, what.slot, None), last_step)
+
+
 @replace(lambda scheduler: scheduler.flights, "drop")
 def surplus_tokens_kept(flights: Any, drop: Callable[..., Any], cell: int, first: int, last: int) -> int:
     return max(last + 1 - max(first, flights.completed + 1), 0)

@@ -122,6 +122,12 @@ class SimulatedDevice:
         return token
 
 
+Tenant = tuple[int, int]
+"""A slot, and which of its requests."""
+
+_SHARED: Tenant = (-1, -1)
+
+
 class FenceGuard:
     """Checks at launch that no step takes a slot or page that a step in flight still uses.
 
@@ -135,8 +141,8 @@ class FenceGuard:
         self._lengths: Int32 = np.zeros(slots, np.int32)
         self._tenancy: Int32 = np.zeros(slots, np.int32)
         """Counts the requests that each slot has had."""
-        self._used: deque[dict[int, tuple[int, set[int]]]] = deque()
-        """For each step in flight, its slots: tenancy and pages."""
+        self._used: deque[tuple[set[int], dict[int, Tenant]]] = deque()
+        """For each step in flight, its slots, and who uses each page (`_SHARED`: several)."""
 
     def launch(self, plan: StepPlan) -> None:
         """Take note of a step.
@@ -146,30 +152,31 @@ class FenceGuard:
         """
         self._table[plan.pages.slots, plan.pages.columns] = plan.pages.pages
         for start in plan.starts:
-            if any(start.slot in used for used in self._used):
+            if any(start.slot in slots for slots, _ in self._used):
                 raise PlanViolation(f"step {plan.step} starts slot {start.slot}, which a step in flight uses")
             self._lengths[start.slot] = start.length
             self._tenancy[start.slot] += 1
         runs = [(slot, 1) for slot in plan.decode.tolist()]
         runs += [(chunk.slot, len(chunk.tokens)) for chunk in plan.prefill]
-        now: dict[int, tuple[int, set[int]]] = {}
+        users: dict[int, Tenant] = {}
         for slot, count in runs:
-            start = int(self._lengths[slot])
+            start, tenant = int(self._lengths[slot]), (slot, int(self._tenancy[slot]))
             self._lengths[slot] = end = start + count
             pages = self._table[slot, : -(-end // self._page_size)].tolist()
-            self._check(plan.step, slot, set(pages[start // self._page_size :]))
-            now[slot] = int(self._tenancy[slot]), set(pages)
-        self._used.append(now)
+            self._check(plan.step, tenant, pages[start // self._page_size :])
+            for page in pages:
+                users[page] = tenant if users.get(page, tenant) == tenant else _SHARED
+        self._used.append(({slot for slot, _ in runs}, users))
 
     def land(self) -> None:
         """Take note that the oldest step is complete."""
         self._used.popleft()
 
-    def _check(self, step: int, slot: int, written: set[int]) -> None:
-        for used in self._used:
-            for other, (tenancy, pages) in used.items():
-                if (other != slot or tenancy != self._tenancy[slot]) and not written.isdisjoint(pages):
+    def _check(self, step: int, tenant: Tenant, written: list[int]) -> None:
+        for _, users in self._used:
+            for page in written:
+                if users.get(page, tenant) != tenant:
                     raise PlanViolation(
-                        f"step {step} writes pages {sorted(written & pages)} for slot {slot}, which a step "
-                        f"in flight uses for slot {other}"
+                        f"step {step} writes page {page} for slot {tenant[0]}, which a step in flight uses "
+                        "for another request"
                     )
