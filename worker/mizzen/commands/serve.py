@@ -164,8 +164,8 @@ def _watch(children: Children, plan: Plan, progress: Progress) -> int:
             _stop(children, plan)
             return 0
         if isinstance(event, Ended):
-            _report(event, plan, progress)
             _stop(children, plan)
+            _report(event, plan, progress)  # last, where people look first
             return exit_code(event.code)
         if ready:
             continue

@@ -1,0 +1,170 @@
+"""`mizzen chat` on a real terminal (a pty): streaming, history, commands, Ctrl-C, the end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from cli_support import ENVIRONMENT, MODEL, Answers, Served, mizzen
+
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+STORY = "Tell me a long story about a ship."
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
+PROMPT = ">"
+
+
+class Terminal:
+    """A program whose controlling terminal is a pty."""
+
+    def __init__(self, *command: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**ENVIRONMENT, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: os.login_tty(os.dup(0)),
+        )
+        os.close(slave)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def read_until(self, wanted: str, seconds: float = 60) -> str:
+        """Return what came up to and with `wanted`; the rest stays for the next call."""
+        deadline = time.monotonic() + seconds
+        while wanted not in self._seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {wanted!r} in {self._seen!r}"
+            if select.select([self._master], [], [], left)[0]:
+                try:
+                    self._seen = ESCAPES.sub(
+                        "", self._seen + os.read(self._master, 65536).decode(errors="replace")
+                    )
+                except OSError as error:
+                    raise AssertionError(f"ended before {wanted!r}: {self._seen!r}") from error
+        found, _, self._seen = self._seen.partition(wanted)
+        return found + wanted
+
+    def end(self) -> int:
+        """Wait for the end, reading what still comes."""
+        deadline = time.monotonic() + 60
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self._seen
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self._seen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(30)
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def open_one(*command: str) -> Terminal:
+        opened.append(Terminal(*command))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_conversation(served: Served, answers: Answers, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal(*mizzen("chat", served.url, "--temperature=0"))
+    chat.read_until("Chatting with demo")
+    chat.read_until(PROMPT)
+
+    chat.type("What is Mizzen?\r")
+    assert flat(answers["What is Mizzen?"]) in flat(chat.read_until("OpenAI-compatible URL.\n"))
+    chat.read_until(PROMPT)
+
+    chat.type("What is a pod?\r")  # with the first turn before it
+    chat.read_until("an address and a life.\n")
+    chat.read_until(PROMPT)
+
+    chat.type("/help\r")
+    assert "/reset" in chat.read_until("stops an answer")
+    chat.read_until(PROMPT)
+    chat.type("/nonsense\r")
+    chat.read_until("/nonsense is no command; there are /reset, /help and /exit")
+    chat.read_until(PROMPT)
+    chat.type("/reset\r")
+    chat.read_until("The conversation is forgotten.")
+    chat.read_until(PROMPT)
+
+    chat.type(f"{STORY}\r")
+    chat.read_until("Once there was")
+    chat.type("\x03")
+    stopped = chat.read_until("[stopped]")
+    assert "smallest mast is raised first" not in stopped
+    chat.read_until(PROMPT)
+    chat.type("/reset\r")
+    chat.read_until("forgotten.")
+    chat.read_until(PROMPT)
+    chat.type("What is a rank?\r")
+    chat.read_until("share one copy of the model.")
+    chat.read_until(PROMPT)
+    chat.type("\x04")
+    assert chat.end() == 0
+
+
+def test_a_model_folder_is_served_while_the_shell_runs(
+    answers: Answers, terminal: Callable[..., Terminal]
+) -> None:
+    chat = terminal(*mizzen("chat", str(MODEL), "--device=cpu", "--threads=1", "--temperature=0"))
+    chat.read_until("Chatting with demo")
+    chat.read_until(PROMPT)
+    chat.type("What is a slot?\r")
+    assert flat(answers["What is a slot?"]) in flat(chat.read_until("how it samples.\n"))
+    chat.read_until(PROMPT)
+    chat.type("/exit\r")
+    assert chat.end() == 0
+
+
+def test_lines_from_a_pipe_are_answered_too(served: Served, answers: Answers) -> None:
+    command = mizzen("chat", served.url, "--temperature=0")
+    done = subprocess.run(
+        command,
+        input="What is a group?\n/reset\nWhat is a fence?\n",
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=60,
+    )
+    wanted = [answers["What is a group?"], "The conversation is forgotten.", answers["What is a fence?"]]
+    assert (done.returncode, done.stdout.splitlines()) == (0, wanted), done.stderr
+
+
+def test_serve_shows_its_progress_on_a_terminal(terminal: Callable[..., Terminal]) -> None:
+    serve = terminal(*mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0"))
+    serve.read_until("engine: ")
+    shown = serve.read_until("/v1\n")
+    assert "mizzen: serving demo on cpu; Ctrl-C ends it" in shown
+    assert '"level"' not in shown
+    serve.type("\x03")
+    serve.read_until("mizzen: ending")
+    assert serve.end() == 0

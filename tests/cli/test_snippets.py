@@ -1,0 +1,77 @@
+"""What README.md and docs/ show is run as it stands there; only the port is another."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cli_support import ENVIRONMENT, ROOT, Answers, Served
+
+pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+MARKED = re.compile(r"<!-- run: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+URL = "http://127.0.0.1:8000/v1"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    page: str
+    kind: str
+    language: str
+    text: str
+
+
+def snippets() -> list[Snippet]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        Snippet(str(page.relative_to(ROOT)), *found)
+        for page in pages
+        for found in MARKED.findall(page.read_text(encoding="utf-8"))
+    ]
+
+
+def named(kind: str) -> list[object]:
+    found = [snippet for snippet in snippets() if snippet.kind == kind]
+    return [pytest.param(one, id=f"{one.page}-{index}") for index, one in enumerate(found)]
+
+
+def run(code: list[str]) -> str:
+    done = subprocess.run(
+        code, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def holds_an_answer(text: str, snippet: Snippet, answers: Answers) -> bool:
+    """Tell whether the output holds the trained answer to every question of the snippet."""
+    asked = [question for question in answers.by_question if f'"{question}"' in snippet.text]
+    asked += re.findall(r"Question: (.*?)\\n", snippet.text)
+    return bool(asked) and all(answers[question] in text for question in asked)
+
+
+@pytest.mark.parametrize("snippet", named("serve"))
+def test_clients(snippet: Snippet, served: Served, answers: Answers) -> None:
+    assert URL in snippet.text
+    text = run([sys.executable, "-c", snippet.text.replace(URL, served.url)])
+    assert holds_an_answer(text, snippet, answers)
+
+
+@pytest.mark.parametrize("snippet", named("offline"))
+def test_offline_use(snippet: Snippet, answers: Answers) -> None:
+    assert holds_an_answer(run([sys.executable, "-c", snippet.text]), snippet, answers)
+
+
+@pytest.mark.parametrize("snippet", named("shell"))
+def test_shell_commands(snippet: Snippet, answers: Answers) -> None:
+    lines = [line.removeprefix("$ ") for line in snippet.text.splitlines() if line.startswith("$ ")]
+    folder = Path(sys.executable).parent
+    text = run(["bash", "-euc", "\n".join(lines).replace(".venv/bin/", f"{folder}/")])
+    assert holds_an_answer(text, snippet, answers)
+
+
+def test_every_kind_is_there() -> None:
+    assert {snippet.kind for snippet in snippets()} == {"serve", "offline", "shell"}
