@@ -79,12 +79,8 @@ def test_a_damaged_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
     frame = bytearray(encode_plan(plan))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] ^= data.draw(st.integers(1, 255))
-    try:
-        other = decode_plan(bytes(frame))
-    except MalformedPlan:
-        return
-    assert 16 <= at < 32, "only step and version stand outside the checksum"
-    assert not same(plan, other)
+    with pytest.raises(MalformedPlan):
+        decode_plan(bytes(frame))
 
 
 @given(plan=PLANS, cut=st.integers(1, 200), junk=st.binary(min_size=1, max_size=9))

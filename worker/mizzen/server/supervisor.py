@@ -148,7 +148,8 @@ class Supervisor:
             return
         log.error("engine failed", extra={"fields": {"kind": end.kind, "reason": end.reason}})
         path = Path(self._config.termination_message)
-        if path.parent.is_dir():
+        # Kubernetes mounts the file in /dev; where it did not, nothing of ours belongs there.
+        if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):
             try:
                 path.write_text(f"{end.kind}: {end.reason}\n")
             except OSError as error:

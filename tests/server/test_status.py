@@ -1,0 +1,85 @@
+"""The status block: whole snapshots only, whatever the writer does."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mizzen.server.catalogue import FIELDS, HISTOGRAMS, INDEX, METRICS
+from mizzen.server.status import BLOCK_BYTES, StatusReader, StatusWriter, create_block
+
+
+@pytest.fixture
+def block() -> Iterator[int]:
+    descriptor = create_block(2)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_nothing_published_reads_as_zero(block: int) -> None:
+    snapshot = StatusReader(block, 0).read()
+    assert snapshot["phase"] == snapshot["heartbeat"] == 0
+    assert snapshot.text == ""
+
+
+def test_a_snapshot_is_seen_when_published(block: int) -> None:
+    writer, reader = StatusWriter(block, 1), StatusReader(block, 1)
+    writer.values[INDEX["steps"]] = 5
+    writer.set_text("ünï" * 2000)
+    assert reader.read()["steps"] == 0
+    writer.publish()
+    assert reader.read()["steps"] == 5
+    assert reader.read().text.startswith("ünïünï")
+    assert StatusReader(block, 0).read()["steps"] == 0  # another rank's
+
+
+def test_a_torn_snapshot_is_passed_over(block: int) -> None:
+    writer, reader = StatusWriter(block, 0), StatusReader(block, 0)
+    writer.values[INDEX["steps"]] = 5
+    writer.publish()
+    assert reader.read()["steps"] == 5
+    memory = mmap.mmap(block, 0)
+    memory[40:48] = b"\1" * 8  # as if the writer had been stopped in the middle
+    assert reader.read()["steps"] == 5
+    writer.values[INDEX["steps"]] = 6
+    writer.publish()
+    assert reader.read()["steps"] == 6
+    assert len(memory) == 2 * BLOCK_BYTES
+
+
+def test_a_busy_writer_in_another_process_never_shows_a_mixture(block: int) -> None:
+    code = (
+        "import sys\n"
+        "from mizzen.server.status import StatusWriter\n"
+        "writer = StatusWriter(int(sys.argv[1]), 0)\n"
+        "for number in range(1, 20001):\n"
+        "    for place in range(len(writer.values)): writer.values[place] = number\n"
+        "    writer.set_text(str(number))\n"
+        "    writer.publish()\n"
+    )
+    reader, seen = StatusReader(block, 0), set()
+    process = subprocess.Popen([sys.executable, "-c", code, str(block)], pass_fds=(block,))
+    try:
+        while process.poll() is None or not seen:
+            snapshot = reader.read()
+            if snapshot.text:
+                assert set(snapshot.values) == {float(snapshot.text)}
+                seen.add(snapshot.text)
+    finally:
+        process.kill()
+        process.wait(5)
+    assert reader.read().text == "20000"
+    assert len(seen) > 10
+
+
+def test_the_catalogue_names_each_field_and_metric_once() -> None:
+    assert len(set(FIELDS)) == len(FIELDS)
+    names = [metric.name for metric in METRICS] + [histogram.name for histogram in HISTOGRAMS]
+    assert len(set(names)) == len(names)
+    assert all(metric.help for metric in METRICS)
+    assert all(list(histogram.buckets) == sorted(histogram.buckets) for histogram in HISTOGRAMS)
