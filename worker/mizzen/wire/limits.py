@@ -14,7 +14,7 @@ class WireLimits:
     """Frames that may wait for one peer; one step is one frame."""
     receive_frames: int = 1000
     """Unread frames of one peer; its further ones wait in its own queue."""
-    frames_per_receive: int = 256
+    frames_per_receive: int = 128
     """Frames read between two steps at most."""
     retry_after_seconds: float = 1.0
     """What a gateway is told when the queue is full."""
