@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -156,16 +154,3 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
         starting.communicate(timeout=30)
     assert starting.returncode == 130
     assert process.marked(f"{local.dir}/") == []
-
-
-def test_the_control_plane_authorizes_by_role(new_cluster: Callable[[], Any]) -> None:
-    local = new_cluster().up(operator=False)
-    server = local.cluster.state.facts().server
-    authority = str(local.dir / "pki/ca.crt")
-    context = ssl.create_default_context(cafile=authority)
-    anonymous = httpx.get(f"{server}/api/v1/pods", verify=context, trust_env=False)
-    assert anonymous.status_code == 403
-    may = local.kubectl("auth", "can-i", "--list", "--as=system:serviceaccount:default:default")
-    assert "pods" not in may.split()
-    node = json.loads((local.dir / "node.kubeconfig").read_text())
-    assert node["users"][0]["name"] == "system:node:mizzen-local"

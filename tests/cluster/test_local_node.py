@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import sys
 import time
 import uuid
@@ -95,7 +96,9 @@ def condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def container(pod: dict[str, Any]) -> dict[str, Any]:
-    return pod["status"]["containerStatuses"][0]
+    """The status of the first container; that of one which the node has not looked at before it has."""
+    unseen = {"state": {}, "lastState": {}, "restartCount": 0}
+    return pod["status"].get("containerStatuses", [unseen])[0]
 
 
 @pytest.fixture
@@ -528,7 +531,7 @@ def test_a_drain_evicts_within_the_budget(space: Space, web: Callable[..., str])
     try:
         with pytest.raises(Exception, match=r"(?s)disruption budget|timed out"):
             space.cluster.kubectl(
-                "drain", node, "--pod-selector=app=web", "--ignore-daemonsets", "--timeout=4s"
+                "drain", node, "--pod-selector=app=web", "--ignore-daemonsets", "--timeout=2s"
             )
     finally:
         space.cluster.kubectl("uncordon", node)
@@ -554,6 +557,18 @@ def test_the_node_offers_gpus_and_refuses_more(space: Space) -> None:
     space.run("greedy", "", {"resources": {"limits": {"nvidia.com/gpu": "9"}}})
     space.wait("pod/greedy", "condition=PodScheduled=false", 10)
     assert "Insufficient nvidia.com/gpu" in condition(space.pod("greedy"), "PodScheduled")["message"]
+
+
+def test_the_control_plane_authorizes_by_role(space: Space) -> None:
+    server = space.cluster.cluster.state.facts().server
+    context = ssl.create_default_context(cafile=str(space.cluster.dir / "pki/ca.crt"))
+    anonymous = httpx.get(f"{server}/api/v1/pods", verify=context, trust_env=False)
+    assert anonymous.status_code == 403
+    may = space.kubectl("auth", "can-i", "--list", f"--as=system:serviceaccount:{space.name}:default")
+    assert "selfsubjectreviews" in may
+    assert "pods" not in may.split()
+    node = json.loads((space.cluster.dir / "node.kubeconfig").read_text())
+    assert node["users"][0]["name"] == "system:node:mizzen-local"
 
 
 # ---- the node itself ----

@@ -32,7 +32,7 @@ class Command:
 
     Attributes:
         arguments: program and arguments.
-        environment: its variables.
+        environment: its variables, the mark among them.
         folder: its working directory.
         log: file for its output.
         message: its termination message file.
@@ -236,7 +236,7 @@ class Container:
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=command.folder,
-                env={**command.environment, process.MARK: command.mark},
+                env=command.environment,
                 start_new_session=True,
             )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import aiohttp
 
+from mizzen_local import process
 from mizzen_local.api import STRATEGIC, Api, ApiError, Object
 from mizzen_local.events import Recorder, now
 from mizzen_local.node.container import Command, Container, State, Surroundings
@@ -271,7 +272,7 @@ class Pod:
         arguments = program + [places.rewrite(expand(text, known)) for text in given_words]
         folder = Path(places.rewrite(spec["workingDir"])) if spec.get("workingDir") else home
         log_file = self.log_folder / name / f"{run}.log"
-        mark = self._node.mark(self._uid, name, str(run))
+        mark = environment[process.MARK] = self._node.mark(self._uid, name, str(run))
         return Command(arguments, environment, folder if folder.is_dir() else home, log_file, message, mark)
 
     def _places(self, spec: Mapping[str, Any], message: Path) -> dict[str, Path]:
