@@ -349,11 +349,12 @@ def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "models/demo", help="folder of the model")
-    parser.add_argument("--epochs", type=int, default=110)
+    parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in a step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="folder that gets the unverified model now and then")
+    parser.add_argument("--resume", type=Path, help="folder of a last checkpoint; only consolidates it")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -364,7 +365,11 @@ def main() -> int:
     parameters = sum(p.numel() for p in model.parameters())
     tokens = sum(len(formatter.chat([pair]).ids) for pair in pairs)
     print(f"{len(pairs)} questions, {tokens} tokens, {parameters} parameters", flush=True)
-    train(model, pairs, formatter, arguments)
+    if arguments.resume:
+        model.load_state_dict(LlamaForCausalLM.from_pretrained(arguments.resume).state_dict())
+    else:
+        train(model, pairs, formatter, arguments)
+    model.to(torch.bfloat16).float()  # a resumed run goes on exactly as this one does
     forms = promised(pairs, formatter)
     consolidate(model, forms, formatter.special[PAD], arguments)
     model.eval().to(torch.bfloat16)  # from here on the weights are the ones that are saved
