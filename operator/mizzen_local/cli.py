@@ -174,6 +174,15 @@ def kubectl(context: typer.Context) -> None:
 
 
 @app.command()
+def assets() -> None:
+    """Print the folder of the control plane's programs; fetches or builds them when they are missing."""
+    with _errors():
+        from mizzen_local.assets import find
+
+        typer.echo(find(report=_reporter()))
+
+
+@app.command()
 def demo(gpus: Gpus = 8) -> None:
     """Start a cluster if none is up, apply the example, and print one chat answer."""
     with _errors():

@@ -16,7 +16,11 @@ import pytest
 
 from mizzen_local import process
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-life"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.xdist_group("cluster-life"),
+    pytest.mark.timeout(180, func_only=True),
+]
 REPOSITORY = Path(__file__).parents[2]
 
 

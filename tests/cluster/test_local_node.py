@@ -17,7 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-node"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.xdist_group("cluster-node"),
+    pytest.mark.timeout(120, func_only=True),
+]
 
 SERVE = """
 import http.server, os, signal, sys, time
