@@ -155,6 +155,18 @@ def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
         yield start
 
 
+async def wait_until(check: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until `check()` is true."""
+    async with asyncio.timeout(seconds):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    return wait_until
+
+
 class LiveGateway:
     """A gateway with its two servers, on this event loop and real sockets."""
 
@@ -183,14 +195,11 @@ class LiveGateway:
             asyncio.create_task(server.serve([listener]))
             for server, listener in zip(self._servers, self._sockets, strict=True)
         ]
-        while not all(server.started for server in self._servers):
-            await asyncio.sleep(0.005)
+        await wait_until(lambda: all(server.started for server in self._servers))
 
     async def serving(self, count: int) -> None:
         """Wait until so many engines serve."""
-        async with asyncio.timeout(10):
-            while sum(engine.serving for engine in self.gateway.table) != count:
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: sum(engine.serving for engine in self.gateway.table) == count)
 
     async def stop(self) -> None:
         await self.gateway.close()

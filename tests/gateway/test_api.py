@@ -110,7 +110,9 @@ async def test_completions(live: Any, engine: Any, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_end_the_answer_and_abort_the_rest(live: Any, engine: Any, stream: bool) -> None:
+async def test_stop_strings_end_the_answer_and_abort_the_rest(
+    live: Any, engine: Any, until: Any, stream: bool
+) -> None:
     engine.does.step_seconds = 0.005
     gateway = await live(engine)
     options: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -126,9 +128,7 @@ async def test_stop_strings_end_the_answer_and_abort_the_rest(live: Any, engine:
     assert (text, reason) == ("A mast holds ", "stop")
     assert usage.completion_tokens < len(engine.does.reply)
     assert usage.prompt_tokens_details.cached_tokens == 3
-    async with asyncio.timeout(2):
-        while not engine.aborts:
-            await asyncio.sleep(0.005)
+    await until(lambda: engine.aborts)
     assert engine.aborts == [engine.requests[0].rid]
 
 
@@ -336,7 +336,7 @@ async def test_a_template_that_refuses_is_400(
     await gateway.client().completions.create(model="demo", prompt="a")
 
 
-async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: Any) -> None:
+async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: Any, until: Any) -> None:
     engine.does.reply, engine.does.end = [10, 11, 12], None
     engine.does.step_seconds = 0.01
     gateway = await live(engine)
@@ -345,16 +345,11 @@ async def test_a_client_that_goes_away_aborts_in_the_engine(live: Any, engine: A
     await anext(aiter(stream))
     await stream.close()
     whole = asyncio.create_task(client.chat.completions.create(model="demo", messages=USER))
-    async with asyncio.timeout(3):
-        while len(engine.requests) < 2:
-            await asyncio.sleep(0.005)
-        whole.cancel()
-        while engine.running or len(engine.aborts) < 2:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(engine.requests) == 2)
+    whole.cancel()
+    await until(lambda: not engine.running and len(engine.aborts) == 2)
     assert sorted(engine.aborts) == sorted(request.rid for request in engine.requests)
-    async with asyncio.timeout(3):
-        while gateway.gateway.admission.in_flight:
-            await asyncio.sleep(0.005)
+    await until(lambda: not gateway.gateway.admission.in_flight)
     assert all(one.requests == 0 and one.tokens == 0 for one in gateway.gateway.table)
 
 
@@ -370,6 +365,7 @@ async def test_many_streams_at_once(live: Any, engine: Any) -> None:
 
 
 def test_importing_the_app_leaves_torch_out() -> None:
-    program = "import sys, mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.pods; print('torch' in sys.modules)"
+    modules = "mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.pods"
+    program = f"import sys, {modules}; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -146,7 +146,7 @@ class Dispatcher:
         job.admitted = True
 
     async def _route(self, job: Job) -> Engine | None:
-        text = self._table.choose_text(job.text)
+        text = self._table.choose_text(job.text, job.tried)
         if text is None:
             return None
         if text is not job.text:

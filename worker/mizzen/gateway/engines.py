@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,16 +263,15 @@ class EngineTable:
             return "no engine is ready"
         return "all engines are full"
 
-    def choose_text(self, keep: TextModel | None) -> TextModel | None:
-        """Return the text model that a request is made with: `keep` while some engine has it.
+    def choose_text(self, keep: TextModel | None, tried: Collection[Engine]) -> TextModel | None:
+        """Return the text model that a request is made with: `keep` while an engine that has it is left.
 
         Else that of an engine drawn at random, so that revisions get requests by their number of engines.
         """
-        serving = [engine for engine in self._engines.values() if engine.serving]
-        texts = [e.text for e in serving if not e.full] or [e.text for e in serving]
-        if keep is not None and any(e.tokenizer_hash == keep.name for e in serving):
+        left = [e for e in self if e.serving and not e.full and e not in tried]
+        if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
             return keep
-        return random.choice(texts) if texts else None
+        return random.choice(left).text if left else None
 
     def longest_context(self, text: TextModel) -> int:
         """Return the longest context among the serving engines of a text model."""

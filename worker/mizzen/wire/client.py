@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,19 @@ MAX_BACKOFF_SECONDS = 2.0
 NEVER_MILLISECONDS = 3_600_000
 EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
 EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
+
+
+async def first_to_fail(*work: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines side by side until one of them raises, end the others, and raise its error."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EngineOverloaded(Exception):
@@ -116,7 +129,7 @@ class Link:
 
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost; until cancelled."""
-        wait, task = FIRST_BACKOFF_SECONDS, asyncio.current_task()
+        wait = FIRST_BACKOFF_SECONDS
         try:
             while True:
                 began = time.monotonic()
@@ -127,8 +140,9 @@ class Link:
                         fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
                         log.warning("engine connection lost", extra={"fields": fields})
                     self._reset(lost)
-                    if task is not None and task.cancelling():
-                        raise asyncio.CancelledError from None  # the task group has swallowed it
+                except Exception as error:  # a fault of ours must not end the link for good
+                    log.exception("engine connection failed", extra={"fields": {"endpoint": self.endpoint}})
+                    self._reset(StreamLost("internal", f"{type(error).__name__}: {error}"))
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
                 await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
@@ -206,15 +220,9 @@ class Link:
             await self._handshake(monitor)
             self._heard = time.monotonic()
             self._send(Hello(PROTOCOL, self._gateway))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._receive(socket))
-                group.create_task(self._watch_connection(socket, monitor))
-                group.create_task(self._watch_silence())
-        except ExceptionGroup as group:  # the first of the three tasks to fail has ended the others
-            error = group.exceptions[0]
-            if isinstance(error, StreamLost):
-                raise error from None
-            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
+            await first_to_fail(
+                self._receive(socket), self._watch_connection(socket, monitor), self._watch_silence()
+            )
         except TimeoutError:
             raise StreamLost("connection", f"{self.endpoint} does not answer") from None
         except (zmq.ZMQError, EngineOverloaded) as error:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from mizzen.gateway.admit import Ticket
 from mizzen.gateway.dispatch import Job, Running
 from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.answer import Answer
 from mizzen.gateway.openai.parse import Wish
 from mizzen.gateway.openai.writers import DONE, Writer, event
@@ -34,6 +35,22 @@ BODY_SECONDS = 60.0
 
 class ClientGone(Exception):
     """The client has closed the connection, or takes nothing."""
+
+
+class Deliveries:
+    """Counts an answer's tokens, and the time between their deliveries."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last: float | None = None
+
+    def took(self, tokens: int) -> None:
+        """Note tokens that have just come."""
+        now = time.monotonic()
+        self._metrics.output_tokens.inc(tokens)
+        if self._last is not None and tokens:
+            self._metrics.between_tokens_seconds.observe((now - self._last) / tokens)
+        self._last = now
 
 
 class Exchange(Response):
@@ -95,12 +112,13 @@ class Exchange(Response):
 
     async def _stream(self, job: Job, running: Running) -> None:
         wish, writer, answer = job.wish, self._new_writer(job.wish), self._answer(job)
+        times = Deliveries(self._gateway.metrics)
         try:
             await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), *NO_CACHE])
             events, held, reason = writer.first(), [], None
             while reason is None:
-                tokens, finish = await running.next()
-                piece = answer.add(tokens, finish)
+                piece = answer.add(*await running.next())
+                times.took(len(piece.ids))
                 reason, held = piece.reason, held + piece.ids
                 if piece.text or reason is not None or (held and wish.return_token_ids):
                     events += writer.piece(piece.text, held, reason)
@@ -108,7 +126,6 @@ class Exchange(Response):
                 if reason is None and events:
                     await self._write(events)
                     events = b""
-                    self._gateway.metrics.output_tokens.inc(len(tokens))
             if wish.include_usage:
                 if running.finish is None:
                     await self._write(events)
@@ -145,8 +162,10 @@ class Exchange(Response):
         parts: list[str] = []
         ids: list[int] = []
         reason = None
+        times = Deliveries(self._gateway.metrics)
         while reason is None:
             piece = answer.add(*await running.next())
+            times.took(len(piece.ids))
             parts.append(piece.text)
             ids += piece.ids
             reason = piece.reason
