@@ -79,6 +79,7 @@ def test_the_shell_completes_commands() -> None:
         (("serve", MODEL, "--page-size=0"), ("--page-size", "1")),
         (("serve", MODEL, "--page-size=many"), ("--page-size", "integer")),
         (("serve", MODEL, "--memory-fraction=1.5"), ("--memory-fraction", "0.99")),
+        (("serve", MODEL, "--tensor=3"), ("--tensor", "3")),
         (("serve", "nowhere"), ("nowhere", "config.json")),
         (("serve", str(Path(__file__).parent)), ("no config.json",)),
         (("serve", MODEL, "--host=192.0.2.1"), ("192.0.2.1", "cannot listen")),

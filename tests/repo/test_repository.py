@@ -90,3 +90,15 @@ def test_the_constraints_pin_every_requirement(extra: str) -> None:
 def normal(name: str) -> str:
     """Return a distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    link = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    dead = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in link.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not dead

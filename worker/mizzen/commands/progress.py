@@ -12,6 +12,7 @@ import msgspec
 
 OnLine = Callable[[str], None]
 SHOWN_LEVELS = ("warning", "error", "critical")
+HIDDEN_FIELDS = ("time", "level", "event", "process", "program", "traceback")
 
 
 class Progress(AbstractContextManager["Progress"], Protocol):
@@ -101,7 +102,7 @@ def warning_in(line: str) -> str:
         return line
     if not isinstance(entry, dict) or entry.get("level") not in SHOWN_LEVELS:
         return ""
-    details = {k: v for k, v in entry.items() if k not in ("time", "level", "event", "process")}
+    details = {k: v for k, v in entry.items() if k not in HIDDEN_FIELDS}
     return f"{entry.get('event', '')} {' '.join(f'{k}={v}' for k, v in details.items())}".strip()
 
 

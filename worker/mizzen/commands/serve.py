@@ -89,6 +89,7 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
     Raises:
         typer.BadParameter: names the option and what would be right.
     """
+    from mizzen.server.supervisor import check_config
     from mizzen.wire.keys import write_keys
 
     _check_model(model)
@@ -121,7 +122,12 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
         "admin_host": local,
         "admin_token_file": str(folder / "admin.token"),
     }
-    return Plan(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
+    plan = Plan(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
+    try:
+        check_config(plan.engine)  # what the engine would say, before anything is started
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return plan
 
 
 def _fields(config: type, values: dict[str, Any]) -> dict[str, Any]:
