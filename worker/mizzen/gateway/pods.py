@@ -245,8 +245,9 @@ async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 async def connect() -> client.ApiClient:
     """Return a client by $KUBECONFIG when it is set, else by the pod's service account."""
     configuration = client.Configuration()
-    if os.environ.get("KUBECONFIG"):
-        await kube_config.load_kube_config(client_configuration=configuration, persist_config=False)
+    path = os.environ.get("KUBECONFIG")
+    if path:
+        await kube_config.load_kube_config(path, client_configuration=configuration, persist_config=False)
     else:
         kube_config.load_incluster_config(client_configuration=configuration)
     return client.ApiClient(configuration)

@@ -1,0 +1,150 @@
+"""The gateway as a process: keys, signals, drain, and starts that fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from mizzen.wire.keys import load_keys, write_keys
+
+PROGRAM = """
+import json, sys
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.main import run
+options = json.loads(sys.argv[1])
+sys.exit(run(GatewayConfig(**{**options, "engine": tuple(options.get("engine", ()))})))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Process:
+    """A gateway process."""
+
+    def __init__(self, **options: Any) -> None:
+        self.port, self.admin = free_port(), free_port()
+        options = {"served_name": "demo", "port": self.port, "admin_port": self.admin, **options}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(options)], stderr=subprocess.PIPE, text=True
+        )
+
+    def ready(self, path: str = "/readyz") -> int:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.admin}{path}").status_code
+        except httpx.HTTPError:
+            return 0
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + 30
+        while self.ready() != 200:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def stream(self) -> Any:
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="x", max_retries=0, timeout=30
+        )
+        return client.completions.create(model="demo", prompt=[1, 2], max_tokens=60, stream=True)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def begin(**options: Any) -> Process:
+        running.append(Process(**options))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
+    engine = scripted()
+    engine.does.step_seconds = 0.02
+    gateway = start(engine=[engine.endpoint])
+    gateway.wait_ready()
+    chunks = iter(gateway.stream())
+    next(chunks)
+    gateway.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert gateway.ready() == 503
+    assert gateway.ready("/healthz") == 200
+    with pytest.raises(openai.APIConnectionError):
+        gateway.stream()
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    assert gateway.process.wait(10) == 0
+
+
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error(scripted: Any, start: Any) -> None:
+    engine = scripted()
+    engine.does.step_seconds = 0.2
+    gateway = start(engine=[engine.endpoint], drain_timeout_seconds=0.5)
+    gateway.wait_ready()
+    chunks = iter(gateway.stream())
+    next(chunks)
+    gateway.process.send_signal(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="broke off"):
+        list(chunks)
+    assert gateway.process.wait(10) == 0
+
+
+def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cases = [
+            start(engine=["tcp://127.0.0.1:1"], port=taken.getsockname()[1]),
+            start(engine=["tcp://10.1.2.3:1"]),
+            start(engine=["tcp://127.0.0.1:1"], keys=str(tmp_path)),
+            start(engine=["tcp://127.0.0.1:1"], admin_token_file=str(tmp_path / "none")),
+        ]
+        texts = [case.process.communicate(timeout=60)[1] for case in cases]
+        assert [case.process.returncode for case in cases] == [1] * 4
+    for text, part in zip(
+        texts, ("in use", "needs CURVE keys", "gateway.public", "--admin-token-file"), strict=True
+    ):
+        assert part in text
+
+
+def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
+    """Over CURVE, with the engine's own server half; a gateway with other keys gets nowhere."""
+    from mizzen.wire.messages import PROTOCOL, Welcome
+    from mizzen.wire.server import WireServer
+
+    write_keys(tmp_path / "keys")
+    write_keys(tmp_path / "other")
+    welcome = Welcome(PROTOCOL, "e", "i", "r", "demo", "h", {}, 128, 512, (), 16, 4, False)
+    server = WireServer(
+        "tcp://127.0.0.1:*", load_keys(tmp_path / "keys", "engine"), welcome, {}, max_waiting=4
+    )
+    good = start(engine=[server.endpoint], keys=str(tmp_path / "keys"))
+    bad = start(engine=[server.endpoint], keys=str(tmp_path / "other"))
+    deadline = time.monotonic() + 30
+    while not (len(server.out.peers) == 1 and good.ready() == 200 and bad.ready() == 200):
+        assert time.monotonic() < deadline
+        server.receive(time.monotonic(), 0)
+        time.sleep(0.02)
+    for _ in range(20):
+        server.receive(time.monotonic(), 0)
+        time.sleep(0.02)
+    assert len(server.out.peers) == 1
+    server.close()
