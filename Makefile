@@ -32,6 +32,7 @@ lint: $(STAMP) ## ruff and pyright
 	$(BIN)/pyright
 
 test: $(STAMP) lint ## lint, types and all tests
+	@$(BIN)/mizzen-local assets > /dev/null  # before any test's time limit runs: without downloads this builds them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
 
 bench: $(STAMP) ## the benchmarks that run on this machine's CPU
