@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,12 @@ def question(text: str) -> list[dict[str, str]]:
 def ask(served: Served, text: str) -> str | None:
     answer = served.client().chat.completions.create(model="demo", messages=question(text), temperature=0)
     return answer.choices[0].message.content
+
+
+def keys_folder(served: Served) -> Path:
+    """Return the private folder of keys and socket, as the engine was told."""
+    words = served.children()["engine"].cmdline()
+    return Path(next(word for word in words if word.startswith("--keys=")).removeprefix("--keys="))
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -105,10 +110,8 @@ def test_complete_into_a_closed_pipe_ends_quietly(served: Served) -> None:
 def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers: Answers) -> None:
     served = serve()
     tree = served.tree()
-    folder = served.children()["engine"].cmdline()
-    folder = next(word for word in folder if word.startswith("--keys=")).removeprefix("--keys=")
-    assert Path(folder).is_dir()
-    assert os.stat(folder).st_mode & 0o077 == 0
+    folder = keys_folder(served)
+    assert folder.stat().st_mode & 0o077 == 0
     stream = served.client().chat.completions.create(
         model="demo", messages=question(STORY), temperature=0, stream=True
     )
@@ -119,7 +122,7 @@ def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers:
     code, errors = served.end()
     assert code == 0, errors
     assert gone(tree)
-    assert not Path(folder).exists()
+    assert not folder.exists()
 
 
 def test_a_killed_engine_ends_serve_with_the_reason(serve: Callable[..., Served]) -> None:
@@ -149,11 +152,30 @@ def test_a_dead_rank_is_named(serve: Callable[..., Served]) -> None:
     assert gone(tree)
 
 
-def test_a_killed_serve_leaves_nothing(serve: Callable[..., Served]) -> None:
+def test_a_killed_serve_leaves_no_process(serve: Callable[..., Served]) -> None:
     served = serve()
-    tree = served.tree()
+    tree, folder = served.tree(), keys_folder(served)
     served.process.kill()
     served.end()
+    assert gone(tree)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_chat_leaves_no_process(number: signal.Signals) -> None:
+    command = mizzen("chat", str(MODEL), "--device=cpu", "--threads=1", "--temperature=0")
+    chat = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert chat.stdin
+    assert chat.stdout
+    chat.stdin.write("Say yes.\n")
+    chat.stdin.flush()
+    assert chat.stdout.readline() == "Yes.\n"
+    tree = psutil.Process(chat.pid).children(recursive=True)
+    assert len(tree) >= 4
+    chat.send_signal(number)
+    chat.communicate(timeout=30)
     assert gone(tree)
 
 

@@ -36,9 +36,13 @@ class Stop:
 Event = Ended | Stop
 
 
-def _follow_parent() -> None:
-    """End with the parent, even when it is killed (prctl(2), PR_SET_PDEATHSIG); runs in the child."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def follow_parent() -> None:
+    """End with the parent, even when it is killed (prctl(2), PR_SET_PDEATHSIG); runs in a new child.
+
+    Does nothing where the kernel is not Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Children:
@@ -65,7 +69,7 @@ class Children:
             stdout=sys.stderr.fileno(),
             stderr=subprocess.PIPE if on_line else None,
             start_new_session=True,
-            preexec_fn=_follow_parent if sys.platform == "linux" else None,
+            preexec_fn=follow_parent,
         )
         self._running[name] = process
         if on_line:

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mizzen.commands.children import follow_parent
 from mizzen.commands.options import Setting, settings
 from mizzen.core.options import flag
 from mizzen.server.config import EngineConfig
@@ -100,6 +101,7 @@ def _served(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
             stderr=log,
             text=True,
             start_new_session=True,
+            preexec_fn=follow_parent,
         )
         try:
             with _spinner(f"loading {folder}"):
