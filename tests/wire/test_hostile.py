@@ -168,6 +168,9 @@ class TestKeys:
         (tmp_path / "gateway.public").write_text("short")
         with pytest.raises(KeyFileError, match=r"gateway\.public holds 5 characters"):
             load_keys(tmp_path, "engine")
+        (tmp_path / "gateway.public").write_text("~" * 40)
+        with pytest.raises(KeyFileError, match=r"gateway\.public holds characters that Z85 does not have"):
+            load_keys(tmp_path, "engine")
         (tmp_path / "gateway.public").unlink()
         with pytest.raises(KeyFileError, match=r"cannot read the key file .*gateway\.public"):
             load_keys(tmp_path, "engine")

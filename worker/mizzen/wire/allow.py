@@ -33,7 +33,9 @@ class AllowList:
             while True:
                 self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
         except zmq.ContextTerminated:
-            self._socket.close()
+            pass
+        finally:
+            self._socket.close()  # whatever happened: the context's end waits for it
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         number = request[1] if len(request) > 1 else b""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SIDES = ("engine", "gateway")
+Z85 = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+"""The alphabet of ZeroMQ RFC 32."""
 
 
 class KeyFileError(ValueError):
@@ -36,6 +38,8 @@ def _read(path: Path) -> bytes:
         raise KeyFileError(f"cannot read the key file {path}: {error.strerror}") from error
     if len(key) != 40:
         raise KeyFileError(f"{path} holds {len(key)} characters; a CURVE key in Z85 has 40")
+    if not set(key) <= Z85:
+        raise KeyFileError(f"{path} holds characters that Z85 does not have; a CURVE key is 40 of Z85")
     return key
 
 
