@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -65,7 +66,8 @@ def test_a_busy_writer_in_another_process_never_shows_a_mixture(block: int) -> N
     reader, seen = StatusReader(block, 0), set()
     process = subprocess.Popen([sys.executable, "-c", code, str(block)], pass_fds=(block,))
     try:
-        while process.poll() is None or not seen:
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
             snapshot = reader.read()
             if snapshot.text:
                 assert set(snapshot.values) == {float(snapshot.text)}

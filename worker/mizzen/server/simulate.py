@@ -65,9 +65,9 @@ class SimulatedEngine:
         self._thread = threading.Thread(target=self._serve, name="simulated-engine", daemon=True)
 
     def _serve(self) -> None:
-        from mizzen.server.simulated_rank import load_simulated
-
         try:
+            from mizzen.server.simulated_rank import load_simulated
+
             serve(self._config, self._status, self._control, load_simulated, self._limits)
         except BaseException as error:
             self._error = error
