@@ -134,7 +134,7 @@ class Table:
 async def table(api: ApiServer) -> AsyncIterator[Table]:
     table = Table()
     config = GatewayConfig(served_name="demo", service="svc", namespace="here")
-    watch = asyncio.create_task(PodWatch(config, table.sync, Metrics("svc")).run())
+    watch = asyncio.create_task(PodWatch(config, table.sync, Metrics()).run())
     yield table
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)

@@ -201,7 +201,7 @@ class Engine:
         now = self.link.welcome
         if now is not None and now.incarnation == welcome.incarnation:
             self.text = text
-            self._texts.add(text, set())
+            self._texts.add(text)
             log.info("engine is serving", extra={"fields": {"engine": self.name, "revision": self.revision}})
             self._on_change()
 

@@ -12,9 +12,8 @@ REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 class Metrics:
     """All metrics of one gateway process, in a registry of their own."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._service = service
         self.requests = self._counter("requests", "Requests by endpoint and status code", "path", "code")
         self.request_seconds = self._histogram(
             "request_seconds", "Time from a request's arrival to its last byte", REQUEST_SECONDS

@@ -33,7 +33,7 @@ class Gateway:
         """
         self.config = config
         self.models = tuple(dict.fromkeys((config.served_name, *config.alias)))
-        self.metrics = Metrics(config.service or config.served_name)
+        self.metrics = Metrics()
         self.draining = False
         self._token = read_token(config.admin_token_file)
         keys = load_keys(Path(config.keys), "gateway") if config.keys else None

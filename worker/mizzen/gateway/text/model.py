@@ -17,7 +17,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 LONG_CHARACTERS = 4096
 """Longer texts are tokenized off the event loop."""
 KEPT = 4
-"""Text models that stay loaded after their last engine has gone."""
+"""Text models that stay loaded, whether or not an engine still has them."""
 
 
 class NoChatTemplate(ValueError):
@@ -84,9 +84,8 @@ class TextModels:
             self._models.move_to_end(name)
         return model
 
-    def add(self, model: TextModel, in_use: set[str]) -> None:
-        """Keep a model; of those that no engine uses (names in `in_use`), the oldest are dropped."""
+    def add(self, model: TextModel) -> None:
+        """Keep a model; engines hold theirs themselves, so the ones used least recently may go."""
         self._models[model.name] = model
-        unused = [name for name in self._models if name not in in_use and name != model.name]
-        for name in unused[: max(0, len(unused) - KEPT)]:
-            del self._models[name]
+        while len(self._models) > KEPT:
+            self._models.popitem(last=False)
