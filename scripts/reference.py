@@ -141,7 +141,7 @@ def metrics_page() -> str:
     view = EngineView(zero, "starting", "watchdog", 0.0)
     programs = (
         ("Engine", "port 8081 (`http`)", engine_registry("demo", lambda: view)),
-        ("Gateway", "port 8001 (`admin`)", GatewayMetrics("demo").registry),
+        ("Gateway", "port 8001 (`admin`)", GatewayMetrics().registry),
         ("Operator", "the operator's own port", OperatorMetrics().registry),
     )
     lines = [METRICS_HEAD]

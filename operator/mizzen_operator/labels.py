@@ -20,6 +20,7 @@ APPLIED = "mizzen.dev/applied"
 
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
+TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
 

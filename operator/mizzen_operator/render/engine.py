@@ -96,6 +96,7 @@ def arguments(service: InferenceService, name: str) -> list[str]:
         "keys": labels.KEYS_FOLDER,
         "http-host": "$(POD_IP)",
         "http-port": labels.ENGINE_HTTP_PORT,
+        "termination-message": labels.TERMINATION_MESSAGE,
         "startup-timeout-seconds": service.lifecycle.startup_timeout,
         "drain-timeout-seconds": service.lifecycle.drain_timeout,
     }

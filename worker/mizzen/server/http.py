@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,7 +101,11 @@ class HttpServer(ThreadingHTTPServer):
         log.debug("http client failed", exc_info=True)
 
     def server_bind(self) -> None:
-        """Bind without asking the resolver for this host's name."""
+        """Bind without asking the resolver for this host's name.
+
+        A restarted container meets connections of its predecessor in TIME_WAIT, and must bind all the same.
+        """
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
