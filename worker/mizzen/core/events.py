@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from mizzen.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Arrive:
+class Arrive(Struct, frozen=True):
     """A request joins the queue."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """A request is to end now; unknown and already ended ones are passed over."""
 
     rid: int

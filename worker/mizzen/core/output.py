@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from mizzen.core.request import Finished, Int32, Int64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
+class StepOutput(Struct, frozen=True, kw_only=True):
     """New tokens of a step, by column; one row a request that got tokens.
 
     `tokens` is flat: row i holds `counts[i]` of them (1 each when `counts` is None). `offsets[i]` is the
@@ -24,8 +23,7 @@ class StepOutput:
     finished: tuple[Finished, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEvents:
+class CacheEvents(Struct, frozen=True):
     """Blocks that entered or left the prefix cache since the last events, as chained 64-bit hashes.
 
     See `mizzen.core.blocks`: a hash stands for the whole prefix up to the block's end.
@@ -35,8 +33,7 @@ class CacheEvents:
     evicted: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """How busy a scheduler is, for routing and metrics."""
 
     running: int

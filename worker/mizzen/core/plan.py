@@ -13,10 +13,10 @@ Order inside a step, before the forward pass:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct, field
 
 from mizzen.core.params import SamplingParams
 from mizzen.core.request import Int32
@@ -27,8 +27,7 @@ def no_ints() -> Int32:
     return np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class PageWrites:
+class PageWrites(Struct, frozen=True):
     """Cells of the page table to set: `table[slots[i], columns[i]] = pages[i]`, each int32 [n]."""
 
     slots: Int32 = field(default_factory=no_ints)
@@ -36,8 +35,7 @@ class PageWrites:
     pages: Int32 = field(default_factory=no_ints)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotStart:
+class SlotStart(Struct, frozen=True, kw_only=True):
     """A request takes a slot: sets its length (tokens whose KV exists) and how it samples.
 
     A token at sequence position p is drawn with the random number of (seed, p), so a retracted and resumed
@@ -50,8 +48,7 @@ class SlotStart:
     seed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillChunk:
+class PrefillChunk(Struct, frozen=True, kw_only=True):
     """Tokens [n] of one slot at positions start..start+n-1, of known ids; KV of 0..start-1 exists.
 
     With `last`, the slot samples its next token from the chunk's last position, and from the next step on it
@@ -64,8 +61,7 @@ class PrefillChunk:
     last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True, kw_only=True):
     """One forward pass over a mixed batch."""
 
     step: int
@@ -84,8 +80,7 @@ class StepPlan:
         return len(self.decode) + sum(chunk.last for chunk in self.prefill)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
+class StepTokens(Struct, frozen=True):
     """What a step sampled: int32 [samples, k], k tokens a row; `counts` [samples] of them valid.
 
     `counts` is None while every row yields exactly one token (k = 1, no speculation).

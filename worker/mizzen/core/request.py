@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mizzen.core.params import SamplingParams
@@ -27,8 +27,7 @@ class FinishReason(enum.IntEnum):
     """The engine could not go on; `Finished.message` says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """One prompt to be continued."""
 
     rid: int
@@ -46,8 +45,7 @@ class Request:
     """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(Struct, frozen=True, kw_only=True):
     """The end of a request, with its final counts of tokens."""
 
     rid: int
