@@ -123,7 +123,7 @@ def demo(cluster: Any) -> Iterator[Any]:
 
 
 def test_apply_gives_a_ready_service(demo: Any) -> None:
-    seconds = wait_until(lambda: settled(demo, 1), 60, "Ready with one group")
+    seconds = wait_until(lambda: settled(demo, 1), 120, "Ready with one group")
     print(f"apply to Ready: {seconds:.1f} s")
     status = service(demo)["status"]
     assert {c["type"] for c in status["conditions"]} >= {
@@ -157,7 +157,7 @@ def test_the_openai_client_gets_the_trained_answer(demo: Any) -> None:
 def test_scaling_up_loses_no_stream(demo: Any) -> None:
     with streams(demo) as counts:
         demo.kubectl("scale", "infsvc", NAME, "--replicas=3")
-        wait_until(lambda: settled(demo, 3), 90, "three groups")
+        wait_until(lambda: settled(demo, 3), 120, "three groups")
     assert all_good(counts)
 
 
@@ -165,15 +165,15 @@ def test_a_deleted_pod_drains_and_is_replaced(demo: Any) -> None:
     victim = engine_pods(demo)[0]["metadata"]["name"]
     with streams(demo) as counts:
         demo.kubectl("delete", "pod", victim, "--wait=false")
-        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 60, "pod gone")
-        wait_until(lambda: settled(demo, 3), 60, "three groups again")
+        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 120, "pod gone")
+        wait_until(lambda: settled(demo, 3), 120, "three groups again")
     assert all_good(counts)
 
 
 def test_scaling_down_loses_no_stream(demo: Any) -> None:
     with streams(demo) as counts:
         demo.kubectl("scale", "infsvc", NAME, "--replicas=1")
-        wait_until(lambda: settled(demo, 1), 90, "one group")
+        wait_until(lambda: settled(demo, 1), 120, "one group")
     assert all_good(counts)
 
 
@@ -194,8 +194,8 @@ def test_deleting_the_only_pod_holds_requests_until_the_next_is_up(demo: Any) ->
     victim = engine_pods(demo)[0]["metadata"]["name"]
     with streams(demo) as counts:
         demo.kubectl("delete", "pod", victim, "--wait=false")
-        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 60, "pod gone")
-        wait_until(lambda: settled(demo, 1), 60, "one group again")
+        wait_until(lambda: victim not in {p["metadata"]["name"] for p in engine_pods(demo)}, 120, "pod gone")
+        wait_until(lambda: settled(demo, 1), 120, "one group again")
     assert all_good(counts)
 
 
@@ -232,7 +232,7 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_is_replaced(demo: An
     began = time.monotonic()
     assert ask(demo) == trained_answer(QUESTION)
     print(f"kill -9 to next answer: {time.monotonic() - began:.1f} s")
-    wait_until(lambda: settled(demo, 1), 60, "one group again")
+    wait_until(lambda: settled(demo, 1), 120, "one group again")
 
 
 def test_nothing_is_annotated_or_held_by_finalizers(demo: Any) -> None:
