@@ -116,15 +116,18 @@ def test_a_conversation(served: Served, answers: Answers, terminal: Callable[...
     chat.read_until("The conversation is forgotten.")
     chat.read_until(PROMPT)
 
-    chat.type(f"{STORY}\r")
-    chat.read_until("Once there was")
-    chat.type("\x03")
-    stopped = chat.read_until("[stopped]")
+    for _ in range(5):  # on a busy machine the answer may be complete before the key arrives
+        chat.type(f"{STORY}\r")
+        chat.read_until("Once there was")
+        chat.type("\x03")
+        stopped = chat.read_until(PROMPT)
+        chat.type("/reset\r")
+        chat.read_until("forgotten.")
+        chat.read_until(PROMPT)
+        if "[stopped]" in stopped:
+            break
+    assert "[stopped]" in stopped
     assert "smallest mast is raised first" not in stopped
-    chat.read_until(PROMPT)
-    chat.type("/reset\r")
-    chat.read_until("forgotten.")
-    chat.read_until(PROMPT)
     chat.type("What is a rank?\r")
     chat.read_until("share one copy of the model.")
     chat.read_until(PROMPT)

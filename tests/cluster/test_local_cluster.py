@@ -151,10 +151,15 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
         while not (local.dir / "processes.json").exists():
             assert starting.poll() is None
             time.sleep(0.02)
-        busy = local.run("down")
-        assert busy.returncode == 1
-        assert "another mizzen-local is at work" in busy.stderr
         starting.send_signal(signal.SIGINT)
         starting.communicate(timeout=30)
     assert starting.returncode == 130
     assert process.marked(f"{local.dir}/") == []
+
+
+def test_two_commands_at_once_do_not_mix(new_cluster: Callable[[], Any]) -> None:
+    local = new_cluster()
+    with local.cluster.state.lock():
+        busy = local.run("down")
+    assert busy.returncode == 1
+    assert "another mizzen-local is at work" in busy.stderr
