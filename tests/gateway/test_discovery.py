@@ -158,7 +158,9 @@ async def test_changes_reach_the_table(api: ApiServer, table: Table, until: Any)
 
 
 async def test_a_watch_goes_on_where_it_ended(api: ApiServer, table: Table, until: Any) -> None:
-    api.send("BOOKMARK", {"metadata": {"resourceVersion": "77"}})
+    metadata = {"resourceVersion": "77", "creationTimestamp": None}  # as kube-apiserver 1.36 sends it
+    bookmark = {"kind": "Pod", "metadata": metadata, "spec": {"containers": None}, "status": {}}
+    api.send("BOOKMARK", bookmark)
     api.events.put_nowait(None)
     await until(lambda: len(api.queries) == 3)
     assert api.queries[2]["resourceVersion"] == "77"

@@ -56,9 +56,9 @@ class Container(msgspec.Struct):
 
 
 class Spec(msgspec.Struct):
-    """Spec of a pod."""
+    """Spec of a pod; a bookmark's has null for containers."""
 
-    containers: list[Container] = []
+    containers: list[Container] | None = None
 
 
 class Condition(msgspec.Struct):
@@ -212,7 +212,7 @@ def engine(pod: Pod) -> Found | None:
     """
     conditions = {condition.type: condition.status for condition in pod.status.conditions or ()}
     port = next(
-        (p.container_port for c in pod.spec.containers for p in c.ports or () if p.name == "wire"), None
+        (p.container_port for c in pod.spec.containers or () for p in c.ports or () if p.name == "wire"), None
     )
     terminating = pod.metadata.deletion_timestamp is not None
     ready = terminating or conditions.get("ContainersReady") == "True"
