@@ -56,8 +56,11 @@ class Behaviour:
     draining: bool = False
     cached_tokens: int = 0
     fault: str = ""
-    """gap, garbage, short, error, forget, restart or silent: what goes wrong after `fault_after` tokens."""
+    """gap, garbage, short, error, forget, restart, silent or mute: what goes wrong after `fault_after`
+    tokens."""
     fault_after: int = 2
+    deaf_to_files: int = 0
+    """How many more requests for files go unanswered."""
 
 
 class ScriptedEngine:
@@ -145,6 +148,8 @@ class ScriptedEngine:
             self._peers.add(peer)
             self._send(peer, Welcome(**self._welcome, draining=self.does.draining))
             self._send(peer, Blocks(0, b"", b"", reset=True))
+        elif isinstance(message, FetchFile) and self.does.deaf_to_files:
+            self.does.deaf_to_files -= 1
         elif isinstance(message, FetchFile):
             content = self.files[message.name]
             part = content[message.offset : message.offset + FILE_PART_BYTES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from typing import Any
@@ -11,6 +12,9 @@ import httpx
 import openai
 import pytest
 
+from mizzen.gateway import dispatch
+from mizzen.gateway.admit import Admission, Ticket
+from mizzen.gateway.errors import ApiError
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
 
@@ -33,7 +37,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(live: Any, scripted
     """Never shortened silently: what came is the beginning of the answer, then the client gets an error."""
     engine = scripted()
     engine.does.fault, engine.does.step_seconds = fault if fault != "kill" else "", 0.02
-    gateway = await live(engine, engine_timeout_seconds=0.5)
+    gateway = await live(engine, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
     parts: list[str] = []
     body = {**CHAT, "stream": True, "max_tokens": 50, "return_token_ids": True}
     async with (
@@ -66,7 +70,7 @@ async def test_the_official_client_raises_when_a_stream_breaks(live: Any, script
 async def test_a_whole_answer_is_tried_again_elsewhere(live: Any, scripted: Any, fault: str) -> None:
     bad, good = scripted(), scripted()
     bad.does.fault = fault
-    gateway = await live(bad, good, engine_timeout_seconds=0.5)
+    gateway = await live(bad, good, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
     client = gateway.client()
     for _ in range(4):
         answer = await client.chat.completions.create(**CHAT, max_tokens=6)
@@ -92,6 +96,61 @@ async def test_losses_before_the_first_token_are_tried_elsewhere(live: Any, scri
     for _ in range(5):
         assert (await text_of(client, max_tokens=3))[1] == "length"
     assert len(good.requests) == 5
+
+
+async def test_a_long_step_costs_no_stream_and_gets_nothing_new(live: Any, scripted: Any, until: Any) -> None:
+    """A prompt that keeps an engine busy for long must not end what else runs there."""
+    slow, other = scripted(), scripted()
+    gateway = await live(slow, engine_timeout_seconds=0.5)
+    slow.does.fault = "silent"
+    client = gateway.client()
+    tasks = [asyncio.create_task(text_of(client, max_tokens=9)) for _ in range(3)]
+    (engine,) = gateway.gateway.table
+    await until(lambda: engine.state == "broken")
+    assert "silent" in engine.problem
+    gateway.gateway.table.sync([engine.found, dataclasses.replace(engine.found, endpoint=other.endpoint)])
+    assert (await text_of(client, max_tokens=3))[1] == "length"
+    assert len(other.requests) == 1
+    await asyncio.sleep(0.5)
+    slow.does.fault = ""
+    assert [reason for _, reason in await asyncio.gather(*tasks)] == ["length"] * 3
+    await until(lambda: engine.state == "serving")
+    assert len(slow.requests) == 3
+    assert slow.hellos == 1
+
+
+async def test_files_that_do_not_come_are_asked_for_again(live: Any, scripted: Any) -> None:
+    engine = scripted()
+    engine.does.deaf_to_files = 1
+    gateway = await live(engine, wait=False, engine_timeout_seconds=0.5)
+    await gateway.serving(1)
+    assert engine.hellos == 1
+
+
+async def test_an_engine_that_never_gives_a_token_is_given_up(
+    live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "MIN_ENGINE_SECONDS", 0.1)
+    monkeypatch.setattr(dispatch, "ANSWER_MARGIN_SECONDS", 0.1)
+    bad, good = scripted(), scripted()
+    bad.does.fault, bad.does.fault_after = "mute", 0
+    gateway = await live(bad, good, queue_timeout_seconds=0.1)
+    for _ in range(4):
+        assert (await text_of(gateway.client(), max_tokens=3))[1] == "length"
+    assert len(good.requests) == 4
+    assert len(bad.aborts) == len(bad.requests)
+
+
+async def test_a_deadline_ends_a_request_that_gets_turns_and_no_engine() -> None:
+    admission = Admission(lambda: 1, max_in_flight=1, queue_size=1)
+    ticket = Ticket(time.monotonic() + 0.2)
+    await admission.enter(ticket)
+    with pytest.raises(ApiError, match="no engine took") as error:
+        async with asyncio.timeout(5):
+            while True:
+                await admission.again(ticket, 0.02)
+    assert error.value.status == 503
+    assert admission.in_flight == 0
 
 
 async def test_what_no_engine_would_take_is_400(live: Any, scripted: Any) -> None:
@@ -217,10 +276,13 @@ async def test_a_retry_is_tokenized_again_for_another_tokenizer(
     }
 
 
-async def test_unusable_engines_are_left_out(live: Any, scripted: Any, until: Any) -> None:
+async def test_unusable_engines_are_left_out(
+    live: Any, scripted: Any, until: Any, tokenizer_files: dict[str, bytes]
+) -> None:
+    nameless = {**tokenizer_files, "tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'}
     foreign, broken, good = scripted(protocol=99), scripted({"tokenizer.json": b"{"}), scripted()
-    gateway = await live(foreign, broken, good, wait=False)
-    await until(lambda: sorted(e.state for e in gateway.gateway.table) == ["broken", "broken", "serving"])
+    gateway = await live(foreign, broken, scripted(nameless), good, wait=False)
+    await until(lambda: sorted(e.state for e in gateway.gateway.table) == ["broken"] * 3 + ["serving"])
     problems = {engine.problem for engine in gateway.gateway.table}
     assert any("protocol 99" in problem for problem in problems), problems
     assert any("tokenizer.json" in problem for problem in problems)

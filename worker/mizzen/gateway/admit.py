@@ -75,6 +75,8 @@ class Admission:
         began = time.monotonic()
         await asyncio.sleep(max(0.0, min(seconds, ticket.deadline - began)))
         ticket.waited += time.monotonic() - began
+        if time.monotonic() >= ticket.deadline:  # a turn that is free would come at once, again and again
+            raise unavailable(f"no engine took the request; waited {ticket.waited:.1f} s")
         await self._wait(ticket, front=True)
 
     def leave(self) -> None:

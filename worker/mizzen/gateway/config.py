@@ -40,7 +40,10 @@ class GatewayConfig:
     load_factor_percent: int = option(
         125, "An engine above this share of the mean load gets no prefix affinity", low=100
     )
-    engine_timeout_seconds: float = option(5.0, "An engine silent for this long is left alone", low=0.5)
+    engine_timeout_seconds: float = option(5.0, "An engine silent for this long gets nothing new", low=0.5)
+    engine_lost_seconds: float = option(
+        90.0, "Requests of an engine that is silent for this long are lost", low=0.5
+    )
     drain_timeout_seconds: float = option(120.0, "On SIGTERM, open streams get this long", low=0)
 
     def __post_init__(self) -> None:

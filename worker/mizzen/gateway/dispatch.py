@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
 
 MIN_ENGINE_SECONDS = 30.0
 """A request that was placed may wait this long in its engine, even when its own deadline is nearer."""
+ANSWER_MARGIN_SECONDS = 15.0
+"""An engine refuses by itself what waits there too long; it gets this much longer to say so."""
 PAUSE_SECONDS = 0.1
 """Before a request that every engine has refused is tried again."""
 REFUSAL_SECONDS = 0.5
@@ -73,13 +76,17 @@ class Running:
             raise StreamLost("engine_error", finish.message or "the engine gave the request up")
         return tokens, finish
 
-    async def begin(self) -> None:
+    async def begin(self, seconds: float) -> None:
         """Wait for the first tokens; `next` returns them.
 
         Raises:
-            EngineRefused, StreamLost: as `next`.
+            EngineRefused, StreamLost: as `next`; StreamLost also when none have come after `seconds`.
         """
-        self._first = await self.next()
+        try:
+            async with asyncio.timeout(seconds):
+                self._first = await self.next()
+        except TimeoutError:
+            raise StreamLost("no_answer", f"{self.engine.name} gave no token for {seconds:.0f} s") from None
 
     def close(self) -> bool:
         """Abort what still runs, and end the count of the request; tell whether there was something."""
@@ -192,7 +199,7 @@ class Dispatcher:
         engine.sketch.add(job.blocks)
         running = Running(job, engine, stream, len(job.prompt) - matched * BLOCK_TOKENS + answer)
         try:
-            await running.begin()
+            await running.begin(seconds + ANSWER_MARGIN_SECONDS)
         except EngineRefused as refusal:
             running.close()
             self._refused(job, engine, refusal)

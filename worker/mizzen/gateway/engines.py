@@ -24,6 +24,9 @@ from mizzen.wire.stream import StreamLost
 
 log = logging.getLogger(__name__)
 
+FIRST_PAUSE_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 5.0
+"""Between two tries to get an engine's files."""
 FOREIGN_REQUEST_TOKENS = 512.0
 """Counted for a request of another gateway, of which only the number is known."""
 
@@ -54,13 +57,19 @@ class Engine:
         self._texts = texts
         self._on_change = on_change
         self._full_until = 0.0
-        self._prepared = ""
+        self._prepared: Welcome | None = None
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: Link
 
     def start(
-        self, gateway: str, context: zmq.asyncio.Context, keys: WireKeys | None, timeout: float
+        self,
+        gateway: str,
+        context: zmq.asyncio.Context,
+        keys: WireKeys | None,
+        *,
+        timeout: float,
+        lost: float,
     ) -> None:
         """Connect, and stay connected until `stop`.
 
@@ -73,6 +82,7 @@ class Engine:
             context=context,
             keys=keys,
             timeout_seconds=timeout,
+            lost_seconds=lost,
             on_change=self._changed,
             on_blocks=self._blocks,
         )
@@ -100,7 +110,9 @@ class Engine:
     @property
     def serving(self) -> bool:
         """See `Candidate`."""
-        return self.link.welcome is not None and self.text is not None and not self.draining
+        link = self.link
+        answers = link.welcome is not None and not link.silent
+        return answers and self.text is not None and not self.draining
 
     @property
     def full(self) -> bool:
@@ -170,10 +182,10 @@ class Engine:
     def _changed(self) -> None:
         welcome = self.link.welcome
         if welcome is None:
-            self.text, self._prepared = None, ""
+            self.text = self._prepared = None
             self.sketch.clear()
-        elif self._prepared != welcome.incarnation:
-            self._prepared, self._problem = welcome.incarnation, ""
+        elif self._prepared is not welcome:
+            self._prepared, self._problem = welcome, ""
             self._spawn(self._prepare(welcome))
         self._on_change()
 
@@ -184,23 +196,47 @@ class Engine:
         self.sketch.add(np.frombuffer(message.stored, "<u8").tolist())
 
     async def _prepare(self, welcome: Welcome) -> None:
-        """Get the tokenizer that requests to this engine must be made with."""
-        name = welcome.tokenizer_hash
-        try:
-            text = self._texts.get(name)
-            if text is None:
-                files = await self.link.fetch_files(FILES)
-                text = self._texts.get(name) or await asyncio.to_thread(build, name, files)
-        except StreamLost:
-            return  # the link starts anew, and so does this
-        except (ValueError, MalformedFrame) as error:
-            self._problem = str(error)
-            log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": str(error)}})
-            self._on_change()
-            return
-        now = self.link.welcome
-        if now is not None and now.incarnation == welcome.incarnation:
-            self.text = text
+        """Get the tokenizer that requests to this engine must be made with, while it stays connected."""
+        pause = FIRST_PAUSE_SECONDS
+        while self.link.welcome is welcome:
+            try:
+                text = await self._fetch(welcome.tokenizer_hash)
+            except StreamLost as lost:  # with the connection, which ends this, or a part that did not come
+                self._problem = str(lost)
+            except (ValueError, MalformedFrame) as error:
+                self._unusable(str(error))
+                return
+            except Exception as error:  # the files are the engine's: whatever they do here must be said
+                log.exception("a model's files cannot be read")
+                self._unusable(f"{type(error).__name__}: {error}")
+                return
+            else:
+                self._use(welcome, text)
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _fetch(self, name: str) -> TextModel:
+        """Return a text model that is known already, or made from the engine's files.
+
+        Raises:
+            StreamLost: the engine did not send them.
+            ValueError, MalformedFrame: they are none of which a text model can be made.
+        """
+        text = self._texts.get(name)
+        if text is None:
+            files = await self.link.fetch_files(FILES)
+            text = self._texts.get(name) or await asyncio.to_thread(build, name, files)
+        return text
+
+    def _unusable(self, reason: str) -> None:
+        self._problem = reason
+        log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": reason}})
+        self._on_change()
+
+    def _use(self, welcome: Welcome, text: TextModel) -> None:
+        if self.link.welcome is welcome:
+            self.text, self._problem = text, ""
             self._texts.add(text)
             log.info("engine is serving", extra={"fields": {"engine": self.name, "revision": self.revision}})
             self._on_change()
@@ -220,6 +256,7 @@ class EngineTable:
         gateway: str,
         keys: WireKeys | None,
         timeout_seconds: float,
+        lost_seconds: float,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
@@ -228,6 +265,7 @@ class EngineTable:
         self._gateway = gateway
         self._keys = keys
         self._timeout = timeout_seconds
+        self._lost = lost_seconds
         self._context = zmq.asyncio.Context()
         self._texts = TextModels()
         self._engines: dict[tuple[str, str], Engine] = {}
@@ -286,7 +324,7 @@ class EngineTable:
     def _add(self, key: tuple[str, str], found: Found) -> None:
         engine = Engine(found, self._texts, self._changed)
         try:
-            engine.start(self._gateway, self._context, self._keys, self._timeout)
+            engine.start(self._gateway, self._context, self._keys, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
             log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
             return

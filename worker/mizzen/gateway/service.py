@@ -52,6 +52,7 @@ class Gateway:
             gateway=self._name,
             keys=self._keys,
             timeout_seconds=config.engine_timeout_seconds,
+            lost_seconds=config.engine_lost_seconds,
             on_change=lambda: self.admission.poke(),
         )
         self.admission = Admission(

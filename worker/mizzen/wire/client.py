@@ -83,10 +83,14 @@ class Link:
         context: zmq.asyncio.Context,
         keys: WireKeys | None = None,
         timeout_seconds: float = 5.0,
+        lost_seconds: float = 90.0,
         on_change: Callable[[], None] = lambda: None,
         on_blocks: Callable[[Blocks], None] = lambda blocks: None,
     ) -> None:
         """Prepare; `run` connects.
+
+        An engine that says nothing for `timeout_seconds` is `silent`; after `lost_seconds` the connection is
+        given up. In between, it may be in a long step: what runs there is not lost by that.
 
         `on_change` is called when the engine has come, gone, or says something else of itself or its load.
 
@@ -101,11 +105,14 @@ class Link:
         self.stats: Stats | None = None
         self.problem = ""
         """Why there is no connection, once that is known."""
+        self.silent = False
+        """Whether it is connected and has said nothing for longer than it should."""
         self.malformed = 0
         self._gateway = gateway
         self._context = context
         self._keys = keys
         self._timeout = timeout_seconds
+        self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
         self._on_blocks = on_blocks
         self._decode = gateway_decoder()
@@ -269,10 +276,21 @@ class Link:
     async def _watch_silence(self) -> None:
         while True:
             await asyncio.sleep(self._timeout / 4)
-            if time.monotonic() - self._heard > self._timeout:
-                await asyncio.sleep(0.1)  # this loop itself may have been late: let it read what has arrived
-                if time.monotonic() - self._heard > self._timeout:
-                    raise StreamLost("silent", f"{self.endpoint} was silent for {self._timeout:g} s")
+            if self._quiet() <= self._timeout:
+                continue
+            await asyncio.sleep(0.1)  # this loop itself may have been late: let it read what has arrived
+            if self._quiet() > (self._lost if self.welcome else self._timeout):
+                raise StreamLost("silent", f"{self.endpoint} was silent for {self._quiet():.1f} s")
+            if self._quiet() > self._timeout and self.welcome and not self.silent:
+                self.silent = True
+                self.problem = f"{self.endpoint} is silent"
+                fields = {"endpoint": self.endpoint, "streams": len(self._streams)}
+                log.warning("engine is silent", extra={"fields": fields})
+                self._on_change()
+
+    def _quiet(self) -> float:
+        """Return for how many seconds the engine has said nothing."""
+        return time.monotonic() - self._heard
 
     async def _receive(self, socket: Any) -> None:
         while True:
@@ -289,6 +307,9 @@ class Link:
             except zmq.Again:
                 return count
             self._heard = time.monotonic()
+            if self.silent:
+                self.silent, self.problem = False, ""
+                self._on_change()
             try:
                 self._take(self._one(frames))
             except MalformedFrame as error:
@@ -404,7 +425,7 @@ class Link:
 
     def _reset(self, lost: StreamLost) -> None:
         self.welcome = self.stats = self._blocks_next = None
-        self.problem = str(lost)
+        self.silent, self.problem = False, str(lost)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(lost)
