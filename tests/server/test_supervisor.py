@@ -213,6 +213,9 @@ def test_a_wrong_configuration_ends_before_anything_starts(
     engine = start_engine(**options)
     assert engine.wait() == 2
     assert words in engine.log[-1]["reason"]
+    message = engine.message.read_text()
+    assert message.startswith("wrong configuration: ")
+    assert words in message
 
 
 def test_a_taken_http_port_is_named(start_engine: Start) -> None:
@@ -221,6 +224,7 @@ def test_a_taken_http_port_is_named(start_engine: Start) -> None:
         assert engine.wait() == 1
     assert engine.log[-1]["http_port"] == taken_port(engine)
     assert "Address already in use" in engine.log[-1]["reason"]
+    assert f"--http-port {taken_port(engine)}: " in engine.message.read_text()
 
 
 def taken_port(engine: Any) -> int:

@@ -147,13 +147,7 @@ class Supervisor:
             log.info("engine ended")
             return
         log.error("engine failed", extra={"fields": {"kind": end.kind, "reason": end.reason}})
-        path = Path(self._config.termination_message)
-        # Kubernetes mounts the file in /dev; where it did not, nothing of ours belongs there.
-        if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):
-            try:
-                path.write_text(f"{end.kind}: {end.reason}\n")
-            except OSError as error:
-                log.warning("no termination message", extra={"fields": {"reason": str(error)}})
+        _leave_words(self._config, f"{end.kind}: {end.reason}")
 
     # ── what HTTP shows; called from its threads ──────────────────────────────────────────────────────────
 
@@ -199,6 +193,17 @@ class Supervisor:
         return EngineView(self._readers[0].read(), self._state(), kind, uptime)
 
 
+def _leave_words(config: EngineConfig, words: str) -> None:
+    """Write the termination message: what Kubernetes shows of an engine that has ended."""
+    path = Path(config.termination_message)
+    # Kubernetes mounts the file in /dev; where it did not, nothing of ours belongs there.
+    if path.is_file() or (path.parent.is_dir() and path.parent != Path("/dev")):
+        try:
+            path.write_text(f"{words}\n")
+        except OSError as error:
+            log.warning("no termination message", extra={"fields": {"reason": str(error)}})
+
+
 def check_config(config: EngineConfig) -> None:
     """Check what can be checked before anything is started.
 
@@ -216,17 +221,19 @@ def check_config(config: EngineConfig) -> None:
 def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """Run an engine in the foreground until it ends; return the exit code.
 
-    0 after a drain; 1 after a failure, whose reason is in the log and in the termination message; 2 for a
-    configuration that cannot work; 128 + n when a second signal n ended it at once.
+    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 128 + n when a second signal n
+    ended it at once. Except after 0, the reason is in the log and in the termination message.
     """
     set_up_logging(process="supervisor")
     try:
         check_config(config)
     except ValueError as error:
         log.error("wrong configuration", extra={"fields": {"reason": str(error)}})
+        _leave_words(config, f"wrong configuration: {error}")
         return 2
     try:
         return Supervisor(config, rank_module).run()
     except OSError as error:
         log.error("cannot start", extra={"fields": {"reason": str(error), "http_port": config.http_port}})
+        _leave_words(config, f"cannot start with --http-port {config.http_port}: {error}")
         return 1
