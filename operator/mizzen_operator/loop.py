@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 RECONCILE_SECONDS = 60.0
 WAIT_LIMIT_SECONDS = 5.0
 """How rarely a gateway is asked for an acknowledgement that does not come."""
+LISTEN_SECONDS = 5.0
+"""How often gateways are asked whether they still route as they did; no watch would tell."""
+LISTEN_AT_ONCE = 32
 LOGIN_SECONDS = 1800
 CHILDREN = ("pods", "services", "deployments.apps")
 
@@ -56,7 +59,10 @@ class Loop:
             asyncio.create_task(self._work(), name=f"worker {number}")
             for number in range(self._config.workers)
         ]
-        resync = asyncio.create_task(self._resync(), name="resync")
+        regular = [
+            asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
+            asyncio.create_task(self._every(LISTEN_SECONDS, self._listen), name="listen"),
+        ]
         namespaces = [self._config.namespace] if self._config.namespace else []
         self._watches.begin()
         try:
@@ -68,9 +74,9 @@ class Loop:
                 stop_flag=stop,
             )
         finally:
-            for task in (*workers, resync):
+            for task in (*workers, *regular):
                 task.cancel()
-            await asyncio.gather(*workers, resync, return_exceptions=True)
+            await asyncio.gather(*workers, *regular, return_exceptions=True)
 
     def hung(self) -> list[Key]:
         """Services whose look takes far longer than its deadline."""
@@ -144,19 +150,33 @@ class Loop:
         delay = self._queue.retry(key)
         logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
 
-    async def _resync(self) -> None:
-        """Look at every service once in a while: a lost event must not stay lost."""
-        period = self._config.resync_seconds
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something again and again; what goes wrong is logged, and does not end it."""
         while True:
-            await asyncio.sleep(period * random.uniform(0.9, 1.0))
+            await asyncio.sleep(seconds * random.uniform(0.9, 1.0))
             try:
-                bodies = await self._kube.list(Ref("InferenceService", self._config.namespace))
+                await work()
             except KubeError as error:
                 logger.warning("cannot list all services: %s", error)
-                continue
-            for body in bodies:
-                key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
-                self._queue.add(key, random.uniform(0, period * 0.1))
+            except Exception:
+                logger.exception("unexpected error")
+
+    async def _resync(self) -> None:
+        """Look at every service once in a while: a lost event must not stay lost."""
+        for body in await self._kube.list(Ref("InferenceService", self._config.namespace)):
+            key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+            self._queue.add(key, random.uniform(0, self._config.resync_seconds * 0.1))
+
+    async def _listen(self) -> None:
+        """Ask the gateways whether they route as they did; a service is looked at when they do not."""
+        turns = asyncio.Semaphore(LISTEN_AT_ONCE)
+
+        async def listen(key: Key) -> None:
+            async with turns:
+                if await self._reconciler.hears_news(key):
+                    self._queue.add(key)
+
+        await asyncio.gather(*map(listen, self._reconciler.heard()))
 
 
 def settings() -> kopf.OperatorSettings:

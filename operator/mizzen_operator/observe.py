@@ -11,9 +11,10 @@ from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.kube import Kube, Ref
 
+CRASH_LOOP = "CrashLoopBackOff"
 FAILING_REASONS = frozenset(
     {
-        "CrashLoopBackOff",
+        CRASH_LOOP,
         "CreateContainerConfigError",
         "CreateContainerError",
         "ErrImageNeverPull",
@@ -35,7 +36,8 @@ class Group:
         was_routable: the gateways acknowledged it at some time.
         routable: the readiness gate's value now.
         unschedulable: why no node takes it; empty when one did, or nobody has tried yet.
-        reason: why its container waits or ended last, such as `CrashLoopBackOff`; empty when it runs well.
+        reason: why its container waits or ended last, such as `Error`; `CrashLoopBackOff` from the first
+            restart until it serves for the first time; empty when it runs well.
         message: what its container said about that, such as the termination message.
     """
 
@@ -126,6 +128,10 @@ def group(pod: Mapping[str, Any]) -> Group:
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
     reason, message = _trouble(status, containers)
+    restarts = sum(entry.get("restartCount", 0) for entry in containers)
+    was_routable = labels.ROUTABLE in conditions
+    if reason and restarts and not was_routable:
+        reason = CRASH_LOOP  # also while its next try runs: it has failed so far
     scheduled = conditions.get("PodScheduled", {})
     return Group(
         name=meta["name"],
@@ -136,11 +142,11 @@ def group(pod: Mapping[str, Any]) -> Group:
         terminating="deletionTimestamp" in meta,
         ended=status.get("phase") in ("Failed", "Succeeded"),
         containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
-        was_routable=labels.ROUTABLE in conditions,
+        was_routable=was_routable,
         routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
         node=pod["spec"].get("nodeName", ""),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
-        restarts=sum(entry.get("restartCount", 0) for entry in containers),
+        restarts=restarts,
         created=meta.get("creationTimestamp", ""),
         reason=reason,
         message=message,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from mizzen_operator.execute import Executor, Refused
 from mizzen_operator.gateways import Acknowledgements, GatewayClient
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Group, Observed, observe
+from mizzen_operator.observe import GatewayPod, Group, Observed, observe
 from mizzen_operator.plan import Wanted, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
@@ -36,6 +36,15 @@ class Outcome:
     failure: status.Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the gateways of a service said when they were asked last, and how to ask them again."""
+
+    gateways: Sequence[GatewayPod]
+    token: str
+    answer: Acknowledgements
+
+
 class Reconciler:
     """Brings services to what their specs say, one step at a time."""
 
@@ -46,6 +55,19 @@ class Reconciler:
         self._metrics = metrics
         self._executor = Executor(kube, config, metrics)
         self._true: dict[Key, frozenset[str]] = {}
+        self._heard: dict[Key, _Heard] = {}
+
+    def heard(self) -> list[Key]:
+        """Services whose gateways have something to route to."""
+        return list(self._heard)
+
+    async def hears_news(self, key: Key) -> bool:
+        """Ask a service's gateways alone; tell whether they route otherwise than at the last look."""
+        before = self._heard.get(key)
+        if before is None:
+            return False
+        now = await self._gateways.ask(before.gateways, before.token)
+        return (now.by_all, now.by_some) != (before.answer.by_all, before.answer.by_some)
 
     async def reconcile(self, key: Key) -> Outcome:
         """Look at a service and do the next step.
@@ -70,6 +92,7 @@ class Reconciler:
         self._executor.forget(key)
         self._count(key, frozenset())
         self._true.pop(key, None)
+        self._heard.pop(key, None)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
@@ -107,8 +130,10 @@ class Reconciler:
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:
         if not any(group.live and group.containers_ready for group in observed.groups):
+            self._heard.pop(key, None)
             return Acknowledgements()
         answer = await self._gateways.ask(observed.gateways, token)
+        self._heard[key] = _Heard(observed.gateways, token, answer)
         if answer.refused:
             self._executor.forget(key)  # the token may have been made anew
         return answer

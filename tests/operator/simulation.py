@@ -43,6 +43,8 @@ class Behaviour:
     broken_models: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
     deaf_gateways: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
+    """Uids of engines that are ready, and that no gateway can reach."""
 
 
 class SimulatedNode:
@@ -192,7 +194,8 @@ class SimulatedNode:
 
     def _connected(self, pod: dict[str, Any]) -> bool:
         since = self._ready_since.get(pod["metadata"]["uid"])
-        return since is not None and time.monotonic() - since >= self.behaviour.connect
+        reachable = pod["metadata"]["uid"] not in self.behaviour.unreachable
+        return reachable and since is not None and time.monotonic() - since >= self.behaviour.connect
 
     def _routed(self, pod: dict[str, Any]) -> bool:
         """Whether gateways send requests to an engine's pod."""

@@ -221,6 +221,23 @@ def test_an_engine_that_is_not_ready_is_not_available(service: Callable[..., Ser
     demo.settle(1)
 
 
+def test_an_engine_that_no_gateway_reaches_is_not_available(
+    service: Callable[..., Service], node: Any
+) -> None:
+    """Its pod is as ready as before, so that no watch tells of it: only the gateways know."""
+    demo = service()
+    demo.settle(1)
+    time.sleep(2)  # nothing is under way any more, so that nothing else makes the operator look
+    [pod] = demo.pods()
+    node.behaviour.unreachable = {pod["metadata"]["uid"]}
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
+    assert demo.status()["readyReplicas"] == 1
+    assert demo.condition("Ready")["status"] == "False"
+    assert demo.live() == [pod["metadata"]["name"]]
+    node.behaviour.unreachable = set()
+    demo.settle(1)
+
+
 def test_suspend_keeps_the_gateway(service: Callable[..., Service]) -> None:
     demo = service()
     demo.settle(1)

@@ -162,6 +162,19 @@ def container(**state: Any) -> dict[str, Any]:
     return {"name": "engine", "restartCount": 2, "ready": False, **state}
 
 
+def pod(containers: list[dict[str, Any]], conditions: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    labels = {"mizzen.dev/group": "0", "mizzen.dev/revision": "a", "mizzen.dev/incarnation": "0"}
+    return {
+        "metadata": {"name": "p", "uid": "u", "labels": labels},
+        "spec": {},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": containers,
+            "conditions": conditions or [],
+        },
+    }
+
+
 ENDED = {"exitCode": 3, "reason": "Error", "message": "out of memory"}
 
 
@@ -188,16 +201,17 @@ ENDED = {"exitCode": 3, "reason": "Error", "message": "out of memory"}
         ([container(state={"waiting": {"reason": "ContainerCreating"}})], "", "", False),
         (
             [container(state={"running": {}}, lastState={"terminated": ENDED})],
-            "Error",
+            "CrashLoopBackOff",
             "out of memory",
-            False,
+            True,
         ),
         (
             [container(state={"running": {}}, lastState={"terminated": {"exitCode": 137}})],
-            "Error",
+            "CrashLoopBackOff",
             "exit code 137",
-            False,
+            True,
         ),
+        ([container(state={"terminated": ENDED}, restartCount=0)], "Error", "out of memory", False),
         ([container(state={"running": {}}, lastState={"terminated": ENDED}, ready=True)], "", "", False),
         ([], "", "", False),
     ],
@@ -205,12 +219,11 @@ ENDED = {"exitCode": 3, "reason": "Error", "message": "out of memory"}
 def test_why_a_pod_does_not_run(
     containers: list[dict[str, Any]], reason: str, message: str, failing: bool
 ) -> None:
-    labels = {"mizzen.dev/group": "0", "mizzen.dev/revision": "a", "mizzen.dev/incarnation": "0"}
-    seen = group(
-        {
-            "metadata": {"name": "p", "uid": "u", "labels": labels},
-            "spec": {},
-            "status": {"phase": "Running", "containerStatuses": containers},
-        }
-    )
+    seen = group(pod(containers))
     assert (seen.reason, seen.message, seen.failing) == (reason, message, failing)
+
+
+def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
+    again = [container(state={"running": {}}, lastState={"terminated": ENDED})]
+    seen = group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
+    assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
