@@ -130,7 +130,7 @@ def group(pod: Mapping[str, Any]) -> Group:
     reason, message = _trouble(status, containers)
     restarts = sum(entry.get("restartCount", 0) for entry in containers)
     was_routable = labels.ROUTABLE in conditions
-    if reason and restarts and not was_routable:
+    if reason and reason not in FAILING_REASONS and restarts and not was_routable:
         reason = CRASH_LOOP  # also while its next try runs: it has failed so far
     scheduled = conditions.get("PodScheduled", {})
     return Group(
