@@ -9,16 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from mizzen.core.request import Int32, Int64
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, q [tokens, heads, d], k, v [tokens, kv_heads, d]) -> [tokens, heads, d]; stores k and v too."""
+Run = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
+"""(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already.
 
-Run = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already."""
+k and v are the part's own new ones, [tokens, kv_heads, d], or None where a fused kernel stored them: backends
+that run on a GPU read them from the cache.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,49 @@ class AttentionBackend(ABC):
         """Prepare prefill chunks; their tokens stand one chunk after the other."""
 
 
+@runtime_checkable
+class DeviceDecode(Protocol):
+    """A backend that plans decodes without the host knowing their lengths, as captured graphs need it."""
+
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch of decodes: int32 [rows], int32 [rows], int32 [slots, columns]."""
+        ...
+
+
+class Attend:
+    """Attention of one step's mixed batch, layer by layer."""
+
+    def __init__(
+        self, kv: PagedKV, cells: torch.Tensor, count: int, decode: Run | None, prefill: Run | None
+    ) -> None:
+        self.kv = kv
+        self.cells = cells
+        """int64 [tokens], where the tokens' KV goes."""
+        self.count = count
+        """Tokens that are decodes: the first ones."""
+        self.decode = decode
+        self.prefill = prefill
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k, v [tokens, kv_heads, d] and attend q [tokens, heads, d] → [tokens, heads, d]."""
+        self.kv.store(layer, self.cells, k, v)
+        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
+        if self.decode is not None:
+            self.decode(layer, q[:count], k[:count], v[:count], out[:count])
+        if self.prefill is not None:
+            self.prefill(layer, q[count:], k[count:], v[count:], out[count:])
+        return out
+
+    def stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attend q [tokens, heads, d], whose keys and values are in the cache already; on a GPU alone."""
+        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.count
+        if self.decode is not None:
+            self.decode(layer, q[:count], None, None, out[:count])
+        if self.prefill is not None:
+            self.prefill(layer, q[count:], None, None, out[count:])
+        return out
+
+
 class MixedAttention:
     """Attention of a mixed batch: stores new KV, then runs decodes and prefill chunks."""
 
@@ -119,14 +164,4 @@ class MixedAttention:
         count = len(rows.slots)
         decode = self.decode.plan_decode(rows) if count else None
         prefill = self.prefill.plan_prefill(chunks, rows.pages) if chunks else None
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.kv.store(layer, cells, k, v)
-            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            if decode is not None:
-                decode(layer, q[:count], k[:count], v[:count], out[:count])
-            if prefill is not None:
-                prefill(layer, q[count:], k[count:], v[count:], out[count:])
-            return out
-
-        return attend
+        return Attend(self.kv, cells, count, decode, prefill)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from mizzen.attention.base import AttentionBackend, Geometry, MixedAttention, PagedKV
 from mizzen.attention.reference import ReferenceAttention
+
+log = logging.getLogger(__name__)
 
 Factory = Callable[[Geometry, PagedKV], AttentionBackend]
 
@@ -24,28 +27,42 @@ def cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return CpuAttention(geometry, kv)
 
 
-FACTORIES: dict[str, Factory] = {"cpu": cpu, "reference": reference}
+def fa3(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
+    """Make the backend that is fast on Hopper."""
+    from mizzen.attention.fa3 import Fa3Attention
+
+    return Fa3Attention(geometry, kv)
+
+
+FACTORIES: dict[str, Factory] = {"cpu": cpu, "fa3": fa3, "reference": reference}
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 
-def choose(name: str, device: str) -> str:
-    """Resolve `auto` for a device."""
+def choose(name: str, geometry: Geometry, kv: PagedKV) -> str:
+    """Resolve `auto` for a device and a shape of heads."""
     if name != "auto":
         return name
-    return "cpu" if device == "cpu" else "reference"
+    if kv.keys.device.type == "cpu":
+        return "cpu"
+    from mizzen.attention.fa3 import missing
+
+    if why := missing(geometry, kv):
+        log.warning("attention runs by plain PyTorch, which is slow: fa3 does not run here: %s", why)
+        return "reference"
+    return "fa3"
 
 
 def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str) -> MixedAttention:
     """Make the attention of an engine from the names of its backends.
 
     Raises:
-        ValueError: a name is unknown; the message lists those known.
+        ValueError: a name is unknown (the message lists those known), or its backend does not run here.
     """
-    device = kv.keys.device.type
     made: dict[str, AttentionBackend] = {}
-    for name in (choose(prefill, device), choose(decode, device)):
+    chosen = [choose(name, geometry, kv) for name in (decode, prefill)]
+    for name in chosen:
         if name not in FACTORIES:
             raise ValueError(f"attention must be one of auto, {', '.join(FACTORIES)}, not {name!r}")
         if name not in made:
             made[name] = FACTORIES[name](geometry, kv)
-    return MixedAttention(kv, made[choose(decode, device)], made[choose(prefill, device)])
+    return MixedAttention(kv, made[chosen[0]], made[chosen[1]])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mizzen.attention.base import Geometry, MixedAttention, PagedKV
+from mizzen.attention.base import DeviceDecode, Geometry, MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.params import SamplingParams
@@ -19,6 +19,7 @@ from mizzen.core.plan import PageWrites, PrefillChunk, Runner, SlotStart, StepPl
 from mizzen.core.scheduler import Scheduler
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
+from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
 from mizzen.engine.memory import KvNeed, count_pages
@@ -45,9 +46,16 @@ def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
+def is_fused(options: EngineOptions) -> bool:
+    """Tell whether the kernels of `mizzen.kernels` are used."""
+    return options.device == "cuda" and options.fusion == "auto"
+
+
 def make_model(options: EngineOptions, config: ModelConfig, progress: Progress) -> Decoder:
     """Build the model on its device and fill its weights."""
-    build = Build(device=torch.device(options.device), dtype=dtype_of(options, config))
+    build = Build(
+        device=torch.device(options.device), dtype=dtype_of(options, config), fused=is_fused(options)
+    )
     with torch.inference_mode():
         model = Decoder(build, config)
         if options.load_format == "dummy":
@@ -143,16 +151,19 @@ def load_engine(
         attention = make_kv(
             model,
             options.page_size,
-            pages,
+            pages + (device.type == "cuda"),  # the last one is scratch
             prefill=options.attention_prefill,
             decode=options.attention_decode,
         )
         upload = Uploader(device)
-        state = SlotState(options.max_running_requests, scheduling.columns, upload)
+        scratch = pages if device.type == "cuda" else None
+        state = SlotState(options.max_running_requests, scheduling.columns, upload, scratch)
     with phases("warmup"):
-        step = Step(model, attention, state, upload)
+        step = Step(model, attention, state, upload, fused=is_fused(options))
         runner = make_runner(options, step, device, delay)
         warm_up(runner, config)
+    if isinstance(runner, CudaRunner):
+        phases.seconds["graphs"] = runner.capture_seconds
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
         vocab_size=config.vocab_size,
@@ -195,7 +206,15 @@ def make_runner(
     if options.device == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
-    return CudaRunner(step, device)
+    return CudaRunner(step, device, make_graphs(options, step))
+
+
+def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
+    """Make the decode graphs, where options and attention backend allow."""
+    if options.cuda_graph == "off" or not isinstance(step.attention.decode, DeviceDecode):
+        return None
+    sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
+    return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
 
 
 def warm_up(runner: Runner, config: ModelConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mizzen.core.options import check, option, required
 
-ATTENTION = ("auto", "cpu", "reference")
+ATTENTION = ("auto", "cpu", "fa3", "reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,15 @@ class EngineOptions:
     policy: str = option("fcfs", "Which waiting request goes first", choices=("fcfs", "lpm"))
     attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION)
     attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION)
+    cuda_graph: str = option(
+        "auto",
+        "Replay captured graphs for steps of decodes alone, where the backend can",
+        choices=("auto", "off"),
+    )
+    cuda_graph_max_batch: int = option(512, "Largest batch that graphs are captured for", low=1, high=4096)
+    fusion: str = option(
+        "auto", "Run several plain operations as one kernel, on cuda", choices=("auto", "off")
+    )
     steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
     check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the engine is idle")
 

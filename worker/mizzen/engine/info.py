@@ -20,4 +20,7 @@ class EngineInfo:
     dtype: str
     device: str
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that each phase of start-up took: config, weights, kv, warmup."""
+    """Seconds that each phase of start-up took: config, weights, kv, warmup.
+
+    On cuda, `graphs` is the part of warmup that captures decode graphs.
+    """

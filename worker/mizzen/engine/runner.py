@@ -13,6 +13,7 @@ import torch
 
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.request import Int32
+from mizzen.engine.graphs import DecodeGraphs
 from mizzen.engine.step import Step
 
 Delay = Callable[[StepPlan], float]
@@ -72,12 +73,14 @@ class CpuRunner:
 class CudaRunner:
     """Enqueues steps on a stream; tokens come back through pinned memory, behind an event each.
 
-    Steps run eagerly. Captured graphs take the place of `step` for batches of plain decodes.
+    Steps run eagerly; captured graphs take the place of `step` for batches of plain decodes.
     """
 
-    def __init__(self, step: Step, device: torch.device) -> None:
+    def __init__(self, step: Step, device: torch.device, graphs: DecodeGraphs | None = None) -> None:
         self.step = step
+        self.graphs = graphs
         self.stream = torch.cuda.Stream(device)
+        self.capture_seconds = graphs.capture(self.stream) if graphs is not None else 0.0
         self.pending: deque[Launched | Exception] = deque()
 
     def launch(self, plan: StepPlan) -> None:
@@ -90,12 +93,22 @@ class CudaRunner:
     def enqueue(self, plan: StepPlan) -> Launched:
         """Enqueue a step and the copy of its tokens."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            tokens = self.step(plan)
+            tokens = self.run(plan)
             host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             host.copy_(tokens, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self.stream)
         return Launched(plan.step, host, event)
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Enqueue a step; return its tokens, int64 [samples], on the device."""
+        graphs = self.graphs
+        if graphs is None:
+            return self.step(plan)
+        if graphs.takes(plan):
+            return graphs(plan)
+        graphs.forget()
+        return self.step(plan)
 
     def ready(self) -> bool:
         """Tell whether `collect` would return without waiting."""

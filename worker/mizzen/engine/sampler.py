@@ -50,12 +50,21 @@ def filters_of(state: SlotState, slots: Int64) -> Filters:
 
 
 def sample(
-    logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
+    logits: torch.Tensor,
+    state: SlotState,
+    slots: Int64,
+    positions: Int64,
+    upload: Uploader,
+    *,
+    fused: bool = False,
 ) -> torch.Tensor:
     """Draw one token a row: logits [rows, vocab] → int64 [rows].
 
-    `slots` are the rows' slots, `positions` the sequence positions of the tokens to be drawn.
+    `slots` are the rows' slots, `positions` the sequence positions of the tokens to be drawn. `fused` uses
+    the kernels of `mizzen.kernels.sampling` for rows without filters.
     """
+    if fused:
+        return sample_fused(logits, state, slots, positions, upload)
     random = np.flatnonzero(state.temperature.host[slots] > 0)
     if not len(random):
         return logits.argmax(dim=-1)
@@ -65,6 +74,27 @@ def sample(
     rows = upload(random)
     tokens[rows] = draw(logits[rows], state, slots[random], positions[random], upload)
     return tokens
+
+
+def sample_fused(
+    logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
+) -> torch.Tensor:
+    """Draw on a GPU: every row as if it had no filters, then those that have some."""
+    from mizzen.kernels.sampling import draw as draw_unfiltered
+
+    packed = upload(np.stack([slots, positions]))
+    tokens = draw_unfiltered(logits, packed[0], packed[1], state.temperature.device, state.seed.device)
+    rows = filtered_rows(state, slots)
+    if len(rows):
+        index = upload(rows)
+        tokens[index] = draw(logits[index], state, slots[rows], positions[rows], upload)
+    return tokens
+
+
+def filtered_rows(state: SlotState, slots: Int64) -> Int64:
+    """Return which rows draw from a part of the vocabulary."""
+    filters = (state.top_k.host[slots] > 0) | (state.top_p.host[slots] < 1) | (state.min_p.host[slots] > 0)
+    return np.flatnonzero(filters & (state.temperature.host[slots] > 0))
 
 
 def draw(

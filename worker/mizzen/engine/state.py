@@ -49,10 +49,20 @@ class Column:
 
 
 class SlotState:
-    """Page table, lengths, last tokens and sampling parameters, indexed by slot."""
+    """Page table, lengths, last tokens and sampling parameters, indexed by slot.
 
-    def __init__(self, slots: int, columns: int, upload: Uploader) -> None:
-        self.table = Column(np.zeros((slots, columns), np.int32), upload)
+    With a `scratch_page` there is one slot more, the last: rows that pad a batch run in it, and all its KV
+    goes to that page, which no request holds.
+    """
+
+    def __init__(self, slots: int, columns: int, upload: Uploader, scratch_page: int | None = None) -> None:
+        table = np.zeros((slots, columns), np.int32)
+        if scratch_page is not None:
+            slots += 1
+            table = np.concatenate([table, np.full((1, columns), scratch_page, np.int32)])
+        self.scratch = slots - 1 if scratch_page is not None else None
+        """The slot of padding."""
+        self.table = Column(table, upload)
         self.lengths: Int32 = np.zeros(slots, np.int32)
         """Tokens whose KV exists. The host alone needs them: a step adds a known number."""
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=upload.device)

@@ -70,8 +70,17 @@ class Step:
     Every operation is enqueued without waiting for the device; the tokens are read by whoever launches.
     """
 
-    def __init__(self, model: Decoder, attention: MixedAttention, state: SlotState, upload: Uploader) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        attention: MixedAttention,
+        state: SlotState,
+        upload: Uploader,
+        *,
+        fused: bool = False,
+    ) -> None:
         self.model = model
+        self.fused = fused
         self.attention = attention
         self.state = state
         self.upload = upload
@@ -93,7 +102,7 @@ class Step:
         if layout.sample_rows is not None:
             hidden = hidden[upload(layout.sample_rows)]
         logits = self.model.logits(hidden)
-        tokens = sample(logits, state, layout.sample_slots, layout.sample_positions, upload)
+        tokens = sample(logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused)
         state.last_tokens[upload(layout.sample_slots)] = tokens
         return tokens
 

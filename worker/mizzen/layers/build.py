@@ -38,8 +38,8 @@ class LinearMethod(Protocol):
         """Yield where the tensors of the checkpoint's layer `name` go."""
         ...
 
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows]."""
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
         ...
 
 
@@ -76,6 +76,8 @@ class Build:
     dtype: torch.dtype
     mesh: Mesh = field(default_factory=Mesh)
     linear: LinearFactory = dense
+    fused: bool = False
+    """Use the kernels of `mizzen.kernels` in place of several plain operations; on a GPU alone."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Allocate a parameter."""

@@ -42,9 +42,11 @@ class TiedHead:
         """Yield nothing: the table is loaded as the embedding."""
         return iter(())
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [rows, hidden] to logits [rows, vocab]."""
-        return F.linear(x, self.embedding.weight)
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
+        if out is None:
+            return F.linear(x, self.embedding.weight)
+        return torch.mm(x, self.embedding.weight.t(), out=out)
 
 
 class Head:
@@ -59,6 +61,6 @@ class Head:
         """Yield where the checkpoint's tensor goes."""
         yield from self.method.targets(self.name, self.part)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [rows, hidden] to logits [rows, vocab]."""
-        return self.method.apply(x)
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
+        return self.method.apply(x, out)

@@ -29,9 +29,13 @@ class Dense:
         if self.bias is not None:
             yield Target(name=f"{name}.bias", shape=part.shape[:1], part=(part.rows,), into=self.bias[here])
 
-    def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows]."""
-        return F.linear(x, self.weight, self.bias)
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
+        if out is None:
+            return F.linear(x, self.weight, self.bias)
+        if self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
+        return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
 class MergedLinear:

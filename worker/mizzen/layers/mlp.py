@@ -18,6 +18,7 @@ class GatedMLP:
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
         self.gate_up = MergedLinear(build, parts, hidden, bias)
         self.down = InputSplitLinear(build, "down_proj", hidden, intermediate, bias)
+        self.fused = build.fused
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
@@ -26,5 +27,9 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, hidden] to [tokens, hidden]."""
+        if self.fused:
+            from mizzen.kernels.activation import silu_mul
+
+            return self.down(silu_mul(self.gate_up(x)))
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate).mul_(up))

@@ -17,6 +17,7 @@ class RMSNorm:
         self.name = name
         self.epsilon = epsilon
         self.weight = build.empty(size)
+        self.fused = build.fused
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensor goes."""
@@ -31,8 +32,16 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise [..., size]."""
+        if self.fused and x.dim() == 2:
+            from mizzen.kernels.norm import rms_norm
+
+            return rms_norm(x, self.weight, self.epsilon)
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add x to `residual` in place and return the sum normalised; both [tokens, size]."""
+        if self.fused:
+            from mizzen.kernels.norm import add_rms_norm
+
+            return add_rms_norm(x, residual, self.weight, self.epsilon)
         return self(residual.add_(x))

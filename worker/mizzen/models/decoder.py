@@ -42,6 +42,8 @@ class Attention:
         parts = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
         self.qkv = MergedLinear(build, parts, config.hidden_size, config.qkv_bias)
         self.out = InputSplitLinear(build, "o_proj", config.hidden_size, width, config.output_bias)
+        self.fused = build.fused
+        self.epsilon = config.norm_epsilon
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(build, "q_norm", config.head_dim, config.norm_epsilon)
@@ -57,6 +59,9 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Map [tokens, hidden] to [tokens, hidden]."""
+        if self.fused:
+            q = self.prepare(self.qkv(x), forward)
+            return self.out(forward.attend.stored(self.layer, q).view(len(x), -1))
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         rotated, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -64,6 +69,17 @@ class Attention:
             rotated = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(rotated, forward.cos, forward.sin).split((self.heads, self.kv_heads), dim=1)
         return self.out(forward.attend(self.layer, q, k, v).view(len(x), -1))
+
+    def prepare(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Norm, rotate and store in one kernel; return the queries [tokens, heads, head_dim]."""
+        from mizzen.kernels.heads import prepare_heads
+
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight)
+        attend = forward.attend
+        keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
+        return prepare_heads(qkv, norms, self.epsilon, forward.cos, forward.sin, attend.cells, keys, values)
 
 
 class DecoderLayer:
@@ -105,7 +121,8 @@ class Decoder:
             if config.tie_embeddings
             else Head(build, "lm_head", config.vocab_size, config.hidden_size)
         )
-        self.rotary = Rotary(config.rope, config.head_dim, build.dtype, build.device)
+        angles = torch.float32 if build.fused else build.dtype
+        self.rotary = Rotary(config.rope, config.head_dim, angles, build.device)
 
     def targets(self) -> Iterator[Target]:
         """Yield where the checkpoint's tensors go."""
@@ -128,6 +145,6 @@ class Decoder:
             x = layer(x, residual, forward)
         return residual if x is None else residual.add_(x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab] of rows of `hidden`."""
-        return self.head(self.norm(hidden))
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits [rows, vocab] of rows of `hidden`, in `out` where it is given."""
+        return self.head(self.norm(hidden), out)

@@ -1,0 +1,29 @@
+"""The fused kernels, in Triton's interpreter: the tests of tests/gpu without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
+def test_kernels_equal_their_plain_twins_in_the_interpreter() -> None:
+    pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/gpu/test_kernels.py"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "skipped" not in run.stdout

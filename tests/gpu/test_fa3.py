@@ -1,0 +1,120 @@
+"""The fa3 backend equals the reference, over scattered pages, cached prefixes and sliding windows."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from mizzen.attention.base import Chunk, DecodeRows, Geometry, MixedAttention, PagedKV, Pages
+from mizzen.attention.fa3 import Fa3Attention
+from mizzen.attention.reference import ReferenceAttention
+from mizzen.attention.registry import make_attention
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() != (9, 0)
+        or importlib.util.find_spec("sgl_kernel") is None,
+        reason="needs a Hopper GPU with sglang-kernel",
+    ),
+]
+SLOTS = 8
+LONGEST = 1536
+
+
+def make_kv(geometry: Geometry, page: int, dtype: torch.dtype) -> tuple[PagedKV, Pages]:
+    """Random KV, and pages in a scrambled order; slot 1 begins with half of slot 0's pages."""
+    columns = LONGEST // page
+    torch.manual_seed(page + geometry.head_dim)
+    shape = (len(geometry.windows), SLOTS * LONGEST, geometry.kv_heads, geometry.head_dim)
+    keys, values = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    pages = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32)
+    table = pages.reshape(SLOTS, columns)
+    table[1, : columns // 2] = table[0, : columns // 2]
+    kv = PagedKV(keys=keys, values=values, page_size=page)
+    return kv, Pages(host=table, device=torch.from_numpy(table).cuda())
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < 6e-3
+    torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_mixed_batches(head_dim: int, groups: int, page: int, dtype: torch.dtype) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
+    kv, pages = make_kv(geometry, page, dtype)
+    fa3, reference = Fa3Attention(geometry, kv), ReferenceAttention(geometry, kv)
+    rows = DecodeRows(
+        slots=np.array([5, 0, 2, 1]), lengths=np.array([1, 1536, 17, 900], np.int32), pages=pages
+    )
+    chunks = (
+        Chunk(slot=3, start=0, count=1),
+        Chunk(slot=4, start=0, count=333),
+        Chunk(slot=6, start=777, count=150),
+        Chunk(slot=7, start=1, count=1),
+    )
+    tokens = len(rows.slots) + sum(chunk.count for chunk in chunks)
+    q = torch.randn(tokens, geometry.heads, head_dim, device="cuda", dtype=dtype)
+    k, v = torch.randn(2, tokens, 2, head_dim, device="cuda", dtype=dtype)
+    slots = np.concatenate([rows.slots, np.repeat([c.slot for c in chunks], [c.count for c in chunks])])
+    positions = np.concatenate([rows.lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
+    cells = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
+    where = torch.from_numpy(cells).cuda()
+    got = MixedAttention(kv, fa3, fa3).plan(where, rows, chunks)
+    wanted = MixedAttention(kv, reference, reference).plan(where, rows, chunks)
+    for _ in range(2):  # the decodes' schedule serves layer after layer
+        for layer in range(2):
+            close(got(layer, q, k, v), wanted(layer, q, k, v))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, 60))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    fa3, reference = Fa3Attention(geometry, kv), ReferenceAttention(geometry, kv)
+    rng = np.random.default_rng(0)
+    slots = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
+    q = torch.randn(rows, 8, 128, device="cuda", dtype=torch.bfloat16)
+    out = torch.zeros(2, *q.shape, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> None:
+        run = fa3.plan_decode_on_device(slots, lengths, pages.device)
+        for layer in range(2):
+            run(layer, q, None, None, out[layer])
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for longest in (1, 40, 1536):
+        which = rng.integers(0, SLOTS, rows)
+        counts = rng.integers(1, longest + 1, rows).astype(np.int32)
+        slots.copy_(torch.from_numpy(which.astype(np.int32)))
+        lengths.copy_(torch.from_numpy(counts))
+        out.fill_(float("nan"))
+        graph.replay()
+        plan = reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=pages))
+        for layer in range(2):
+            wanted = torch.empty_like(q)
+            plan(layer, q, None, None, wanted)
+            close(out[layer], wanted)
+
+
+def test_auto_is_fa3_where_it_runs_and_reference_elsewhere() -> None:
+    for dtype, kind in ((torch.bfloat16, Fa3Attention), (torch.float32, ReferenceAttention)):
+        geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
+        kv, _ = make_kv(geometry, 16, dtype)
+        made = make_attention(geometry, kv, prefill="auto", decode="auto")
+        assert type(made.decode) is type(made.prefill) is kind
+    with pytest.raises(ValueError, match="needs bfloat16 or float16, not float32"):
+        make_attention(geometry, kv, prefill="auto", decode="fa3")

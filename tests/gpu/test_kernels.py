@@ -1,0 +1,183 @@
+"""Each fused kernel equals its plain twin: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import SlotStart
+from mizzen.engine.sampler import sample, sample_fused
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.kernels import decode, sampling
+from mizzen.kernels.activation import silu_mul
+from mizzen.kernels.heads import prepare_heads
+from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.layers.rotary import rotate
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, wanted.to(got.dtype), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [8, 96, 1024, 4096])
+def test_norms(dtype: torch.dtype, size: int) -> None:
+    x, residual = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype, seed=1)
+    weight = normal(size, dtype=dtype, seed=2)
+    wanted_sum = x + residual
+    wanted = F.rms_norm(wanted_sum.float(), (size,), weight.float(), 1e-6)
+    close(rms_norm(x, weight, 1e-6), F.rms_norm(x.float(), (size,), weight.float(), 1e-6))
+    close(add_rms_norm(x, residual, weight, 1e-6), wanted)
+    assert torch.equal(residual, wanted_sum)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [48, 3072])
+def test_silu_mul(dtype: torch.dtype, size: int) -> None:
+    x = normal(5, 2 * size, dtype=dtype)
+    gate, up = x.float().chunk(2, -1)
+    close(silu_mul(x), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 8, 128), (14, 2, 64), (4, 4, 8), (9, 3, 80)])
+def test_heads(dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: int) -> None:
+    tokens, room = 6, 40
+    qkv = normal(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
+    weights = (normal(size, dtype=dtype, seed=1), normal(size, dtype=dtype, seed=2)) if norm else None
+    angles = normal(tokens, 1, size // 2, seed=3)
+    cos, sin = angles.cos(), angles.sin()
+    cells = torch.tensor([7, 3, 39, 0, 12, 13], device=DEVICE)
+    keys, values = (normal(room, kv_heads, size, dtype=dtype, seed=seed) for seed in (4, 5))
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    q, k, v = qkv.float().view(tokens, -1, size).split((heads, kv_heads, kv_heads), 1)
+    if weights is not None:
+        q, k = (F.rms_norm(x, (size,), w.float(), 1e-6) for x, w in zip((q, k), weights, strict=True))
+    wanted_keys[cells] = rotate(k, cos, sin).to(dtype)
+    wanted_values[cells] = v.to(dtype)
+    close(prepare_heads(qkv, weights, 1e-6, cos, sin, cells, keys, values), rotate(q, cos, sin))
+    close(keys, wanted_keys)
+    assert torch.equal(values, wanted_values)
+
+
+def test_decode_inputs_and_page_writes() -> None:
+    layout = decode.Inbox(writes=300, rows=40)
+    rng = np.random.default_rng(0)
+    columns, slots, page = 9, 50, 4
+    table = torch.from_numpy(rng.integers(0, 99, (slots, columns)).astype(np.int32)).to(DEVICE)
+    last = torch.from_numpy(rng.integers(0, 500, slots)).to(DEVICE)
+    inbox = np.zeros(layout.size, np.int32)
+    cells, pages = rng.permutation(slots * columns)[:280].astype(np.int32), np.arange(280, dtype=np.int32)
+    rows, positions = rng.permutation(slots)[:40], rng.integers(0, columns * page, 40)
+    inbox[0] = 270  # what lies behind it is of an earlier step
+    inbox[layout.cells][:280], inbox[layout.pages][:280] = cells, pages
+    inbox[layout.slots], inbox[layout.positions] = rows, positions
+    wanted = table.cpu().numpy().copy()
+    wanted.reshape(-1)[cells[:270]] = pages[:270]
+    sent = torch.from_numpy(inbox).to(DEVICE)
+    decode.write_pages(sent, layout, table)
+    assert np.array_equal(table.cpu().numpy(), wanted)
+    batch = decode.gather_inputs(sent[layout.slots][:33], sent[layout.positions][:33], last, table, page)
+    rows, positions = rows[:33], positions[:33]
+    assert batch.tokens.tolist() == last.cpu()[rows].tolist()
+    assert batch.positions.tolist() == positions.tolist()
+    assert batch.cells.tolist() == (wanted[rows, positions // page] * page + positions % page).tolist()
+    assert batch.lengths.tolist() == (positions + 1).tolist()
+
+
+def slots_state(params: list[SamplingParams]) -> SimpleNamespace:
+    upload = Uploader(DEVICE)
+    state = SlotState(len(params) + 3, 4, upload, scratch_page=0)
+    slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
+    state.start(
+        tuple(
+            SlotStart(slot=int(slot), length=0, sampling=p, seed=i * 2**60 + 11)
+            for i, (slot, p) in enumerate(zip(slots, params, strict=True))
+        )
+    )
+    return SimpleNamespace(state=state, slots=slots, upload=upload)
+
+
+KINDS = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(top_k=5),
+    SamplingParams(temperature=1.9),
+    SamplingParams(top_p=0.5, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("vocab", [7, 4096, 10000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dtype) -> None:
+    count = 120 if GPU else 24
+    logits = normal(count, vocab, dtype=dtype) * 2
+    made = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
+    positions = np.arange(100, 100 + count)
+    plain = sample(logits, made.state, made.slots, positions, made.upload)
+    fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
+    assert fused.tolist() == plain.tolist()
+    alone = sampling.draw(
+        logits[6:7],
+        made.upload(made.slots[6:7]),
+        made.upload(positions[6:7]),
+        made.state.temperature.device,
+        made.state.seed.device,
+    )
+    assert alone.tolist() == plain[6:7].tolist()
+
+
+def test_sampling_of_extreme_logits() -> None:
+    logits = torch.full((3, 9000), -1e9, device=DEVICE)
+    logits[:, 8999] = 0.0
+    logits[2] = float("-inf")
+    logits[2, 17] = -5.0
+    made = slots_state([SamplingParams(), SamplingParams(temperature=0), SamplingParams(temperature=100)])
+    drawn = sample_fused(logits, made.state, made.slots, np.arange(3), made.upload)
+    assert drawn.tolist() == [8999, 8999, 17]
+
+
+def test_draw_and_advance_leaves_padding_where_it_is() -> None:
+    made = slots_state([SamplingParams(temperature=0)] * 4)
+    state = made.state
+    slots = torch.tensor([*made.slots, state.scratch, state.scratch], dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
+    tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
+    logits = normal(6, 500)
+    sampling.draw_and_advance(
+        logits,
+        slots,
+        positions,
+        state.temperature.device,
+        state.seed.device,
+        tokens,
+        state.last_tokens,
+        state.scratch,
+    )
+    wanted = logits.argmax(-1)
+    assert tokens[:4].tolist() == wanted[:4].tolist()
+    assert state.last_tokens[slots[:4].long()].tolist() == wanted[:4].tolist()
+    assert positions.tolist() == [6, 7, 8, 9, 0, 0]

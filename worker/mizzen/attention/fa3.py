@@ -1,0 +1,140 @@
+"""FlashAttention 3 (arXiv 2407.08608) over paged KV, as sgl-kernel builds it for Hopper.
+
+Lengths and page table stay on the device, so that a captured graph follows them. The tiles of a batch of
+decodes are scheduled once a step, not once a layer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.core.request import Int32
+
+DTYPES = (torch.bfloat16, torch.float16)
+WIDEST_HEAD = 256
+
+
+def missing(geometry: Geometry, kv: PagedKV) -> str | None:
+    """Tell what keeps this backend from running here; None when nothing does."""
+    device = kv.keys.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return "it needs a Hopper GPU"
+    if kv.keys.dtype not in DTYPES:
+        return f"it needs bfloat16 or float16, not {str(kv.keys.dtype).removeprefix('torch.')}"
+    if geometry.head_dim % 8 or geometry.head_dim > WIDEST_HEAD:
+        return f"head_dim must be a multiple of 8 up to {WIDEST_HEAD}, not {geometry.head_dim}"
+    if importlib.util.find_spec("sgl_kernel") is None:
+        return "it needs the package sglang-kernel (pip install 'mizzen[gpu]')"
+    return None
+
+
+def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
+    """Return tokens seen to the left and to the right of a query; -1 is no limit."""
+    return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
+
+
+def on_device(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """Copy a small array to the device without waiting."""
+    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
+
+
+class Fa3Attention(AttentionBackend):
+    """One call for a batch of decodes, one for all prefill chunks."""
+
+    def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
+        """Load the kernels.
+
+        Raises:
+            ValueError: the device, the precision or the shape of heads is none that they serve.
+            ImportError: the package is broken.
+        """
+        super().__init__(geometry, kv)
+        if why := missing(geometry, kv):
+            raise ValueError(f"attention fa3 does not run here: {why}; choose reference or auto")
+        from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
+
+        self.flash = flash_attn_with_kvcache
+        self.schedule = get_scheduler_metadata
+        paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
+        self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
+
+    def plan_decode(self, rows: DecodeRows) -> Run:
+        """Prepare a batch of decodes."""
+        packed = on_device(np.stack([rows.slots.astype(np.int32), rows.lengths]), self.kv.keys.device)
+        return self.plan_decode_on_device(packed[0], packed[1], rows.pages.device)
+
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch of decodes from what is on the device alone; may be captured in a graph.
+
+        Args:
+            slots: int32 [rows], rows of the page table.
+            lengths: int32 [rows], tokens whose KV is read, the query's own included.
+            table: int32 [slots, columns].
+        """
+        geometry, page = self.geometry, self.kv.page_size
+        longest = table.shape[1] * page
+        schedules = {
+            window: self.schedule(
+                batch_size=len(slots),
+                max_seqlen_q=1,
+                max_seqlen_k=longest,
+                num_heads=geometry.heads,
+                num_heads_k=geometry.kv_heads,
+                headdim=geometry.head_dim,
+                cache_seqlens=lengths,
+                qkv_dtype=self.kv.keys.dtype,
+                page_size=page,
+                window_size=flash_window(window, causal=False),
+            )
+            for window in set(geometry.windows)
+        }
+
+        def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
+            window = geometry.windows[layer]
+            self.flash(
+                q[:, None],
+                self.keys[layer],
+                self.values[layer],
+                cache_seqlens=lengths,
+                cache_batch_idx=slots,
+                page_table=table,
+                window_size=flash_window(window, causal=False),
+                scheduler_metadata=schedules[window],
+                out=out[:, None],
+            )
+
+        return run
+
+    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+        """Prepare prefill chunks as one batch of sequences of different lengths."""
+        counts = np.array([chunk.count for chunk in chunks], np.int32)
+        starts = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        ends: Int32 = np.array([chunk.end for chunk in chunks], np.int32)
+        slots: Int32 = np.array([chunk.slot for chunk in chunks], np.int32)
+        packed = on_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
+        where, which, lengths = packed.split([len(starts), len(slots), len(ends)])
+        longest = int(counts.max())
+        table = pages.device
+
+        def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
+            self.flash(
+                q,
+                self.keys[layer],
+                self.values[layer],
+                cache_seqlens=lengths,
+                cache_batch_idx=which,
+                page_table=table,
+                cu_seqlens_q=where,
+                max_seqlen_q=longest,
+                causal=True,
+                window_size=flash_window(self.geometry.windows[layer], causal=True),
+                out=out,
+            )
+
+        return run

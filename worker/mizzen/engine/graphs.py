@@ -1,0 +1,176 @@
+"""Whole decode steps as captured CUDA graphs: from the last tokens to the next ones, one replay a step.
+
+The batch lives on the device (slots, positions, last tokens, page table, sampling parameters), and every
+replay advances it. The host sends one packed buffer when the batch changed or pages were added, and nothing
+otherwise. Batches are padded to the next captured size with rows of a slot that no request has.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from itertools import cycle
+
+import numpy as np
+import torch
+
+from mizzen.attention.base import Attend, DeviceDecode, MixedAttention
+from mizzen.core.plan import StepPlan
+from mizzen.core.request import Int64
+from mizzen.engine.sampler import draw, filtered_rows
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+MIN_WRITES = 64
+"""Page writes that a packed buffer holds at least."""
+BUFFERS = 16
+"""Packed buffers in pinned memory; more than steps in flight, so that none is written before it was sent."""
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """Return the batch sizes to capture: fine steps where padding would cost most."""
+    sizes = {1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, largest + 1, 32), largest}
+    return sorted(size for size in sizes if size <= largest)
+
+
+class DecodeGraphs:
+    """Captured decode steps, by batch size. Used from one thread, in one stream."""
+
+    def __init__(
+        self, model: Decoder, attention: MixedAttention, state: SlotState, upload: Uploader, sizes: list[int]
+    ) -> None:
+        """Allocate what all sizes share.
+
+        Raises:
+            ValueError: the attention backend needs lengths on the host, or the state has no slot for padding.
+        """
+        from mizzen.kernels.decode import Inbox
+
+        if not isinstance(attention.decode, DeviceDecode) or state.scratch is None:
+            raise ValueError("decode graphs need a backend with lengths on the device, and a slot of padding")
+        self.backend: DeviceDecode = attention.decode
+        self.model = model
+        self.kv = attention.kv
+        self.state = state
+        self.scratch = state.scratch
+        self.upload = upload
+        self.sizes = sizes
+        largest, device = sizes[-1], upload.device
+        self.layout = Inbox(writes=max(MIN_WRITES, 2 * largest), rows=largest)
+        self.blank = np.zeros(self.layout.size, np.int32)
+        self.blank[self.layout.slots] = self.scratch
+        pinned = torch.from_numpy(np.tile(self.blank, (BUFFERS, 1))).pin_memory()
+        self.buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
+        self.inbox = torch.from_numpy(self.blank).to(device)
+        self.logits = torch.empty(
+            largest, model.config.vocab_size, dtype=model.embedding.weight.dtype, device=device
+        )
+        self.tokens = torch.zeros(largest, dtype=torch.int64, device=device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.version: int | None = None
+        """The decode batch that the device holds; None when another kind of step has run since."""
+        self.filtered: Int64 = np.empty(0, np.int64)
+        """Rows of that batch that draw from a part of the vocabulary."""
+
+    def step(self, size: int) -> None:
+        """Enqueue what a replay does: from the inbox and the slots' state to `tokens`, and both advanced."""
+        from mizzen.kernels.decode import gather_inputs, write_pages
+        from mizzen.kernels.sampling import draw_and_advance
+
+        state, table = self.state, self.state.table.device
+        write_pages(self.inbox, self.layout, table)
+        slots = self.inbox[self.layout.slots][:size]
+        positions = self.inbox[self.layout.positions][:size]
+        batch = gather_inputs(slots, positions, state.last_tokens, table, self.kv.page_size)
+        decode = self.backend.plan_decode_on_device(slots, batch.lengths, table)
+        attend = Attend(self.kv, batch.cells, size, decode, None)
+        hidden = self.model.hidden(batch.tokens, batch.positions, attend)
+        logits = self.model.logits(hidden, self.logits[:size])
+        draw_and_advance(
+            logits,
+            slots,
+            positions,
+            state.temperature.device,
+            state.seed.device,
+            self.tokens[:size],
+            state.last_tokens,
+            self.scratch,
+        )
+
+    def capture(self, stream: torch.cuda.Stream) -> float:
+        """Capture every size, the largest first, so that all share its memory; return the seconds it took."""
+        begin = time.perf_counter()
+        pool = None
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for size in reversed(self.sizes):
+                self.step(size)  # loads kernels, which a capture cannot
+                graph = torch.cuda.CUDAGraph()
+                stream.synchronize()
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    self.step(size)
+                pool = pool or graph.pool()
+                self.graphs[size] = graph
+        stream.synchronize()
+        seconds = time.perf_counter() - begin
+        log.info("captured %d decode graphs in %.1f s", len(self.graphs), seconds)
+        return seconds
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Tell whether a plan is a step of decodes alone, of a size that is captured."""
+        return not plan.prefill and 0 < len(plan.decode) <= self.sizes[-1]
+
+    def forget(self) -> None:
+        """Note that a step ran outside the graphs, so that the device's batch is no longer true."""
+        self.version = None
+
+    def __call__(self, plan: StepPlan) -> torch.Tensor:
+        """Run a plan; return its tokens, int64 [rows], valid until the next replay in stream order."""
+        state, rows = self.state, len(plan.decode)
+        if plan.starts:
+            state.start(plan.starts)
+            self.forget()
+        if len(plan.pages.slots) > self.layout.writes:
+            state.write_pages(plan.pages)
+            self.send(plan, with_pages=False)
+        elif plan.decode_version != self.version or len(plan.pages.slots):
+            self.send(plan, with_pages=True)
+        size = self.sizes[int(np.searchsorted(self.sizes, rows))]
+        self.graphs[size].replay()
+        lengths = state.lengths[plan.decode] + 1
+        state.lengths[plan.decode] = lengths
+        tokens = self.tokens[:rows]
+        if len(self.filtered):
+            self.draw_filtered(plan, tokens, lengths)
+        return tokens
+
+    def send(self, plan: StepPlan, *, with_pages: bool) -> None:
+        """Send the batch, and the plan's page writes, in one copy."""
+        buffer, layout, state = next(self.buffers), self.layout, self.state
+        view, rows = buffer.numpy(), len(plan.decode)
+        view[:] = self.blank
+        if with_pages and (count := len(plan.pages.slots)):
+            writes, table = plan.pages, state.table.host
+            table[writes.slots, writes.columns] = writes.pages
+            view[0] = count
+            cells = writes.slots.astype(np.int64) * table.shape[1] + writes.columns
+            view[layout.cells][:count] = cells
+            # Read back, for the device keeps no order between writes to one cell.
+            view[layout.pages][:count] = table[writes.slots, writes.columns]
+        view[layout.slots][:rows] = plan.decode
+        view[layout.positions][:rows] = state.lengths[plan.decode]
+        self.inbox.copy_(buffer, non_blocking=True)
+        if plan.decode_version != self.version:
+            self.filtered = filtered_rows(state, plan.decode.astype(np.int64))
+            self.version = plan.decode_version
+
+    def draw_filtered(self, plan: StepPlan, tokens: torch.Tensor, positions: np.ndarray) -> None:
+        """Draw once more for rows with filters, in place of what the replay drew for them."""
+        rows, state = self.filtered, self.state
+        slots = plan.decode[rows].astype(np.int64)
+        packed = self.upload(np.stack([rows, slots]))
+        drawn = draw(self.logits[packed[0]], state, slots, positions[rows].astype(np.int64), self.upload)
+        tokens[packed[0]] = drawn
+        state.last_tokens[packed[1]] = drawn

@@ -1,0 +1,28 @@
+"""The gate of a SwiGLU block (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    gate = tl.load(gate_up + row * 2 * size + columns, inside, 0.0).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * size + columns, inside, 0.0).to(tl.float32)
+    value = gate / (1 + tl.exp(-gate)) * up
+    tl.store(out + row * size + columns, value.to(out.dtype.element_ty), inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Map gates and ups side by side, [rows, 2 * size] (contiguous), to silu(gate) * up [rows, size]."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    _silu_mul_kernel[(rows, triton.cdiv(size, BLOCK))](gate_up, out, size, BLOCK=BLOCK, num_warps=4)
+    return out

@@ -1,0 +1,59 @@
+"""RMSNorm (arXiv 1910.07467), alone or behind the addition of a residual stream."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, residual, weight, out, x_stride, size, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    scale = tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    value = tl.load(x + row * x_stride + columns, inside, 0.0)
+    if ADD:
+        before = tl.load(residual + row * size + columns, inside, 0.0)
+        value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+        tl.store(residual + row * size + columns, value, inside)
+    value = value.to(tl.float32)
+    mean = tl.sum(value * value, 0) / size
+    value = value * tl.rsqrt(mean + epsilon) * scale
+    tl.store(out + row * size + columns, value.to(out.dtype.element_ty), inside)
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    rows, size = x.shape
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(size)
+    _rms_norm_kernel[(rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        x.stride(0),
+        size,
+        epsilon,
+        ADD=residual is not None,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return out
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Normalise rows of x [rows, size] (rows may lie apart) into a new tensor."""
+    return _launch(x, None, weight, epsilon)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Add x to `residual` [rows, size] (contiguous) in place and return the sum normalised."""
+    return _launch(x, residual, weight, epsilon)
