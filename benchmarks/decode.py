@@ -1,0 +1,110 @@
+"""Time of a decode step by batch size, with random weights on one GPU.
+
+    python benchmarks/decode.py --shape qwen3-0.6b [--batch 1 8 32 128 256] [--context 1000] [--json]
+
+Prompts of `--context` tokens are run first and stay in the prefix cache; then all of a batch start within a
+few steps, and the mean time of a step is taken between the 32nd output token of the last row and the 160th of
+the first. The context in the middle of that is the prompt and 96 tokens, with which the limit is computed.
+`--profile` runs some steps more under PyTorch's profiler and tells each kernel's time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gpu import drain, finish, load, median, parser
+from mizzen import LLM, SamplingParams
+from mizzen.core.request import Request
+
+FIRST, LAST = 32, 160
+PROFILED = 20
+SHOWN = 14
+
+
+def start(llm: LLM, prompts: list[np.ndarray], temperature: float) -> None:
+    """Let a batch begin."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 2, ignore_eos=True)
+    for rid, prompt in enumerate(prompts):
+        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
+
+
+def step(llm: LLM, rows: int) -> tuple[int, int] | None:
+    """Run a step; return the least and the most output tokens of its rows, once all take part."""
+    output = llm.engine.step(0.0)
+    llm.engine.take_cache_events()
+    if output is None or len(output.rids) < rows:
+        return None
+    return int(output.offsets.min()), int(output.offsets.max())
+
+
+def step_seconds(llm: LLM, prompts: list[np.ndarray], temperature: float) -> float:
+    """Run a batch; return the mean time of a step while all its rows decode."""
+    start(llm, prompts, temperature)
+    times: list[float] = []
+    while llm.engine.busy:
+        reached = step(llm, len(prompts))
+        if reached is not None and reached[0] >= FIRST and reached[1] <= LAST:
+            times.append(time.perf_counter())
+    llm.engine.take_ended()
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def kernels(llm: LLM, prompts: list[np.ndarray], temperature: float) -> dict[str, tuple[float, float]]:
+    """Return each kernel's microseconds and calls a step, the longest first."""
+    start(llm, prompts, temperature)
+    while (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
+        pass
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(PROFILED):
+            step(llm, len(prompts))
+        torch.cuda.synchronize()
+    drain(llm)
+    found: dict[str, tuple[float, float]] = {}
+    for event in trace.key_averages():
+        found[event.key] = (event.self_device_time_total / PROFILED, event.count / PROFILED)
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    made.add_argument("--context", type=int, default=1000)
+    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
+    args = made.parse_args()
+    if args.no_prefix_cache:
+        made.error("the prompts of a batch start together because they are cached")
+    largest = max(args.batch)
+    results: dict[int, dict[str, Any]] = {}
+    with load(args, max_running_requests=largest, cuda_graph_max_batch=largest) as (llm, limits):
+        rng = np.random.default_rng(0)
+        prompts = list(rng.integers(0, 10000, (largest, args.context)).astype(np.int32))
+        once = SamplingParams(max_tokens=1, ignore_eos=True)
+        for rid, prompt in enumerate(prompts):
+            llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
+        drain(llm)
+        for batch in args.batch:
+            rounds = [step_seconds(llm, prompts[:batch], args.temperature) for _ in range(args.rounds)]
+            took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
+            results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": least / took}
+            print(
+                f"{args.shape} batch {batch:>3}: {took * 1e3:6.2f} ms a step, limit {least * 1e3:5.2f}: "
+                f"{least / took:.0%}"
+            )
+            if args.profile:
+                found = kernels(llm, prompts[:batch], args.temperature)
+                results[batch]["kernels"] = found
+                for name, (microseconds, calls) in list(found.items())[:SHOWN]:
+                    print(f"  {microseconds:8.1f} us {calls:6.1f} calls  {name[:90]}")
+                print(f"  {sum(found[name][0] for name in found):8.1f} us in all")
+        finish(args, llm, {"steps": results})
+
+
+if __name__ == "__main__":
+    main()
