@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -176,6 +177,27 @@ async def test_an_expired_version_is_listed_again(api: ApiServer, table: Table, 
         api.send("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
     await until(lambda: len([query for query in api.queries if "watch" not in query]) == 2)
     await until(lambda: set(table.now) == {"a"})
+
+
+@pytest.mark.parametrize("how", ["event", "status", "forbidden", "closed"])
+async def test_an_api_server_that_ends_every_watch_is_not_hammered(
+    api: ApiServer, table: Table, until: Any, how: str
+) -> None:
+    await until(lambda: table.now == {})
+    statuses = {"status": 410, "forbidden": 403}
+    began = len(api.queries)
+    if how in statuses:
+        api.events.put_nowait(None)  # ends the watch that began well
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            while True:
+                api.status = statuses.get(how, 200)
+                if how == "event":
+                    api.send("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
+                elif how == "closed":
+                    api.events.put_nowait(None)
+                await asyncio.sleep(0.001)
+    assert 1 <= len(api.queries) - began <= 12
 
 
 async def test_an_api_server_that_is_away_changes_nothing(api: ApiServer, table: Table, until: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ IDLE_SECONDS = 90.0
 LIST_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
+CALM_SECONDS = 20.0
+"""After a list and watches that went well for this long, the pauses between tries begin anew."""
+SHORTEST_WATCH_SECONDS = 0.3
+"""A watch that ends at once begins again no sooner."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
@@ -127,20 +132,32 @@ class PodWatch:
         """Watch until cancelled. An API server that is away changes nothing in the table."""
         wait = FIRST_BACKOFF_SECONDS
         while True:
+            began = time.monotonic()
             try:
-                async with await connect() as api:
-                    version = await self._list(api)
-                    wait = FIRST_BACKOFF_SECONDS
-                    while True:
-                        version = await self._watch(api, version)
+                await self._follow()
             except Expired:
-                continue
+                log.info("pods are listed again")
             except Exception as error:  # whatever it is, the watch must go on
                 self._metrics.watch_errors.inc()
                 fields = {"reason": f"{type(error).__name__}: {brief(error)}", "again_in_seconds": wait}
                 log.warning("pods cannot be watched", extra={"fields": fields})
-                await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
-                wait = min(2 * wait, MAX_BACKOFF_SECONDS)
+            if time.monotonic() - began > CALM_SECONDS:
+                wait = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
+            wait = min(2 * wait, MAX_BACKOFF_SECONDS)
+
+    async def _follow(self) -> None:
+        """List, then watch for as long as that goes well.
+
+        Raises:
+            Expired: list again.
+        """
+        async with await connect() as api:
+            version = await self._list(api)
+            while True:
+                began = time.monotonic()
+                version = await self._watch(api, version)
+                await asyncio.sleep(max(0.0, SHORTEST_WATCH_SECONDS - (time.monotonic() - began)))
 
     async def _list(self, api: client.ApiClient) -> str:
         async with asyncio.timeout(LIST_SECONDS):
