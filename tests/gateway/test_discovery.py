@@ -69,10 +69,12 @@ class ApiServer:
         self.queries: list[dict[str, str]] = []
         self.tokens: list[str] = []
         self.down = False
+        self.refused = 0
         self.status = 200
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if self.down:
+            self.refused += 1
             return web.json_response({"message": "etcd is away"}, status=503)
         self.queries.append(dict(request.query))
         self.tokens.append(request.headers.get("authorization", ""))
@@ -205,7 +207,7 @@ async def test_an_api_server_that_is_away_changes_nothing(api: ApiServer, table:
     await until(lambda: set(table.now) == {"a"})
     api.down = True
     api.events.put_nowait(None)
-    await asyncio.sleep(0.3)
+    await until(lambda: api.refused)
     assert set(table.now) == {"a"}
     api.pods, api.down = [pod("a"), pod("b", metadata={"uid": "b"})], False
     await until(lambda: set(table.now) == {"a", "b"})
