@@ -55,17 +55,25 @@ class TreeMachine(RuleBasedStateMachine):
         assert row[:cached].tolist() == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
         fresh = np.arange(self.next_page, self.next_page + pages - cached, dtype=np.int32)
         self.next_page += len(fresh)
-        node, duplicates = self.tree.extend(node, data[cached * self.size * 4 :], fresh)
-        assert not duplicates
+        rest = data[cached * self.size * 4 :]
+        if keep or not rest:
+            node, duplicates = self.tree.extend(node, rest, fresh)
+            assert not duplicates
+        else:
+            assert not self.tree.deposit(node, rest, fresh)
         for index, page in enumerate(fresh.tolist(), start=cached):
             self.model[self._key(tokens, salt, index)] = page
         if keep:
             self.locks.append((node, (salt, tuple(tokens.tolist()))))
-        else:
+        elif not rest:
             self.tree.unlock(node)
 
-    @rule(words=st.lists(st.integers(0, 2), min_size=1, max_size=12), salt=st.sampled_from((b"", b"x")))
-    def insert_from_the_root(self, words: list[int], salt: bytes) -> None:
+    @rule(
+        words=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+        salt=st.sampled_from((b"", b"x")),
+        end=st.booleans(),
+    )
+    def insert_from_the_root(self, words: list[int], salt: bytes, end: bool) -> None:
         """As a request does that was admitted before another one published the same prompt."""
         tokens = np.repeat(np.array(words, np.int32), UNIT)
         pages = len(tokens) // self.size
@@ -75,13 +83,17 @@ class TreeMachine(RuleBasedStateMachine):
         own = np.arange(self.next_page, self.next_page + pages, dtype=np.int32)
         self.next_page += pages
         cached = self._cached(tokens, salt)
-        node, duplicates = self.tree.extend(root, tokens.tobytes(), own)
-        known = [page for _, pages in duplicates for page in pages.tolist()]
-        assert known == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
+        if end and pages:
+            back = [page for part in self.tree.deposit(root, tokens.tobytes(), own) for page in part.tolist()]
+            assert back == own[:cached].tolist()
+        else:
+            node, duplicates = self.tree.extend(root, tokens.tobytes(), own)
+            known = [page for _, part in duplicates for page in part.tolist()]
+            assert known == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
+            assert node.end == pages
+            self.tree.unlock(node)
         for index in range(cached, pages):
             self.model[self._key(tokens, salt, index)] = int(own[index])
-        assert node.end == pages
-        self.tree.unlock(node)
 
     @precondition(lambda self: self.locks)
     @rule(data=st.data())

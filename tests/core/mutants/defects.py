@@ -7,6 +7,7 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode import DecodeBatch
@@ -39,6 +40,13 @@ def replace(part: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[.
 
 def memory(scheduler: Scheduler) -> KvMemory:
     return scheduler.memory
+
+
+def rest_of(kv: KvMemory, what: Release) -> Int32:
+    """Return the pages that a release gives back for certain."""
+    if what.node is None:
+        return kv.fenced_pages(what)
+    return kv.table[what.slot, max(what.node.end, what.full) : what.held]
 
 
 def cache(scheduler: Scheduler) -> Any:
@@ -77,8 +85,11 @@ def fence_a_step_early(flights: Any, fence: Callable[..., Any], release: Release
 def pages_free_before_their_fence(
     scheduler: Scheduler, release: Callable[..., Any], what: Release, last_step: int
 ) -> None:
-    scheduler.memory.pool.give(what.pages)
-    release(Release(np.empty(0, np.int32), what.slot, what.node), last_step)
+    if what.node is None:
+        scheduler.memory.release(what)
+        return
+    scheduler.memory.pool.give(rest_of(scheduler.memory, what))
+    release(replace_fields(what, held=0), last_step)
 
 
 @replace(lambda scheduler: scheduler, "_release")
@@ -87,7 +98,8 @@ def prefix_unlocked_before_its_fence(
 ) -> None:
     if what.node is not None:
         scheduler.memory.cache.unlock(what.node)
-    release(Release(what.pages, what.slot, None), last_step)
+        what = Release(slot=what.slot, pages=scheduler.memory.fenced_pages(what).copy())
+    release(what, last_step)
 
 
 @replace(lambda scheduler: scheduler.flights, "drop")
@@ -97,19 +109,45 @@ def surplus_tokens_kept(flights: Any, drop: Callable[..., Any], cell: int, first
 
 @replace(memory, "release")
 def page_freed_twice(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
+    rest = rest_of(kv, what).copy()
     release(what)
-    if len(what.pages) > 1:
-        kv.pool.give(what.pages[:1])
+    if len(rest) > 1:
+        kv.pool.give(rest[:1])
 
 
 @replace(memory, "release")
 def page_lost(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
-    release(Release(what.pages[1:], what.slot, what.node))
+    release(replace_fields(what, held=what.held - 1) if len(rest_of(kv, what)) else what)
 
 
 @replace(memory, "release")
 def slot_lost(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
-    release(Release(what.pages, None if len(what.pages) == 2 else what.slot, what.node))
+    release(what)
+    if what.held % 5 == 2:
+        kv.free_slots.pop()
+
+
+@replace(cache, "deposit")
+def duplicates_lost_at_the_end(
+    tree: RadixTree, deposit: Callable[..., Any], node: Node, data: bytes, pages: Int32
+) -> list[Int32]:
+    deposit(node, data, pages)
+    return []
+
+
+@replace(cache, "deposit")
+def lock_kept_at_the_end(
+    tree: RadixTree, deposit: Callable[..., Any], node: Node, data: bytes, pages: Int32
+) -> list[Int32]:
+    tree.lock(node)
+    return deposit(node, data, pages)
+
+
+@replace(memory, "_retire")
+def unwritten_page_cached_at_the_end(
+    kv: KvMemory, retire: Callable[..., Any], slot: int, node: Node, full: int, held: int
+) -> None:
+    retire(slot, node, max(full, held) if held <= kv.tokens.shape[1] // kv.page_size else full, held)
 
 
 @replace(memory, "adopt")

@@ -25,6 +25,7 @@ class PrefixCache(Protocol):
     def lock(self, node: Node) -> None: ...  # noqa: D102
     def unlock(self, node: Node) -> None: ...  # noqa: D102
     def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]: ...  # noqa: D102
+    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]: ...  # noqa: D102
     def evict(self, count: int) -> list[Int32]: ...  # noqa: D102
     def take_events(self) -> CacheEvents: ...  # noqa: D102
     def snapshot(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -60,6 +61,11 @@ class NoCache:
     def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]:
         """Keep nothing: the pages stay the caller's."""
         return node, []
+
+    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]:
+        """Undo one lock and keep nothing: return the pages."""
+        node.refs -= 1
+        return [pages]
 
     def evict(self, count: int) -> list[Int32]:
         """Return no pages."""

@@ -1,135 +1,182 @@
-"""The requests that decode, as columns: a step touches arrays, never a request."""
+"""The requests that decode, as columns by slot: a step touches arrays, never a request.
+
+Every request of the batch gains one token a step, so whatever counts tokens grows by one a step. It is kept
+less the number of the step: a step adds its own number, and nothing has to be counted up.
+"""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import Phase, Sequence
 
+UInt8 = NDArray[np.uint8]
 _NEVER = 1 << 62
+_FULL = -1
 
 
-class Column(enum.IntEnum):
-    """What stays the same while a request decodes."""
+class Columns(NamedTuple):
+    """What reading a step's tokens needs of some slots, one entry each.
 
-    CELL = 0
-    """Index of its first token in the flat token history."""
-    RID = 1
-    PROMPT = 2
-    """Prompt tokens."""
-    STOPS = 3
-    """Its bits of the stop table."""
-    PAGES = 4
-    """Index of its first cell in the flat page table."""
+    `tokens` and `offsets` are to be increased by the step's number.
+    """
+
+    tokens: Int64
+    """Index in the flat token history of the token that a step samples."""
+    rids: Int64
+    offsets: Int64
+    """Index of that token within the request's output."""
 
 
 class Frame:
-    """What steps with the same decode batch share; never changed once made."""
+    """What steps with the same decode batch share; slots ascend."""
 
-    __slots__ = ("columns", "slots", "version")
+    __slots__ = ("cells", "columns", "lengths", "rows", "slots", "version")
 
-    def __init__(self, version: int, slots: Int32, columns: Int64) -> None:
+    def __init__(self, version: int, slots: Int32, rows: Int64) -> None:
         self.version = version
         self.slots = slots
-        self.columns = columns
-        """int64 [len(Column), n]."""
+        self.rows = rows
+        """The slots, to index with."""
+        self.columns: Columns | None = None
+        """Made when the first step is read."""
+        self.lengths: Int64 | None = None
+        """Position that a step runs, less the step's number; made when pages grow in every step."""
+        self.cells: Int64 | None = None
+        """Index of that position in a flat page table of pages of one token, less the step's number."""
+
+
+class Growth(NamedTuple):
+    """Cells of the page table that a step is the first to write to."""
+
+    slots: Int32
+    columns: Int64
+    cells: Int64
+    """Indices in the flat page table."""
 
 
 class DecodeBatch:
-    """Rows 0..size-1, in no particular but a deterministic order. A row that leaves is filled by the last."""
+    """Which slots decode, and what steps need of them."""
 
-    def __init__(self, slots: int, columns: int, width: int) -> None:
+    def __init__(self, holders: list[Sequence | None], columns: int, width: int, page_size: int) -> None:
+        """Take who has each slot, and the widths of the rows of page table and token history."""
+        slots = len(holders)
         self.size = 0
-        self.lengths: Int64 = np.zeros(slots, np.int64)
-        """Tokens whose KV exists after all launched steps: the position that the next step runs."""
         self.next_leave = _NEVER
-        """No row reaches its limit before this step."""
+        """No request reaches its limit before this step."""
         self._page_cells = columns
         self._token_cells = width
-        self._slots: Int32 = np.zeros(slots, np.int32)
-        self._columns: Int64 = np.zeros((len(Column), slots), np.int64)
-        self._limits: Int64 = np.zeros(slots, np.int64)
-        self._sequences: list[Sequence] = []
-        self._row_of: dict[int, int] = {}
+        self._page_size = page_size
+        self._step = 0
+        self._active = np.zeros(slots, np.bool_)
+        self._matrix: Int64 = np.zeros((3, slots), np.int64)
+        """As in `Columns`: tokens, rids, offsets. A slot's column stays until its last step is read."""
+        self.stops: UInt8 = np.zeros(slots, np.uint8)
+        """Bits of the stop table, by slot."""
+        self._lengths: Int64 = np.zeros(slots, np.int64)
+        """Position that a step runs, less the step's number."""
+        self._phases: Int64 = np.full(slots, _FULL, np.int64)
+        """The steps, modulo the page size, that begin a page."""
+        self._leaves: Int64 = np.full(slots, _NEVER, np.int64)
+        """The last step of each request in the batch."""
+        self._holders = holders
         self._dirty = False
-        self._frame = self._launched = Frame(0, self._slots[:0].copy(), self._columns[:, :0].copy())
+        none = np.empty(0, np.int64)
+        self._frame = self._launched = Frame(0, none.astype(np.int32), none)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+        return (
+            sequence for sequence in map(self._holders.__getitem__, self._active.nonzero()[0]) if sequence
+        )
 
     def frame(self) -> Frame:
         """Return the batch as a step uses it; the same object while nothing changed."""
         if self._dirty:
             self._dirty = False
-            slots = self._slots[: self.size].copy()
+            rows = self._active.nonzero()[0]
+            slots = rows.astype(np.int32)
+            # A slot that left comes back after a launch without it, so equal slots are equal requests.
             if slots.tobytes() == self._launched.slots.tobytes():
                 self._frame = self._launched
             else:
-                columns = self._columns[:, : self.size].copy()
-                self._frame = Frame(self._launched.version + 1, slots, columns)
+                self._frame = Frame(self._launched.version + 1, slots, rows)
         return self._frame
 
-    def computed(self, sequence: Sequence) -> int:
-        """Return the tokens whose KV exists, of a request in the batch."""
-        return int(self.lengths[self._row_of[sequence.slot]])
+    def columns(self, rows: Int64) -> Columns:
+        """Return the columns of placed slots."""
+        tokens, rids, offsets = self._matrix.take(rows, axis=1)
+        return Columns(tokens, rids, offsets)
 
-    def constants(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return what `Column` names, of a request that holds a slot."""
-        slot = sequence.slot
-        return (
-            slot * self._token_cells,
+    def growth(self, step: int) -> Growth | None:
+        """Return where a step begins pages."""
+        size = self._page_size
+        if size == 1:
+            frame = self.frame()
+            if frame.lengths is None or frame.cells is None:
+                frame.lengths = self._lengths.take(frame.rows)
+                frame.cells = frame.rows * self._page_cells + frame.lengths
+            return Growth(frame.slots, frame.lengths + step, frame.cells + step)
+        rows = (self._phases == step % size).nonzero()[0]
+        if not len(rows):
+            return None
+        columns = (self._lengths.take(rows) + step) // size
+        return Growth(rows.astype(np.int32), columns, rows * self._page_cells + columns)
+
+    def computed(self, sequence: Sequence) -> int:
+        """Return the tokens whose KV exists after all launched steps, of a request in the batch."""
+        return self._lengths.item(sequence.slot) + self._step + 1
+
+    def place(self, sequence: Sequence, step: int) -> None:
+        """Fill the columns of a request that has all its KV, as if it decoded from `step` on."""
+        slot, length = sequence.slot, sequence.computed - step
+        self._matrix[:, slot] = (
+            slot * self._token_cells + length + 1,
             sequence.rid,
-            sequence.prompt_tokens,
-            sequence.stop_bits,
-            slot * self._page_cells,
+            length + 1 - sequence.prompt_tokens,
         )
+        self._lengths[slot] = length
+        self.stops[slot] = sequence.stop_bits
 
     def add(self, sequence: Sequence, step: int) -> None:
-        """Let a request that has all its KV decode from `step` on."""
-        row, slot = self.size, sequence.slot
+        """Let a placed request decode from `step` on."""
+        slot = sequence.slot
         self.size += 1
         self._dirty = True
-        self._slots[row] = slot
-        self.lengths[row] = sequence.computed
-        self._columns[:, row] = self.constants(sequence)
-        self._limits[row] = sequence.limit
-        self._sequences.append(sequence)
-        self._row_of[slot] = row
+        self._active[slot] = True
         sequence.phase = Phase.DECODE
-        self.next_leave = min(self.next_leave, step + sequence.limit - 2 - sequence.computed)
+        self._phases[slot] = (step - sequence.computed) % self._page_size
+        self._leaves[slot] = leave = step + sequence.limit - 2 - sequence.computed
+        if leave < self.next_leave:
+            self.next_leave = leave
 
     def remove(self, sequence: Sequence, phase: Phase, last_step: int) -> None:
         """Take a request out; writes its length back to it."""
-        row, last = self._row_of.pop(sequence.slot), self.size - 1
-        sequence.computed = int(self.lengths[row])
+        slot = sequence.slot
+        self.size -= 1
+        self._dirty = True
+        self._active[slot] = False
+        self._phases[slot] = _FULL
+        self._leaves[slot] = _NEVER
+        sequence.computed = self._lengths.item(slot) + last_step + 1
         sequence.last_step = last_step
         sequence.phase = phase
-        self.size = last
-        self._dirty = True
-        moved = self._sequences.pop()
-        if row == last:
-            return
-        self._slots[row] = self._slots[last]
-        self.lengths[row] = self.lengths[last]
-        self._limits[row] = self._limits[last]
-        self._columns[:, row] = self._columns[:, last]
-        self._sequences[row] = moved
-        self._row_of[moved.slot] = row
 
     def advance(self, step: int) -> list[Sequence]:
-        """Count the step just launched with `frame()`; remove and return those whose last step it was."""
+        """Take note that `frame()` was launched; remove and return those whose last step it was."""
         self._launched = self._frame
-        lengths = self.lengths[: self.size]
-        lengths += 1
+        self._step = step
         if step < self.next_leave:
             return []
-        left = self._limits[: self.size] - 1 - lengths
-        leaving = [self._sequences[row] for row in (left <= 0).nonzero()[0]]
-        for sequence in leaving:
+        leaving: list[Sequence] = []
+        for slot in (self._leaves <= step).nonzero()[0].tolist():
+            sequence = self._holders[slot]
+            assert sequence is not None
             self.remove(sequence, Phase.LEAVING, step)
-        self.next_leave = step + int(left[left > 0].min()) if self.size else _NEVER
+            leaving.append(sequence)
+        self.next_leave = int(self._leaves.min())
         return leaving

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec import Struct, field
 
 from mizzen.core.decode import Frame
+from mizzen.core.memory import KvMemory
 from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.core.request import Int32
 from mizzen.core.sequence import Sequence
@@ -12,28 +14,27 @@ from mizzen.core.sequence import Sequence
 _NO_WRITES = PageWrites()
 
 
-class Draft:
+class Draft(Struct):
     """Collects page writes, starts and chunks. Later writes to a cell win."""
 
-    __slots__ = ("_slots_columns_pages", "budget", "chunks", "prefilled", "starts")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        """Prompt tokens that the step may still take."""
-        self.starts: list[SlotStart] = []
-        self.chunks: list[PrefillChunk] = []
-        self.prefilled: list[Sequence] = []
-        """The chunks' requests."""
-        self._slots_columns_pages: list[tuple[Int32, Int32, Int32]] = []
+    budget: int
+    """Prompt tokens that the step may still take."""
+    memory: KvMemory
+    starts: list[SlotStart] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    prefilled: list[Sequence] = field(default_factory=list)
+    """The chunks' requests."""
+    writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
+    """Slots, columns and pages."""
 
     def write(self, slots: Int32, columns: Int32, pages: Int32) -> None:
         """Set cells of the page table; arrays must not change later."""
-        self._slots_columns_pages.append((slots, columns, pages))
+        self.writes.append((slots, columns, pages))
 
     def write_row(self, slot: int, first: int, pages: Int32) -> None:
         """Set the cells of one slot from column `first` on."""
-        count = len(pages)
-        self.write(np.full(count, slot, np.int32), np.arange(first, first + count, dtype=np.int32), pages)
+        slots, columns = self.memory.cells(slot, first, first + len(pages))
+        self.writes.append((slots, columns, pages))
 
     def start(self, sequence: Sequence) -> None:
         """Let a request take its slot."""
@@ -46,13 +47,12 @@ class Draft:
 
     def chunk(self, sequence: Sequence) -> None:
         """Run as many of a request's known tokens as the budget allows."""
-        start, known = sequence.computed, len(sequence.tokens)
+        start, tokens = sequence.computed, sequence.tokens
+        known = len(tokens)
         end = min(known, start + self.budget)
         self.budget -= end - start
         self.chunks.append(
-            PrefillChunk(
-                slot=sequence.slot, start=start, tokens=sequence.tokens[start:end], last=end == known
-            )
+            PrefillChunk(slot=sequence.slot, start=start, tokens=tokens[start:end], last=end == known)
         )
         self.prefilled.append(sequence)
         sequence.computed = end
@@ -69,9 +69,10 @@ class Draft:
         )
 
     def _writes(self) -> PageWrites:
-        parts = self._slots_columns_pages
+        parts = self.writes
         if not parts:
             return _NO_WRITES
         if len(parts) == 1:
-            return PageWrites(*parts[0])
-        return PageWrites(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            slots, columns, pages = parts[0]
+            return PageWrites(slots if slots.strides[0] else slots.copy(), columns, pages)
+        return PageWrites(*map(np.concatenate, zip(*parts, strict=True)))

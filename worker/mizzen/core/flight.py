@@ -3,78 +3,66 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import numpy as np
+from msgspec import Struct, field
 
-from mizzen.core.decode import Column, Frame
+from mizzen.core.decode import Frame
 from mizzen.core.plan import StepTokens
 from mizzen.core.radix import Node
 from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import Sequence
 
 
-class Rows(NamedTuple):
-    """What a step sampled, a row for each token that somebody waits for."""
-
-    columns: Int64
-    """int64 [len(Column), rows]."""
-    positions: Int64
-    tokens: Int32
-
-
-class Release(NamedTuple):
+class Release(Struct, frozen=True):
     """What an ended (or retracted) request held, or only pages that it swapped for the tree's."""
 
-    pages: Int32
-    slot: int | None = None
+    slot: int = -1
+    """To be free again."""
     node: Node | None = None
+    """To be unlocked, once the pages behind it are in the tree."""
+    full: int = 0
+    """Columns of the slot's row whose pages are full of known tokens: those are cached."""
+    held: int = 0
+    """Columns of the row in all: the rest is given back."""
+    pages: Int32 | None = None
+    """To be given back."""
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(Struct):
     """One launched step."""
 
     step: int
     frame: Frame
-    positions: Int64
-    """Of the tokens that the frame's rows sample."""
-    sampled: list[tuple[int, ...]] = field(default_factory=list)
-    """Requests whose last chunk it runs, in order: their columns, as in the frame."""
-    sampled_positions: list[int] = field(default_factory=list)
-    """Of the tokens that these sample."""
-    leaving: list[Sequence] = field(default_factory=list)
+    rows: Int64
+    """The slots that it samples a token for, in the order of its tokens."""
+    leaving: list[Sequence]
     """Requests whose last token it samples."""
     dropped: list[int] = field(default_factory=list)
-    """Token cells (`Column.CELL`) of the requests that nobody waits for any more."""
+    """Slots whose token nobody waits for any more."""
     releases: list[Release] = field(default_factory=list)
     """To be done when it is complete."""
 
-    def rows(self, result: StepTokens) -> Rows:
-        """Join a step's tokens to the requests that wait for them.
+    def tokens(self, result: StepTokens) -> Int32:
+        """Return a step's tokens, one a slot.
 
         Raises:
             ValueError: there are more or fewer than the step samples, or several a row.
         """
-        columns, positions = self.frame.columns, self.positions
-        if self.sampled:
-            columns = np.concatenate((columns, np.array(self.sampled, np.int64).T), axis=1)
-            positions = np.concatenate((positions, self.sampled_positions))
-        if result.counts is not None or result.tokens.shape != (len(positions), 1):
+        count = len(self.rows)
+        if result.counts is not None or result.tokens.shape != (count, 1):
             raise ValueError(
-                f"step {self.step} samples {len(positions)} tokens, one a row; the shape of its tokens is "
+                f"step {self.step} samples {count} tokens, one a row; the shape of its tokens is "
                 f"{result.tokens.shape}"
             )
-        tokens = result.tokens.reshape(-1)
-        if not self.dropped:
-            return Rows(columns, positions, tokens)
-        cells = columns[Column.CELL]
-        wanted = cells != self.dropped[0]
-        for cell in self.dropped[1:]:
-            wanted &= cells != cell
-        rows = wanted.nonzero()[0]
-        return Rows(columns.take(rows, axis=1), positions.take(rows), tokens.take(rows))
+        return result.tokens.reshape(-1)
+
+    def wanted(self) -> Int64:
+        """Return the rows whose token somebody waits for."""
+        rows = self.rows
+        wanted = rows != self.dropped[0]
+        for slot in self.dropped[1:]:
+            wanted &= rows != slot
+        return wanted.nonzero()[0]
 
 
 class Flights:
@@ -112,12 +100,14 @@ class Flights:
         self._queue[last_step - self.completed - 1].releases.append(release)
         return True
 
-    def drop(self, cell: int, first_step: int, last_step: int) -> int:
+    def drop(self, slot: int, first_step: int, last_step: int) -> int:
         """Let the tokens that the steps in flight sample for a request be passed over; return how many."""
-        first = max(first_step, self.completed + 1)
-        for step in range(first, last_step + 1):
-            self._queue[step - self.completed - 1].dropped.append(cell)
-        return max(last_step + 1 - first, 0)
+        count = 0
+        for flight in self._queue:
+            if first_step <= flight.step <= last_step:
+                flight.dropped.append(slot)
+                count += 1
+        return count
 
     def pending(self) -> bool:
         """Tell whether some step's completion will give something back."""

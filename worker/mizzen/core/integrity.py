@@ -43,7 +43,7 @@ def _owners(scheduler: Scheduler) -> Iterator[tuple[str, Int32]]:
     for node in memory.cache.nodes():
         yield "the prefix tree", node.pages
     for release in scheduler.flights.releases():
-        yield "a fence", release.pages
+        yield "a fence", memory.fenced_pages(release)
     for sequence in _running(scheduler):
         assert sequence.node is not None
         yield (
@@ -70,7 +70,7 @@ def _page_faults(scheduler: Scheduler) -> Iterator[str]:
 def _slot_faults(scheduler: Scheduler) -> Iterator[str]:
     memory = scheduler.memory
     held = [sequence.slot for sequence in _running(scheduler)]
-    fenced = [release.slot for release in scheduler.flights.releases() if release.slot is not None]
+    fenced = [release.slot for release in scheduler.flights.releases() if release.slot >= 0]
     counts = Counter([*memory.free_slots, *held, *fenced])
     for slot in range(len(memory.table)):
         if counts[slot] != 1:

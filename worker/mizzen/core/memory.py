@@ -12,8 +12,6 @@ from mizzen.core.radix import Duplicate, Node
 from mizzen.core.request import Int32
 from mizzen.core.sequence import Sequence
 
-_NO_PAGES = np.empty(0, np.int32)
-
 
 class KvMemory:
     """A mirror of page table and tokens, the free pages, the free slots and the prefix cache."""
@@ -31,7 +29,9 @@ class KvMemory:
         """Known token ids of each slot's request, by position."""
         self.flat_table = self.table.reshape(-1)
         self.flat_tokens = self.tokens.reshape(-1)
-        self._evict_ahead = min(1024, config.pages_total // 64)
+        self._slot_of: Int32 = np.broadcast_to(np.arange(slots, dtype=np.int32)[:, None], self.table.shape)
+        self._column_of: Int32 = np.arange(config.columns, dtype=np.int32)
+        self._evict_ahead = min(self.columns(4 * slots), config.pages_total // 64)
 
     @property
     def available(self) -> int:
@@ -41,6 +41,10 @@ class KvMemory:
     def columns(self, tokens: int) -> int:
         """Return how many pages hold so many tokens."""
         return -(-tokens // self.page_size)
+
+    def cells(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
+        """Return the slots and the columns of a run of one row's cells, as views."""
+        return self._slot_of[slot, first:end], self._column_of[first:end]
 
     def take(self, count: int) -> Int32 | None:
         """Return free pages, evicting cached ones if need be; None when there are too few."""
@@ -94,9 +98,10 @@ class KvMemory:
         start = node.end
         if full <= start:
             return []
-        data = self.tokens[sequence.slot, start * self.page_size : full * self.page_size].tobytes()
-        sequence.node, found = self.cache.extend(node, data, self.table[sequence.slot, start:full])
-        return [Duplicate(start + first, pages) for first, pages in found]
+        slot, size = sequence.slot, self.page_size
+        data = self.tokens[slot, start * size : full * size].tobytes()
+        sequence.node, found = self.cache.extend(node, data, self.table[slot, start:full])
+        return [Duplicate(start + first, pages) for first, pages in found] if found else found
 
     def adopt(self, sequence: Sequence, duplicates: list[Duplicate]) -> Int32:
         """Point a row at the tree's pages; return the own ones, to be released behind a fence."""
@@ -105,24 +110,23 @@ class KvMemory:
             end = first + len(pages)
             own.append(row[first:end].copy())
             row[first:end] = pages
-        return np.concatenate(own) if own else _NO_PAGES
+        return np.concatenate(own)
 
     def surrender(self, sequence: Sequence, computed: int, known: int) -> Release:
-        """Cache what an ending request computed and return the rest of what it holds.
+        """Return what an ending request holds; it stays where it is until it is released.
 
         Args:
             sequence: holds a slot; it is left without one.
             computed: tokens whose KV the launched steps write.
             known: tokens whose ids are known.
         """
-        slot, held = sequence.slot, max(self.columns(computed), sequence.pages_held)
-        own = self.adopt(sequence, self.publish(sequence, min(computed, known)))
-        node = sequence.node
-        assert node is not None
-        rest = self.table[slot, node.end : held]
-        pages = np.concatenate((own, rest)) if len(own) else rest.copy()
+        size = self.page_size
+        held, full = -(-computed // size), (computed if computed < known else known) // size
+        if held < sequence.pages_held:
+            held = sequence.pages_held
+        release = Release(sequence.slot, sequence.node, full, held)
         sequence.slot, sequence.node, sequence.pages_held = -1, None, 0
-        return Release(pages, slot, node)
+        return release
 
     def promised(self, sequence: Sequence, computed: int) -> int:
         """Return how many pages would come free or evictable if a request ended (at least)."""
@@ -136,13 +140,33 @@ class KvMemory:
         return pages
 
     def release(self, release: Release) -> None:
-        """Make what was held reusable. No step may use it any more."""
-        self.pool.give(release.pages)
-        if release.slot is not None:
-            self.holders[release.slot] = None
-            self.free_slots.append(release.slot)
+        """Cache what was computed, and make the rest reusable. No step may use it any more."""
+        slot, node = release.slot, release.node
+        if node is not None:
+            self._retire(slot, node, release.full, release.held)
+        if release.pages is not None:
+            self.pool.give(release.pages)
+        if slot >= 0:
+            self.holders[slot] = None
+            self.free_slots.append(slot)
+
+    def fenced_pages(self, release: Release) -> Int32:
+        """Return the pages that wait for a fence."""
         if release.node is not None:
-            self.cache.unlock(release.node)
+            return self.table[release.slot, release.node.end : release.held]
+        return self._column_of[:0] if release.pages is None else release.pages
+
+    def _retire(self, slot: int, node: Node, full: int, held: int) -> None:
+        start, row, size = node.end, self.table[slot], self.page_size
+        if full > start:
+            data = self.tokens[slot, start * size : full * size].tobytes()
+            for pages in self.cache.deposit(node, data, row[start:full]):
+                self.pool.give(pages)
+            start = full
+        else:
+            self.cache.unlock(node)
+        if held > start:
+            self.pool.give(row[start:held])
 
     def _evict(self, count: int) -> None:
         for pages in self.cache.evict(count):

@@ -44,15 +44,21 @@ class BlockNames:
         upper.names, lower.names = lower.names[:border], lower.names[border:]
 
     def trimmed(self, node: Node) -> None:
-        """A node lost its last pages (all of them when it left the tree)."""
+        """A node lost its last pages."""
         if node.names is None:
-            if node.end == node.start:
-                self._unnamed.pop(node, None)
             return
         keep = self._blocks(node.end) - self._blocks(node.start)
         for name in node.names[keep:]:
             self._uncount(name)
         node.names = node.names[:keep]
+
+    def removed(self, node: Node) -> None:
+        """A node left the tree."""
+        if node.names is None:
+            self._unnamed.pop(node, None)
+            return
+        for name in node.names:
+            self._uncount(name)
 
     def take(self) -> CacheEvents:
         """Return the changes since the last call."""

@@ -93,7 +93,8 @@ class RadixTree:
         above: Node | None = node
         while above is not None:
             above.hits += 1
-            row[above.start : above.end] = above.pages
+            end, pages = above.end, above.pages
+            row[end - len(pages) : end] = pages
             above = above.parent
 
     def lock(self, node: Node) -> None:
@@ -111,9 +112,10 @@ class RadixTree:
         while above is not None:
             above.used = self._clock
             above.refs -= 1
-            if above.refs == 0:
+            if not above.refs:
                 self.evictable += len(above.pages)
-                self._offer_leaf(above)
+                if not above.children:
+                    self._offer_leaf(above)
             above = above.parent
 
     def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]:
@@ -129,7 +131,7 @@ class RadixTree:
             child = node.children.get(data[position : position + self._page_bytes])
             first = position // self._page_bytes
             if child is None:
-                node = self._add(node, data[position:], pages[first:].copy())
+                node = self._add(node, data[position:], pages[first:].copy(), 1)
                 break
             if not data.startswith(child.data, position):
                 child = self._split(child, self._shared_pages(child, data, position, len(data)))
@@ -139,6 +141,18 @@ class RadixTree:
             node = child
         return node, duplicates
 
+    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]:
+        """Insert one or more pages behind a node, undo the caller's lock of it, return the pages not needed."""
+        if data[: self._page_bytes] in node.children:
+            end, duplicates = self.extend(node, data, pages)
+            self.unlock(end)
+            return [pages[first : first + len(held)] for first, held in duplicates]
+        leaf = self._add(node, data, pages.copy(), 0)
+        self.evictable += len(pages)
+        self.unlock(node)
+        self._heap.offer(leaf)
+        return []
+
     def evict(self, count: int) -> list[Int32]:
         """Remove up to `count` unlocked pages and return them."""
         freed: list[Int32] = []
@@ -147,7 +161,9 @@ class RadixTree:
             if node is None:
                 break
             assert isinstance(node, Node)
-            pages = node.pages[max(len(node.pages) - count, 0) :]
+            pages = node.pages
+            if len(pages) > count:
+                pages = pages[-count:]
             self._trim(node, len(pages))
             freed.append(pages)
             count -= len(pages)
@@ -193,11 +209,11 @@ class RadixTree:
         first = int(differ.argmax())
         return (first if differ[first] else count) // self.page_size
 
-    def _add(self, parent: Node, data: bytes, pages: Int32) -> Node:
+    def _add(self, parent: Node, data: bytes, pages: Int32, refs: int) -> Node:
+        """Add a leaf to a locked node."""
         node = Node(parent, data, pages)
-        node.refs = 1
+        node.refs = refs
         node.used = self._clock
-        self._heap.withdraw(parent)
         parent.children[data[: self._page_bytes]] = node
         self._names.added(node)
         return node
@@ -221,7 +237,7 @@ class RadixTree:
 
     def _hold(self, node: Node) -> None:
         node.used = self._clock
-        if node.refs == 0:
+        if not node.refs:
             self.evictable -= len(node.pages)
             self._heap.withdraw(node)
         node.refs += 1
@@ -239,11 +255,15 @@ class RadixTree:
         """Cut the last pages off an unlocked leaf; without pages left, it leaves the tree."""
         parent, keep = node.parent, len(node.pages) - pages
         assert parent is not None
-        if not keep:
-            del parent.children[node.data[: self._page_bytes]]
-        node.data = node.data[: keep * self._page_bytes]
-        node.pages = node.pages[:keep]
-        node.end -= pages
         self.evictable -= pages
-        self._names.trimmed(node)
-        self._offer_leaf(node if keep else parent)
+        if keep:
+            node.data = node.data[: keep * self._page_bytes]
+            node.pages = node.pages[:keep]
+            node.end -= pages
+            self._names.trimmed(node)
+            self._heap.offer(node)
+            return
+        del parent.children[node.data[: self._page_bytes]]
+        self._names.removed(node)
+        if not parent.children and not parent.refs:
+            self._offer_leaf(parent)

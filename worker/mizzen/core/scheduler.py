@@ -14,7 +14,7 @@ import numpy as np
 
 from mizzen.core.admission import Admission
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import Column, DecodeBatch
+from mizzen.core.decode import Columns, DecodeBatch
 from mizzen.core.draft import Draft
 from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.flight import Flight, Flights, Release
@@ -23,6 +23,7 @@ from mizzen.core.integrity import find_faults
 from mizzen.core.memory import KvMemory
 from mizzen.core.output import CacheEvents, Load, StepOutput
 from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.radix import Duplicate
 from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
 from mizzen.core.sequence import Phase, Sequence
 from mizzen.core.stops import StopTable
@@ -38,7 +39,9 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.memory = KvMemory(config)
-        self.decode = DecodeBatch(config.max_running_requests, config.columns, config.capacity_tokens)
+        self.decode = DecodeBatch(
+            self.memory.holders, config.columns, config.capacity_tokens, config.page_size
+        )
         self.flights = Flights()
         self.integrity_checks = 0
         """Checks made while idle."""
@@ -76,10 +79,11 @@ class Scheduler:
                 self._abort(event)
         if len(self.flights) >= self.config.steps_in_flight:
             return None
-        draft = Draft(self.prefill_budget())
+        draft = Draft(self.prefill_budget(), self.memory)
         if self.decode.size and not self._grow(draft):
             return None
-        self._write_adopted(draft)
+        if self._rewrites:
+            self._write_adopted(draft)
         for sequence in self.prefilling:
             if draft.budget:
                 draft.chunk(sequence)
@@ -97,24 +101,26 @@ class Scheduler:
             ValueError: the step is another, or it has another number of tokens than it samples.
         """
         flight = self.flights.land(result.step)
-        columns, positions, tokens = flight.rows(result)
-        cells = columns[Column.CELL]
-        self.memory.flat_tokens[cells + positions] = tokens
+        tokens, columns, step = flight.tokens(result), self._columns(flight), flight.step
+        # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
+        self.memory.flat_tokens[columns.tokens + step] = tokens
         finished = [
-            self._end(sequence, FinishReason.STOP, stop_token=token)
-            for sequence, token in self._stopped(cells, tokens, columns[Column.STOPS])
+            self._end(sequence, FinishReason.STOP, token)
+            for sequence, token in self._stopped(flight.rows, tokens)
         ]
-        finished += [
-            self._end(sequence, FinishReason.LENGTH)
-            for sequence in flight.leaving
-            if sequence.phase is Phase.LEAVING
-        ]
+        if flight.leaving:
+            leaving = [sequence for sequence in flight.leaving if sequence.phase is Phase.LEAVING]
+            finished += [self._end(sequence, FinishReason.LENGTH) for sequence in leaving]
         for release in flight.releases:
             self.memory.release(release)
+        rids, offsets = columns.rids, columns.offsets
+        if flight.dropped:
+            wanted = flight.wanted()
+            rids, offsets, tokens = rids.take(wanted), offsets.take(wanted), tokens.take(wanted)
         return StepOutput(
-            step=flight.step,
-            rids=columns[Column.RID],
-            offsets=(positions - columns[Column.PROMPT]).astype(np.int32),
+            step=step,
+            rids=rids,
+            offsets=(offsets + step).astype(np.int32),
             tokens=tokens,
             counts=None,
             finished=tuple(finished),
@@ -157,13 +163,23 @@ class Scheduler:
         """Return all requests that wait or run."""
         return self._live.values()
 
-    def _stopped(self, cells: Int64, tokens: Int32, bits: Int64) -> list[tuple[Sequence, int]]:
+    def _columns(self, flight: Flight) -> Columns:
+        frame = flight.frame
+        if flight.rows is not frame.rows:
+            return self.decode.columns(flight.rows)
+        if frame.columns is None:
+            frame.columns = self.decode.columns(frame.rows)
+        return frame.columns
+
+    def _stopped(self, rows: Int64, tokens: Int32) -> list[tuple[Sequence, int]]:
         """Return the requests that a token of theirs ends, with that token."""
         stopped: list[tuple[Sequence, int]] = []
-        for row in self._stops.candidates(tokens, bits).tolist():
-            sequence = self.memory.holders[int(cells[row]) // self.memory.tokens.shape[1]]
+        for row in self._stops.candidates(tokens, rows, self.decode.stops):
+            slot, token = rows.item(row), tokens.item(row)
+            sequence = self.memory.holders[slot]
             assert sequence is not None
-            if (token := int(tokens[row])) in sequence.stops:
+            # One that ended (or was retracted) since the launch has left its slot.
+            if sequence.slot == slot and token in sequence.stops:
                 stopped.append((sequence, token))
         return stopped
 
@@ -189,7 +205,8 @@ class Scheduler:
             self.admission.queue.remove(sequence)
             known = len(sequence.tokens)
         else:
-            known = self._stand_down(sequence)
+            known = self._leave_batch(sequence)
+            self._surrender(sequence, known)
         sequence.phase = Phase.ENDED
         del self._live[sequence.rid]
         self._stops.release(sequence.stops)
@@ -202,20 +219,28 @@ class Scheduler:
             stop_token=stop_token,
         )
 
-    def _stand_down(self, sequence: Sequence) -> int:
-        """Take a request out of the batch and release what it holds; return how many tokens are known."""
+    def _leave_batch(self, sequence: Sequence) -> int:
+        """Take a request out of the steps to come; return how many of its tokens are known."""
         if sequence.phase is Phase.DECODE:
             self.decode.remove(sequence, Phase.LEAVING, self.flights.launched)
         elif sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
         known = len(sequence.tokens)
         if sequence.first_sample:
-            cell = sequence.slot * self.memory.tokens.shape[1]
-            unread = self.flights.drop(cell, sequence.first_sample, sequence.last_step)
+            unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
             known = sequence.computed + 1 - unread
-        release = self.memory.surrender(sequence, sequence.computed, known)
-        self._release(release, sequence.last_step)
         return known
+
+    def _surrender(self, sequence: Sequence, known: int) -> None:
+        self._release(self.memory.surrender(sequence, sequence.computed, known), sequence.last_step)
+
+    def _publish(self, sequence: Sequence, tokens: int) -> list[Duplicate]:
+        """Cache the full pages of a running request; what the tree held already, it uses from now on."""
+        duplicates = self.memory.publish(sequence, tokens)
+        if duplicates:
+            own = self.memory.adopt(sequence, duplicates)
+            self._release(Release(pages=own), sequence.last_step)
+        return duplicates
 
     def _release(self, release: Release, last_step: int) -> None:
         if not self.flights.fence(release, last_step):
@@ -224,7 +249,10 @@ class Scheduler:
     def _retract(self, sequence: Sequence) -> None:
         """Put a running request back into the queue; it resumes from its prompt and output."""
         slot = sequence.slot
-        known = self._stand_down(sequence)
+        known = self._leave_batch(sequence)
+        # Cached at once, so that it finds its own pages when it comes back soon.
+        self._publish(sequence, min(sequence.computed, known))
+        self._surrender(sequence, known)
         sequence.tokens = self.memory.tokens[slot, :known].copy()
         sequence.data, sequence.need = b"", 0
         sequence.computed = sequence.first_sample = sequence.last_step = 0
@@ -237,19 +265,13 @@ class Scheduler:
         Returns False when the step has to wait for a fence.
         """
         while True:
-            size = self.memory.page_size
-            frame, lengths = self.decode.frame(), self.decode.lengths[: self.decode.size]
-            if size == 1:
-                slots, rows, columns = frame.slots, frame.columns[Column.PAGES], lengths
-            else:
-                growing = (lengths % size == 0).nonzero()[0]
-                if not len(growing):
-                    return True
-                slots, columns = frame.slots.take(growing), lengths.take(growing) // size
-                rows = frame.columns[Column.PAGES].take(growing)
+            growth = self.decode.growth(self.flights.launched + 1)
+            if growth is None:
+                return True
+            slots, columns, cells = growth
             pages = self.memory.take(len(columns))
             if pages is not None:
-                self.memory.flat_table[rows + columns] = pages
+                self.memory.flat_table[cells] = pages
                 draft.write(slots, columns.astype(np.int32), pages)
                 return True
             if self.flights.pending():
@@ -286,9 +308,8 @@ class Scheduler:
     def _launch(self, draft: Draft) -> StepPlan:
         step, frame = self.flights.launched + 1, self.decode.frame()
         plan = draft.plan(step, frame)
-        flight = Flight(step, frame, self.decode.lengths[: self.decode.size] + 1)
+        flight = Flight(step, frame, frame.rows, self.decode.advance(step))
         self.flights.launch(flight)
-        flight.leaving = self.decode.advance(step)
         if draft.prefilled:
             self._launch_prefill(draft, flight)
         self._unchecked = True
@@ -297,25 +318,24 @@ class Scheduler:
     def _launch_prefill(self, draft: Draft, flight: Flight) -> None:
         """Publish the chunks' pages; requests whose prompt is through decode from the next step on."""
         step = flight.step
+        sampled: list[int] = []
         for sequence in draft.prefilled:
             sequence.last_step = step
-            duplicates = self.memory.publish(sequence, sequence.computed)
-            if duplicates:
-                own = self.memory.adopt(sequence, duplicates)
-                self._release(Release(own), step)
-                self._rewrites += [(sequence, first, pages) for first, pages in duplicates]
+            for first, pages in self._publish(sequence, sequence.computed):
+                self._rewrites.append((sequence, first, pages))
             if sequence.computed < len(sequence.tokens):
                 continue
             sequence.first_sample = step
             sequence.data = b""
-            flight.sampled.append(self.decode.constants(sequence))
-            flight.sampled_positions.append(sequence.computed)
+            sampled.append(sequence.slot)
+            self.decode.place(sequence, step + 1)
             if sequence.computed + 1 == sequence.limit:
                 sequence.phase = Phase.LEAVING
                 flight.leaving.append(sequence)
             else:
                 self.decode.add(sequence, step + 1)
-        if flight.sampled:
+        if sampled:
+            flight.rows = np.concatenate((flight.rows, sampled))
             self.prefilling = [sequence for sequence in self.prefilling if sequence.phase is Phase.PREFILL]
 
     def _idle(self) -> None:

@@ -42,8 +42,8 @@ class Sequence:
 
     __slots__ = (
         "admissions_before", "admitted", "cached_tokens", "computed", "data", "first_sample", "last_step",
-        "limit", "need", "node", "pages_held", "phase", "request", "rid", "serial", "slot", "stop_bits",
-        "stops", "tokens",
+        "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "request", "rid", "serial", "slot",
+        "stop_bits", "stops", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Sequence:
     ) -> None:
         self.request = request
         self.rid = request.rid
+        self.prompt_tokens = len(request.prompt)
         self.serial = serial
         """Order of arrival."""
         self.limit = limit
@@ -79,11 +80,6 @@ class Sequence:
         """The step that samples its first token in this slot; 0 before."""
         self.last_step = 0
         """The last step that runs it (while decoding: the last one launched)."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.request.prompt)
 
     def data_bytes(self) -> bytes:
         """Return `tokens` as bytes."""

@@ -15,6 +15,8 @@ _MASK = (1 << 18) - 1
 """Token ids share an entry modulo 262,144; larger vocabularies only meet more candidates."""
 _BITS = 8
 _STALE = 64
+_FEW = 4
+"""So few candidates are not worth a look at their bits."""
 
 
 class StopTable:
@@ -62,9 +64,19 @@ class StopTable:
         if self._stale > len(self._sets) + _STALE:
             self._rebuild()
 
-    def candidates(self, tokens: Int32, bits: Int64) -> Int64:
-        """Return the rows whose token may be a stop token of theirs; `bits` [n] is each row's."""
-        return (self._table[tokens & _MASK] & bits).nonzero()[0]
+    def candidates(self, tokens: Int32, slots: Int64, bits: UInt8) -> list[int]:
+        """Return the rows whose token may be a stop token of theirs.
+
+        Args:
+            tokens: a token for each row.
+            slots: the row's slot.
+            bits: the bits of each slot.
+        """
+        marks = self._table.take(tokens, mode="wrap")
+        rows = marks.nonzero()[0]
+        if len(rows) > _FEW:
+            rows = rows[(marks.take(rows) & bits.take(slots.take(rows))) != 0]
+        return rows.tolist()
 
     def _rebuild(self) -> None:
         self._stale = 0
