@@ -18,7 +18,7 @@ from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_pod
 from mizzen_operator.render.gateway import gateway_manifests
-from mizzen_operator.render.keys import mounted_keys, read, root_keys
+from mizzen_operator.render.keys import mounted_keys, read, require_equal, restored_keys, root_keys
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Executor:
     """Makes the cluster hold what the service needs.
 
     Children that nothing watches (Secrets, ServiceAccount, RoleBinding) are checked once and then again after
-    `resync_seconds`; the rest is compared with what was observed.
+    `resync_seconds`, or after `recheck_seconds` while something does not run, for it may lack one of them.
+    The rest is compared with what was observed.
     """
 
     def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
@@ -61,10 +62,17 @@ class Executor:
         """Drop what is remembered of a service."""
         self._checked.pop(key, None)
 
+    def refresh(self, service: InferenceService, *, settled: bool) -> None:
+        """Drop what is remembered of a service when it is too old for how the service is."""
+        key = Key(service.namespace, service.name)
+        limit = self._config.resync_seconds if settled else self._config.recheck_seconds
+        if key in self._checked and time.monotonic() - self._checked[key][1].at > limit:
+            self.forget(key)
+
     def _memory(self, service: InferenceService) -> _Checked:
         key = Key(service.namespace, service.name)
         uid, memory = self._checked.get(key, ("", _Checked(0.0)))
-        if uid != service.uid or time.monotonic() - memory.at > self._config.resync_seconds:
+        if uid != service.uid:
             memory = _Checked(time.monotonic())
             self._checked[key] = (service.uid, memory)
         return memory
@@ -79,14 +87,26 @@ class Executor:
         memory = self._memory(service)
         if memory.token:
             return memory.token
-        root = await self._secret(service, root_keys(service))
         try:
+            root = await self._root(service)
             for manifest in mounted_keys(service, root):
-                await self._secret(service, manifest)
+                require_equal(await self._secret(service, manifest), manifest, root)
             memory.token = read(root, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
         return memory.token
+
+    async def _root(self, service: InferenceService) -> Mapping[str, Any]:
+        """The Secret that the others follow from; when it is lost, it is made of those that are left."""
+        ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
+        if await self._kube.get(ref) is not None:
+            return await self._secret(service, root_keys(service))
+        names = labels.engine_keys(service.name), labels.gateway_keys(service.name)
+        mounted = [await self._kube.get(Ref("Secret", service.namespace, name)) for name in names]
+        left = [secret for secret in mounted if secret is not None and owned(secret, service.uid)]
+        return await self._secret(
+            service, restored_keys(service, *left) if len(left) == 2 else root_keys(service)
+        )
 
     async def _secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
         ref = Ref("Secret", service.namespace, manifest["metadata"]["name"])

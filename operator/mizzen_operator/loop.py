@@ -143,6 +143,8 @@ class Loop:
             self._queue.retry(key, WAIT_LIMIT_SECONDS)
             return "waits"
         self._queue.forget(key)
+        if not outcome.settled:
+            self._queue.add(key, self._config.recheck_seconds)
         return "ok"
 
     def _failed(self, key: Key, reason: str, message: str) -> None:

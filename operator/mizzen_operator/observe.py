@@ -97,6 +97,14 @@ class Observed:
     deployment: Mapping[str, Any] | None
     endpoint: Mapping[str, Any] | None
 
+    @property
+    def settled(self) -> bool:
+        """The gateway and every group that is there run as they should."""
+        gateway = self.deployment or {}
+        ready = gateway.get("status", {}).get("readyReplicas", 0)
+        groups = all(group.routable and group.containers_ready for group in self.groups if group.live)
+        return bool(gateway) and ready >= gateway["spec"].get("replicas", 1) and groups
+
 
 async def observe(kube: Kube, service: InferenceService) -> Observed:
     """Read what belongs to a service, from the API server itself and not from a cache."""

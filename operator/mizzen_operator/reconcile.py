@@ -29,10 +29,12 @@ class Outcome:
 
     Attributes:
         waits: something is under way that no watch will tell of, such as a gateway's acknowledgement.
+        settled: everything that is there runs; otherwise it may lack something that no watch tells of.
         failure: what kept the operator from its work; it tries again, ever more slowly.
     """
 
     waits: bool = False
+    settled: bool = True
     failure: status.Failure | None = None
 
 
@@ -100,10 +102,13 @@ class Reconciler:
         acknowledged, groups = Acknowledgements(), observed.groups
         deployment: Mapping[str, Any] = observed.deployment or {}
         failure: status.Failure | None = None
+        self._executor.refresh(service, settled=observed.settled)
         try:
             token = await self._executor.keys(service)
             deployment = await self._executor.gateway(service, observed)
             acknowledged = await self._ask(key, observed, token)
+            if acknowledged.refused:
+                failure = _refused(service)
             groups = await self._gates(service, observed, acknowledged)
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
             await self._executor.groups(service, actions)
@@ -126,7 +131,8 @@ class Reconciler:
         unheard = any(
             group.live and group.containers_ready and group.uid not in acknowledged.by_all for group in groups
         )
-        return Outcome(waits=unheard and acknowledged.asked > 0, failure=failure)
+        waits = unheard and acknowledged.asked > 0
+        return Outcome(waits=waits, settled=observed.settled, failure=failure)
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:
         if not any(group.live and group.containers_ready for group in observed.groups):
@@ -192,6 +198,14 @@ class Reconciler:
         for name in before - true:
             self._metrics.services.labels(name).dec()
         self._true[key] = true
+
+
+def _refused(service: InferenceService) -> status.Failure:
+    return status.Failure(
+        "TokenRefused",
+        f"a gateway holds another token than Secret {labels.root_keys(service.name)}, which was made anew: "
+        f"kubectl delete pods -l {labels.SERVICE}={service.name} has all pods start with the new keys",
+    )
 
 
 def _gate(group: Group, acknowledged: Acknowledgements) -> tuple[bool, str] | None:

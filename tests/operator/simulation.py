@@ -299,6 +299,7 @@ class Operators:
             "lease-namespace": SYSTEM,
             "health-host": self._plane.addresses.host,
             "health-port": str(port),
+            "recheck-seconds": "1",
         }
         arguments = [item for name, value in fixed.items() for item in (f"--{name}", value)]
         with (self._folder / f"{identity}.log").open("wb") as log:

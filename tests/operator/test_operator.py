@@ -297,6 +297,41 @@ def test_drift_is_repaired(service: Callable[..., Service], api: Any) -> None:
     demo.eventually(lambda: demo.status()["url"].endswith(".svc:80/v1"))
 
 
+@pytest.mark.parametrize("lost", ["demo-keys", "demo-engine-keys", "demo-gateway-keys"])
+def test_what_no_watch_tells_of_comes_back_when_a_pod_may_need_it(
+    service: Callable[..., Service], api: Any, node: Any, lost: str
+) -> None:
+    demo = service()
+    demo.settle(1)
+    before = api.get("Secret", demo.namespace, lost)["data"]
+    api.delete("Secret", demo.namespace, lost)
+    api.delete("ServiceAccount", demo.namespace, "demo-gateway")
+    api.delete("RoleBinding", demo.namespace, "demo-gateway")
+    node.behaviour.start = 3.0
+    demo.patch(replicas=2)
+    for kind in ("ServiceAccount", "RoleBinding"):
+        demo.eventually(lambda kind=kind: api.find(kind, demo.namespace, "demo-gateway"), 10)
+    demo.eventually(lambda: api.find("Secret", demo.namespace, lost), 10)
+    assert api.get("Secret", demo.namespace, lost)["data"] == before
+    demo.settle(2)
+
+
+def test_gateways_that_hold_older_keys_are_named(
+    service: Callable[..., Service], api: Any, node: Any
+) -> None:
+    demo = service()
+    demo.settle(1)
+    for name in ("demo-keys", "demo-engine-keys", "demo-gateway-keys"):
+        api.delete("Secret", demo.namespace, name)
+    node.behaviour.start = 3.0
+    demo.patch(replicas=2)
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "TokenRefused", 15)
+    assert "kubectl delete pods -l mizzen.dev/service=demo" in demo.condition("Failed")["message"]
+    for pod in api.list("Pod", demo.namespace):
+        api.delete("Pod", demo.namespace, pod["metadata"]["name"])
+    demo.settle(2)
+
+
 def test_what_belongs_to_others_is_left_alone(
     service: Callable[..., Service], api: Any, namespace: str
 ) -> None:

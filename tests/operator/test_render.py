@@ -12,7 +12,7 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.execute import covers
 from mizzen_operator.render.engine import engine_pod, model_path, revision
 from mizzen_operator.render.gateway import gateway_manifests
-from mizzen_operator.render.keys import mounted_keys, read, root_keys
+from mizzen_operator.render.keys import mounted_keys, read, require_equal, restored_keys, root_keys
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
 
@@ -178,6 +178,18 @@ def test_keys_belong_together_and_follow_from_one_secret(service: Make) -> None:
     assert root_keys(one)["data"] != root["data"]
     with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
         mounted_keys(one, {**root, "data": {}})
+
+
+def test_the_root_of_the_keys_can_be_made_anew_of_both_sides(service: Make) -> None:
+    one = service()
+    root = root_keys(one)
+    engine, gateway = mounted_keys(one, root)
+    assert restored_keys(one, engine, gateway) == root
+    with pytest.raises(ValueError, match=r"Secret demo-gateway-keys has no usable admin\.token"):
+        restored_keys(one, engine, {**gateway, "data": {"gateway.secret": gateway["data"]["gateway.secret"]}})
+    require_equal(engine, mounted_keys(one, root)[0], root)
+    with pytest.raises(ValueError, match="Secret demo-engine-keys does not match Secret demo-keys: delete"):
+        require_equal(engine, mounted_keys(one, root_keys(one))[0], root)
 
 
 def test_a_foreign_crd_is_named() -> None:

@@ -1,7 +1,8 @@
 """The Secrets of a service: CURVE keys of both sides, and the token of the gateways' admin API.
 
 One Secret, mounted nowhere, holds what is random; it is made once. What the two kinds of pods mount follows
-from it, so a crash between creations or a deletion of either never leaves halves that do not match.
+from it, and it can be made anew of both, so a crash between creations or a deletion of any one of the three
+never leaves halves that do not match.
 """
 
 from __future__ import annotations
@@ -56,6 +57,36 @@ def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dic
         _secret(service, labels.engine_keys(service.name), labels.ENGINE, engine),
         _secret(service, labels.gateway_keys(service.name), labels.GATEWAY, gateway),
     ]
+
+
+def restored_keys(
+    service: InferenceService, engine: Mapping[str, Any], gateway: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The Secret of `root_keys`, made anew of both mounted ones.
+
+    Raises:
+        ValueError: names the Secret and the key that it lacks.
+    """
+    data = {
+        "engine.secret": read(engine, "engine.secret"),
+        "gateway.secret": read(gateway, "gateway.secret"),
+        labels.ADMIN_TOKEN: read(gateway, labels.ADMIN_TOKEN),
+    }
+    return _secret(service, labels.root_keys(service.name), "keys", data)
+
+
+def require_equal(live: Mapping[str, Any], wanted: Mapping[str, Any], root: Mapping[str, Any]) -> None:
+    """Check that a mounted Secret holds what follows from the root.
+
+    Raises:
+        ValueError: it does not; says what to delete.
+    """
+    if live.get("data") != wanted["data"]:
+        name, other = live["metadata"]["name"], root["metadata"]["name"]
+        raise ValueError(
+            f"Secret {name} does not match Secret {other}: delete Secret {name}, and once it is back all "
+            "pods of the service, which start with the new keys"
+        )
 
 
 def read(secret: Mapping[str, Any], key: str) -> str:
