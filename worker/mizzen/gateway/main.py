@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.log import set_up_logging
+from mizzen.gateway.protocol import BoundedProtocol
 from mizzen.gateway.service import Gateway
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def new_server(app: ASGIApp, shutdown_seconds: int) -> Server:
     return Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedProtocol,
             loop="none",
             ws="none",
             lifespan="on",

@@ -1,0 +1,78 @@
+"""HTTP/1.1 connections with bounded heads: uvicorn bounds neither their size nor their time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers of one request."""
+HEAD_SECONDS = 20.0
+"""A connection that has begun no request, or not ended its head, for this long is closed."""
+TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
+    b"the request's head is too large\n"
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection whose requests' heads must come whole, soon, and within a size."""
+
+    _head_bytes = 0
+    _in_head = True
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuse a head that grows too large."""
+        idle = self._deadline is None and (self.cycle is None or self.cycle.response_complete)
+        if idle:  # after an answer: the time for keep-alive ends with the first byte
+            self._await_head()
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        """Let the request begin."""
+        self._in_head = False
+        self._head_is_here()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Expect the next head."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_complete()
+
+    def _refuse(self) -> None:
+        self._head_is_here()
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not busy:  # an answer that is under way is not to be mixed with another
+            self.transport.write(TOO_LARGE)
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._late)
+
+    def _head_is_here(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
