@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
+import urllib.request
+from unittest import mock
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from mizzen.server import http
 from mizzen.server.http import Health, HttpServer, Routes
 
 
@@ -27,3 +32,33 @@ def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None
     second = serve(port)
     assert second.server_port == port
     second.stop()
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "here"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.97.4.7", "127.97.4.9", True),
+        ("10.1.2.3", "10.1.2.3", True),
+        ("fd00::1", "fd00::1", True),
+        ("10.1.2.4", "10.1.2.3", False),
+        ("fd00::2", "fd00::1", False),
+    ],
+)
+def test_who_is_in_the_engines_pod(client: str, server: str, here: bool) -> None:
+    assert http.from_here(client, server) is here
+
+
+def test_a_drain_is_refused_to_others() -> None:
+    """It cannot be undone, and nothing else on this port changes anything."""
+    server = serve(0)
+    url = f"http://127.0.0.1:{server.server_port}/drain"
+    with (
+        mock.patch.object(http, "from_here", return_value=False),
+        pytest.raises(urllib.error.HTTPError) as refused,
+    ):
+        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5)
+    assert refused.value.code == 403
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5) as answer:
+        assert answer.status == 202
+    server.stop()

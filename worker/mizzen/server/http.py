@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -60,10 +61,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.close_connection = True  # a body, if any, is not read
-        if self.path == "/drain":
+        if self.path == "/drain" and not self._from_here():
+            text = "a drain cannot be undone; it can be asked for inside of the engine's pod alone"
+            self._json(HTTPStatus.FORBIDDEN, {"error": text})
+        elif self.path == "/drain":
             self._json(HTTPStatus.ACCEPTED, self._routes.drain())
         else:
             self._json(HTTPStatus.NOT_FOUND, {"error": f"no {self.path}; there is POST /drain"})
+
+    def _from_here(self) -> bool:
+        return from_here(str(self.client_address[0]), str(self.connection.getsockname()[0]))
 
     def _json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         self._reply(status, "application/json", json.dumps(body).encode() + b"\n")
@@ -77,6 +84,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Probes come every second; they are not worth a line."""
+
+
+def from_here(client: str, server: str) -> bool:
+    """Tell whether a connection comes from the same pod: by loopback, or from the address it goes to."""
+    return client == server or ipaddress.ip_address(client).is_loopback
 
 
 class HttpServer(ThreadingHTTPServer):
