@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 import time
@@ -70,7 +71,7 @@ class LLM:
             skip_tokenizer: Take and give token ids alone; text stays empty.
             options: The fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`,
                 `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device` is cuda where there is a
-                GPU, else cpu.
+                GPU, else cpu. Nobody reads along, so `max_step_milliseconds` is not bounded unless given.
 
         Raises:
             TypeError: an option is unknown.
@@ -85,6 +86,7 @@ class LLM:
                 f"{', '.join(sorted(known))}"
             )
         options.setdefault("device", "cuda" if has_gpu() else "cpu")
+        options.setdefault("max_step_milliseconds", math.inf)
         self.options = EngineOptions(model=str(model), **options)
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self.engine: Engine = load_engine(self.options)

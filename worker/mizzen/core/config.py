@@ -19,6 +19,9 @@ class SchedulerConfig:
     max_running_requests: int = option(256, "Slots: requests that hold device state at once", low=1)
     max_waiting_requests: int = option(2048, "Requests that may wait for a slot", low=1)
     prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
+    max_step_milliseconds: float | None = option(
+        None, "While streams run, prompt work in a step is cut to fit this", low=1
+    )
     end_token_ids: tuple[int, ...] = ()
     """Tokens that end a request unless it says `ignore_eos`."""
     steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)

@@ -20,6 +20,8 @@ class Draft(Struct):
     budget: int
     """Prompt tokens that the step may still take."""
     memory: KvMemory
+    prompt_tokens: int = 0
+    """That it takes so far."""
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
     prefilled: list[Sequence] = field(default_factory=list)
@@ -51,6 +53,7 @@ class Draft(Struct):
         known = len(tokens)
         end = min(known, start + self.budget)
         self.budget -= end - start
+        self.prompt_tokens += end - start
         self.chunks.append(
             PrefillChunk(slot=sequence.slot, start=start, tokens=tokens[start:end], last=end == known)
         )

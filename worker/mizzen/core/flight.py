@@ -37,6 +37,10 @@ class Flight(Struct):
     """The slots that it samples a token for, in the order of its tokens."""
     leaving: list[Sequence]
     """Requests whose last token it samples."""
+    launched: float
+    """When, in seconds."""
+    prompt_tokens: int
+    """How many it runs."""
     dropped: list[int] = field(default_factory=list)
     """Slots whose token nobody waits for any more."""
     releases: list[Release] = field(default_factory=list)

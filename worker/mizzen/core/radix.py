@@ -142,7 +142,7 @@ class RadixTree:
         return node, duplicates
 
     def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]:
-        """Insert one or more pages behind a node, undo the caller's lock of it, return the pages not needed."""
+        """Insert at least a page behind a node, undo the caller's lock, and return the pages not needed."""
         if data[: self._page_bytes] in node.children:
             end, duplicates = self.extend(node, data, pages)
             self.unlock(end)

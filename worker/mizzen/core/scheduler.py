@@ -22,6 +22,7 @@ from mizzen.core.intake import Intake
 from mizzen.core.integrity import find_faults
 from mizzen.core.memory import KvMemory
 from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.radix import Duplicate
 from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
@@ -48,6 +49,7 @@ class Scheduler:
         self.integrity_faults = 0
         """Faults that they found."""
         self.admission = Admission(config, self.memory)
+        self.pace = Pace(config)
         self.prefilling: list[Sequence] = []
         """In the order of admission."""
         self._stops = StopTable()
@@ -92,7 +94,7 @@ class Scheduler:
         if not draft.chunks and not self.decode.size:
             self._idle()
             return None
-        return self._launch(draft)
+        return self._launch(draft, now)
 
     def complete(self, result: StepTokens, now: float) -> StepOutput:
         """Take the tokens of the oldest step in flight.
@@ -101,6 +103,7 @@ class Scheduler:
             ValueError: the step is another, or it has another number of tokens than it samples.
         """
         flight = self.flights.land(result.step)
+        self.pace.landed(flight.launched, now, flight.prompt_tokens, len(flight.frame.rows) > 0)
         tokens, columns, step = flight.tokens(result), self._columns(flight), flight.step
         # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
         self.memory.flat_tokens[columns.tokens + step] = tokens
@@ -152,8 +155,8 @@ class Scheduler:
         )
 
     def prefill_budget(self) -> int:
-        """Return how many prompt tokens the next step may run beside the decodes."""
-        return self.config.prefill_chunk_tokens
+        """Return how many prompt tokens the next step may run, beside the decodes or alone."""
+        return self.pace.budget(self.decode.size > 0)
 
     def check_integrity(self) -> list[str]:
         """Return what is wrong with pages, slots and prefix tree: nothing, unless there is a defect."""
@@ -305,10 +308,10 @@ class Scheduler:
                 draft.write_row(sequence.slot, first, pages)
         self._rewrites.clear()
 
-    def _launch(self, draft: Draft) -> StepPlan:
+    def _launch(self, draft: Draft, now: float) -> StepPlan:
         step, frame = self.flights.launched + 1, self.decode.frame()
         plan = draft.plan(step, frame)
-        flight = Flight(step, frame, frame.rows, self.decode.advance(step))
+        flight = Flight(step, frame, frame.rows, self.decode.advance(step), now, draft.prompt_tokens)
         self.flights.launch(flight)
         if draft.prefilled:
             self._launch_prefill(draft, flight)

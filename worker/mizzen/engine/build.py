@@ -191,6 +191,7 @@ def scheduler_config(
         max_running_requests=options.max_running_requests,
         max_waiting_requests=options.max_waiting_requests,
         prefill_chunk_tokens=options.prefill_chunk_tokens,
+        max_step_milliseconds=options.max_step_milliseconds,
         steps_in_flight=options.steps_in_flight,
         prefix_cache=options.prefix_cache,
         eviction=options.eviction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from mizzen.core.events import Abort, Arrive, Event
@@ -57,6 +58,7 @@ class OverlapLoop:
         Raises:
             StepFailed: the runner raised; its error is the cause.
         """
+        entered = time.monotonic()
         while self._in_flight < self._depth:
             plan = self._scheduler.next(self._take_events(), now)
             if plan is None:
@@ -74,7 +76,7 @@ class OverlapLoop:
             step = self._scheduler.flights.completed + 1
             raise StepFailed(f"step {step} failed: {error}") from error
         self._in_flight -= 1
-        return self._scheduler.complete(tokens, now)
+        return self._scheduler.complete(tokens, now + time.monotonic() - entered)
 
     def take_ended(self) -> tuple[Finished, ...]:
         """Return the requests that ended outside a step since the last call."""

@@ -114,6 +114,7 @@ def load_simulated(config: SimulateConfig, report: Report) -> Engine:
         max_running_requests=config.max_running_requests,
         max_waiting_requests=config.max_waiting_requests,
         prefill_chunk_tokens=config.prefill_chunk_tokens,
+        max_step_milliseconds=config.max_step_milliseconds,
         steps_in_flight=config.steps_in_flight,
         prefix_cache=config.prefix_cache,
         eviction=config.eviction,

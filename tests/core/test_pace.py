@@ -1,0 +1,187 @@
+"""Prompt work beside streams is cut to `max_step_milliseconds`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+from timeline import Seconds, Timeline, prompt_tokens
+from world import request
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.pace import Pace
+from mizzen.core.plan import StepPlan
+from mizzen.core.request import Request
+from mizzen.core.scheduler import Scheduler
+from mizzen.engine.loop import OverlapLoop
+from mizzen.engine.simulated import Speed, fixed, simulated_runner
+
+LONG = 8192
+CONFIG = SchedulerConfig(
+    pages_total=4096,
+    page_size=16,
+    context_length=16384,
+    max_running_requests=8,
+    prefill_chunk_tokens=LONG,
+    max_step_milliseconds=20.0,
+)
+
+
+def stream(tokens: int, rid: int = 1) -> Request:
+    return request(rid, [2] * 64, max_tokens=tokens, ignore_eos=True)
+
+
+def long_prompts(count: int, at: float, every: float) -> list[tuple[float, Request]]:
+    return [
+        (at + every * number, request(100 + number, [3 + number] * LONG, max_tokens=2, ignore_eos=True))
+        for number in range(count)
+    ]
+
+
+def simulate(seconds: Seconds, config: SchedulerConfig = CONFIG, tokens: int = 400) -> Timeline:
+    """One stream, during which three long prompts arrive."""
+    line = Timeline(config, seconds)
+    line.run([(0.0, stream(tokens)), *long_prompts(3, at=0.5, every=0.3)])
+    return line
+
+
+def beside_streams(line: Timeline) -> list[int]:
+    """Return the prompt tokens of the steps that decode and run prompts."""
+    return [prompt_tokens(plan) for _, plan in line.plans if len(plan.decode) and plan.prefill]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_stream_keeps_its_pace_while_long_prompts_arrive(depth: int) -> None:
+    speed = Speed(step=0.004, prefill_token=50e-6)
+    line = simulate(speed.seconds, dataclasses.replace(CONFIG, steps_in_flight=depth))
+    assert line.longest_gap(1) <= 0.021
+    work = 3 * LONG * 50e-6
+    first = line.tokens_at[102][0] - 0.5
+    assert first <= work / 0.7, "prompts get what the limit leaves: 16 of 20 milliseconds"
+
+
+def test_without_a_limit_a_prompt_holds_the_stream_up() -> None:
+    unbounded = dataclasses.replace(CONFIG, max_step_milliseconds=None)
+    line = simulate(Speed(step=0.004, prefill_token=50e-6).seconds, unbounded)
+    assert line.longest_gap(1) >= LONG * 50e-6
+
+
+def test_prompts_run_whole_when_nothing_decodes() -> None:
+    line = Timeline(CONFIG, Speed(step=0.004, prefill_token=50e-6).seconds)
+    line.run([(0.0, stream(30)), *long_prompts(2, at=2.0, every=5.0)])
+    alone = [prompt_tokens(plan) for _, plan in line.plans if plan.prefill and not len(plan.decode)]
+    assert alone == [64, LONG, LONG]
+
+
+def test_prompts_progress_when_decodes_alone_take_longer() -> None:
+    line = simulate(Speed(step=0.05, prefill_token=100e-6).seconds)
+    assert line.longest_gap(1) <= 0.05 * 1.26
+    assert min(beside_streams(line)) >= 16
+    assert len(line.tokens_at[102]) == 2
+
+
+def test_prompt_tokens_that_cost_nothing_at_first() -> None:
+    """As on a GPU, where a decode step waits for memory and leaves arithmetic over."""
+
+    def seconds(plan: StepPlan) -> float:
+        return 0.01 + 50e-6 * max(prompt_tokens(plan) - 256, 0)
+
+    line = Timeline(CONFIG, seconds)
+    short = [(0.1 * n, request(10 + n, [9, n] * 40, max_tokens=1)) for n in range(1, 30)]
+    line.run([(0.0, stream(600)), *short, *long_prompts(2, at=3.5, every=0.1)])
+    assert line.longest_gap(1) <= 0.04
+    assert max(beside_streams(line)) > 350
+
+
+def test_chunks_that_cost_more_the_smaller_they_are() -> None:
+    def seconds(plan: StepPlan) -> float:
+        return 0.004 + (0.006 + 25e-6 * prompt_tokens(plan) if plan.prefill else 0.0)
+
+    line = simulate(seconds)
+    assert line.longest_gap(1) <= 0.024
+    assert np.median(beside_streams(line)) == pytest.approx(400, rel=0.1)
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    pace = Pace(CONFIG)
+    now = 0.0
+
+    def land(seconds: float, tokens: int) -> None:
+        nonlocal now
+        begun, now = now, now + seconds
+        pace.landed(begun, now, tokens, decodes=True)
+
+    for _ in range(20):
+        land(0.004, 0)
+        land(0.014, 200)
+    before = pace.budget(decodes=True)
+    land(3.0, 0)
+    assert pace.budget(decodes=True) == before
+    land(0.004, 0)
+    land(5.0, 200)
+    assert pace.budget(decodes=True) == pytest.approx(before, rel=0.05)
+
+
+def test_a_device_that_slows_down_is_noticed_at_once() -> None:
+    slow_from = 1.0
+    line: Timeline
+
+    def seconds(plan: StepPlan) -> float:
+        factor = 4.0 if line.now >= slow_from else 1.0
+        return 0.002 + 25e-6 * factor * prompt_tokens(plan)
+
+    line = Timeline(CONFIG, seconds)
+    line.run([(0.0, stream(400)), *long_prompts(4, at=0.5, every=0.0)])
+    late = [lasts for lasts, plan in line.plans if len(plan.decode) and plan.prefill and lasts > 0.022]
+    assert 1 <= len(late) <= 6
+    assert line.longest_gap(1) <= 0.08
+
+
+def test_budgets_are_whole_pages_and_never_nothing() -> None:
+    for page_size, chunk in ((16, 8192), (64, 8192), (64, 40), (1, 8)):
+        pace = Pace(dataclasses.replace(CONFIG, page_size=page_size, prefill_chunk_tokens=chunk))
+        for seconds in (1e-6, 1e-3, 0.019, 0.5, 30.0):
+            pace.landed(0.0, 0.0, 0, decodes=True)
+            for number in range(8):
+                pace.landed(100.0 * number, 100.0 * number + seconds, number % 2 * 50, decodes=True)
+            budget = pace.budget(decodes=True)
+            assert budget == chunk or (budget % page_size == 0 and budget >= 16)
+            assert pace.budget(decodes=False) == chunk
+
+
+def test_the_same_times_give_the_same_plans() -> None:
+    def plans() -> list[tuple[int, int]]:
+        line = simulate(Speed(step=0.004, prefill_token=50e-6, decode=1e-4).seconds, tokens=200)
+        return [(len(plan.decode), prompt_tokens(plan)) for _, plan in line.plans]
+
+    assert plans() == plans()
+
+
+def test_the_overlap_loop_tells_the_scheduler_when_steps_end() -> None:
+    """In real time: the gaps of a stream with and without the limit, beside a prompt of 0.8 s."""
+
+    def longest_gap(limit: float | None) -> float:
+        config = dataclasses.replace(CONFIG, max_step_milliseconds=limit)
+        runner = simulated_runner(
+            slots=config.max_running_requests,
+            pages=config.pages_total,
+            page_size=config.page_size,
+            context_length=config.capacity_tokens,
+            script=fixed((9,) * 500, 9),
+            speed=Speed(step=0.005, prefill_token=100e-6),
+        )
+        loop = OverlapLoop(Scheduler(config), runner)
+        loop.submit(stream(90))
+        times: list[float] = []
+        while loop.busy:
+            output = loop.step(time.monotonic())
+            if output is not None and 1 in output.rids:
+                times.append(time.monotonic())
+            if len(times) == 10:
+                loop.submit(request(2, [5] * LONG, max_tokens=1, ignore_eos=True))
+        loop.close()
+        return float(np.diff(times).max())
+
+    assert longest_gap(20.0) < 0.4 < 0.8 < longest_gap(None)

@@ -1,0 +1,94 @@
+"""How many prompt tokens fit into a step while streams run, learned from how long steps take."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from mizzen.core.config import SchedulerConfig
+
+_SHARE = 0.5
+"""Weight of the newest step in an estimate."""
+_LEAST_TOKENS = 16
+"""Prompts get at least so many tokens (or a page) a step, however slow steps are."""
+_LEAST_SHARE = 0.25
+"""Prompts get at least this share of a decode step's time on top of it."""
+_SURE_TOKENS = 256
+"""Estimates are trusted up to so many tokens, or half as many again as the newest step beside streams ran."""
+
+
+class Estimate:
+    """An exponentially weighted mean of medians of three: one outlier has no weight, a change has at once."""
+
+    __slots__ = ("_recent", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        """0 as long as nothing is known."""
+        self._recent: deque[float] = deque(maxlen=3)
+
+    def add(self, sample: float) -> None:
+        """Take a sample."""
+        recent = self._recent
+        recent.append(sample)
+        middle = sorted(recent)[(len(recent) - 1) // 2]
+        self.value += (middle - self.value) * _SHARE if self.value else middle
+
+
+class Pace:
+    """Bounds a step's prompt tokens so that the gap between two tokens of a stream stays near a limit.
+
+    A step is taken to last the time of a decode step plus a time for each prompt token. Chunks that cost
+    more the smaller they are settle where the whole step takes the limit. Deterministic: all it knows of time
+    is what it is told.
+    """
+
+    __slots__ = ("_landed", "_least", "_limit", "_most", "_page", "_tried", "decode_step", "prompt_token")
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        limit = config.max_step_milliseconds
+        self._limit = None if limit in (None, math.inf) else limit / 1e3
+        self._most = config.prefill_chunk_tokens
+        self._page = config.page_size
+        self._least = min(max(self._page, _LEAST_TOKENS), self._most)
+        self._tried = 0
+        """Prompt tokens of the newest complete step that ran some beside decodes."""
+        self._landed = 0.0
+        """When the newest complete step was."""
+        self.decode_step = Estimate()
+        """Seconds of a step without prompts."""
+        self.prompt_token = Estimate()
+        """Seconds that a prompt token adds to a step."""
+
+    def budget(self, decodes: bool) -> int:
+        """Return how many prompt tokens a step may run; `decodes` tells whether it decodes, too."""
+        if self._limit is None or not decodes:
+            return self._most
+        room = max(self._limit - self.decode_step.value, self.decode_step.value * _LEAST_SHARE)
+        tokens, cost = max(_SURE_TOKENS, self._tried + self._tried // 2, self._least), self.prompt_token.value
+        if cost * tokens > room:
+            tokens = max(int(room / cost), self._least)
+        if tokens >= self._most:
+            return self._most
+        return tokens - tokens % self._page
+
+    def landed(self, launched: float, now: float, prompt_tokens: int, decodes: bool) -> None:
+        """Learn from a step that is complete.
+
+        Args:
+            launched: when it was launched; it began then, or when the step before it was complete.
+            now: when it was complete.
+            prompt_tokens: how many it ran.
+            decodes: whether it decoded, too.
+        """
+        begun, self._landed = max(launched, self._landed), now
+        if self._limit is None:
+            return
+        seconds = max(now - begun, 0.0)
+        if not prompt_tokens:
+            self.decode_step.add(seconds)
+            return
+        if decodes:
+            self._tried = prompt_tokens
+            seconds = max(seconds - self.decode_step.value, 0.0)
+        self.prompt_token.add(seconds / prompt_tokens)
