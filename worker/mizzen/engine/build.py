@@ -26,7 +26,7 @@ from mizzen.engine.memory import KvNeed, count_pages
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Step
-from mizzen.layers.build import Build
+from mizzen.layers.build import Build, dense, skinny
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config, read_end_tokens
@@ -53,8 +53,12 @@ def is_fused(options: EngineOptions) -> bool:
 
 def make_model(options: EngineOptions, config: ModelConfig, progress: Progress) -> Decoder:
     """Build the model on its device and fill its weights."""
+    fused = is_fused(options)
     build = Build(
-        device=torch.device(options.device), dtype=dtype_of(options, config), fused=is_fused(options)
+        device=torch.device(options.device),
+        dtype=dtype_of(options, config),
+        linear=skinny if fused else dense,
+        fused=fused,
     )
     with torch.inference_mode():
         model = Decoder(build, config)

@@ -6,14 +6,19 @@ import torch
 import triton
 import triton.language as tl
 
+from mizzen.kernels.launch import overlapped
+
 BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     gate = tl.load(gate_up + row * 2 * size + columns, inside, 0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * size + columns, inside, 0.0).to(tl.float32)
     value = gate / (1 + tl.exp(-gate)) * up
@@ -24,5 +29,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Map gates and ups side by side, [rows, 2 * size] (contiguous), to silu(gate) * up [rows, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    _silu_mul_kernel[(rows, triton.cdiv(size, BLOCK))](gate_up, out, size, BLOCK=BLOCK, num_warps=4)
+    grid = (rows, triton.cdiv(size, BLOCK))
+    _silu_mul_kernel[grid](gate_up, out, size, BLOCK=BLOCK, num_warps=4, **overlapped(out))
     return out

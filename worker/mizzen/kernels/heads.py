@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mizzen.kernels.launch import overlapped
+
 HEADS_A_PROGRAM = 8
 
 
@@ -13,13 +15,16 @@ HEADS_A_PROGRAM = 8
 def _prepare_heads_kernel(
     qkv, q_weight, k_weight, cos, sin, cells, q_out, keys, values, epsilon,
     Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     size: tl.constexpr = 2 * HALF
     inside = (column < HALF) & (head < Q + 2 * KV)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     source = qkv + (token * (Q + 2 * KV) + head) * size + column
     left = tl.load(source, inside, 0.0).to(tl.float32)
     right = tl.load(source + HALF, inside, 0.0).to(tl.float32)
@@ -85,5 +90,6 @@ def prepare_heads(
         qkv, q_weight, k_weight, cos, sin, cells, q, keys, values, epsilon,
         Q=heads, KV=kv_heads, HALF=size // 2, NORM=norms is not None,
         HEADS=together, BLOCK=triton.next_power_of_2(size // 2), num_warps=2,
+        **overlapped(q),
     )  # fmt: skip
     return q

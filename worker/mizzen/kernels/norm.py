@@ -6,15 +6,29 @@ import torch
 import triton
 import triton.language as tl
 
+from mizzen.kernels.launch import overlapped
+
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, x_stride, size, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    x_stride,
+    size,
+    epsilon,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
     scale = tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * x_stride + columns, inside, 0.0)
     if ADD:
         before = tl.load(residual + row * size + columns, inside, 0.0)
@@ -43,6 +57,7 @@ def _launch(
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
+        **overlapped(x),
     )
     return out
 

@@ -68,6 +68,13 @@ def dense(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch
     return Dense(rows, columns, bias, dtype, device)
 
 
+def skinny(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """Make plain weights that a single row has a kernel of its own for, on a GPU."""
+    from mizzen.layers.linear import SkinnyDense
+
+    return SkinnyDense(rows, columns, bias, dtype, device)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
     """How a model is built on one rank."""

@@ -38,6 +38,36 @@ class Dense:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
+class SkinnyDense(Dense):
+    """Plain weights, with a kernel of our own for the product of a single row."""
+
+    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(rows, columns, bias, dtype, device)
+        self.skinny = not bias and serves_rows(self.weight)
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
+        if self.skinny and len(x) == 1:
+            return row_product(self.weight, x, out)
+        return super().apply(x, out)
+
+
+def serves_rows(weight: torch.Tensor) -> bool:
+    """Tell whether `row_product` can run with a weight [rows, columns]."""
+    if weight.device.type != "cuda":
+        return False
+    from mizzen.kernels.gemv import serves
+
+    return serves(weight)
+
+
+def row_product(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Map a single row [1, columns] to [1, rows]."""
+    from mizzen.kernels.gemv import gemv
+
+    return gemv(weight, x, out)
+
+
 class MergedLinear:
     """Several linear layers of one input as one product; each is split by output rows over the ranks.
 

@@ -117,7 +117,7 @@ class Decoder:
         self.layers = [DecoderLayer(build, config, layer) for layer in range(config.layers)]
         self.norm = RMSNorm(build, "model.norm", config.hidden_size, config.norm_epsilon)
         self.head = (
-            TiedHead(self.embedding)
+            TiedHead(build, self.embedding)
             if config.tie_embeddings
             else Head(build, "lm_head", config.vocab_size, config.hidden_size)
         )

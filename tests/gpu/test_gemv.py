@@ -1,0 +1,65 @@
+"""The product of a single row equals PyTorch's, alone and in a chain of kernels that overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mizzen.kernels.gemv import gemv, serves
+from mizzen.kernels.norm import add_rms_norm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9,
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336])
+@pytest.mark.parametrize("rows", [1, 13, 4096])
+def test_gemv(rows: int, columns: int) -> None:
+    weight = normal(rows, columns)
+    assert serves(weight)
+    x = normal(1, columns, seed=1)
+    wanted = x.double() @ weight.double().T
+    out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+    for got in (gemv(weight, x), gemv(weight, x, out)):
+        assert (got.double() - wanted).norm() < 4e-3 * wanted.norm() + 1e-3
+
+
+def test_a_chain_of_overlapping_kernels_is_right_every_time() -> None:
+    size = 1024
+    weights = [normal(size, size, seed=i) / 32 for i in range(40)]
+    norm = torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    x = normal(1, size, seed=99)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        residual, y = x.clone(), x
+        for weight in weights:
+            y = gemv(weight, add_rms_norm(y, residual, norm, 1e-6))
+        out.copy_(y)
+
+    chain()
+    torch.cuda.synchronize()
+    wanted = out.clone()
+    exact, y = x.float(), x.float()
+    for weight in weights:
+        exact = exact + y
+        y = F.rms_norm(exact, (size,), norm.float(), 1e-6) @ weight.float().T
+    assert (wanted.float() - y).norm() < 0.05 * y.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(200):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)
