@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from mizzen.core.config import SchedulerConfig
 
@@ -20,19 +19,21 @@ _SURE_TOKENS = 256
 class Estimate:
     """An exponentially weighted mean of medians of three: one outlier has no weight, a change has at once."""
 
-    __slots__ = ("_recent", "value")
+    __slots__ = ("_high", "_last", "_low", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
         """0 as long as nothing is known."""
-        self._recent: deque[float] = deque(maxlen=3)
+        self._low = self._high = self._last = 0.0
+        """The two samples before, in order of size; and the newer of them."""
 
     def add(self, sample: float) -> None:
         """Take a sample."""
-        recent = self._recent
-        recent.append(sample)
-        middle = sorted(recent)[(len(recent) - 1) // 2]
-        self.value += (middle - self.value) * _SHARE if self.value else middle
+        low, high, last = self._low, self._high, self._last
+        middle = low if sample < low else high if sample > high else sample
+        self._low, self._high = (last, sample) if last < sample else (sample, last)
+        self._last = sample
+        self.value = self.value + (middle - self.value) * _SHARE if self.value else sample
 
 
 class Pace:
@@ -81,10 +82,10 @@ class Pace:
             prompt_tokens: how many it ran.
             decodes: whether it decoded, too.
         """
-        begun, self._landed = max(launched, self._landed), now
-        if self._limit is None:
+        seconds = now - (launched if launched > self._landed else self._landed)
+        self._landed = now
+        if self._limit is None or seconds < 0:
             return
-        seconds = max(now - begun, 0.0)
         if not prompt_tokens:
             self.decode_step.add(seconds)
             return
