@@ -93,24 +93,29 @@ class Step:
         layout = Layout.of(plan, state)
         if not len(layout.slots):
             return state.last_tokens[:0]
-        hidden = self.forward(plan, layout)
+        hidden = self.forward(plan, layout, self.wanted(layout))
         state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         if not len(layout.sample_slots):
             return state.last_tokens[:0]
-        if layout.sample_rows is not None:
-            hidden = hidden[upload(layout.sample_rows)]
         logits = self.model.logits(hidden)
         tokens = sample(logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused)
         state.last_tokens[upload(layout.sample_slots)] = tokens
         return tokens
 
-    def forward(self, plan: StepPlan, layout: Layout) -> torch.Tensor:
-        """Run the model over the batch; return hidden states [tokens, hidden]."""
+    def wanted(self, layout: Layout) -> torch.Tensor | None:
+        """Return the rows whose hidden states yield tokens; None wants all."""
+        if layout.sample_rows is None:
+            return None
+        # Where no chunk ends in this step one row is carried on for nothing: kernels take no empty batch.
+        return self.upload(layout.sample_rows if len(layout.sample_rows) else np.zeros(1, np.int64))
+
+    def forward(self, plan: StepPlan, layout: Layout, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the model over the batch; return hidden states [tokens or rows, hidden]."""
         state, upload = self.state, self.upload
         count = len(plan.decode)
-        rows = DecodeRows(
+        decodes = DecodeRows(
             slots=layout.slots[:count],
             lengths=(layout.positions[:count] + 1).astype(np.int32),
             pages=state.pages,
@@ -121,4 +126,4 @@ class Step:
         tokens = state.last_tokens[packed[0, :count]]
         if chunks:
             tokens = torch.cat((tokens, upload(layout.chunk_tokens)))
-        return self.model.hidden(tokens, packed[1], self.attention.plan(packed[2], rows, chunks))
+        return self.model.hidden(tokens, packed[1], self.attention.plan(packed[2], decodes, chunks), rows)

@@ -57,18 +57,22 @@ class Attention:
             yield from self.q_norm.targets(prefix)
             yield from self.k_norm.targets(prefix)
 
-    def __call__(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Map [tokens, hidden] to [tokens, hidden]."""
+    def __call__(self, x: torch.Tensor, forward: Forward, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [tokens, hidden] to [tokens, hidden], or to those of `rows` alone."""
+        attended = self.attend(x, forward).view(len(x), -1)
+        return self.out(attended if rows is None else attended[rows])
+
+    def attend(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Store keys and values of x [tokens, hidden]; return what its queries find [tokens, heads, d]."""
         if self.fused:
-            q = self.prepare(self.qkv(x), forward)
-            return self.out(forward.attend.stored(self.layer, q).view(len(x), -1))
+            return forward.attend.stored(self.layer, self.prepare(self.qkv(x), forward))
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         rotated, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rotated.split((self.heads, self.kv_heads), dim=1)
             rotated = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(rotated, forward.cos, forward.sin).split((self.heads, self.kv_heads), dim=1)
-        return self.out(forward.attend(self.layer, q, k, v).view(len(x), -1))
+        return forward.attend(self.layer, q, k, v)
 
     def prepare(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Norm, rotate and store in one kernel; return the queries [tokens, heads, head_dim]."""
@@ -99,13 +103,23 @@ class DecoderLayer:
         yield from self.mlp_norm.targets(prefix)
         yield from self.mlp.targets(prefix + "mlp.")
 
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Return this layer's last term [tokens, hidden] of the residual stream.
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        forward: Forward,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this layer's last term [tokens, hidden] of the residual stream, and the stream without it.
 
-        `x` is the term of the layer before (None at the first); `residual` is updated in place.
+        `x` is the term of the layer before (None at the first); `residual` is updated in place. With `rows`,
+        only those are carried on behind the attention.
         """
         x = self.input_norm(residual) if x is None else self.input_norm.add(x, residual)
-        return self.mlp(self.mlp_norm.add(self.attention(x, forward), residual))
+        x = self.attention(x, forward, rows)
+        if rows is not None:
+            residual = residual[rows]
+        return self.mlp(self.mlp_norm.add(x, residual)), residual
 
 
 class Decoder:
@@ -132,18 +146,32 @@ class Decoder:
         yield from self.norm.targets("")
         yield from self.head.targets()
 
-    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def hidden(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the layers over a batch of tokens [tokens] at `positions` [tokens], both int64.
 
+        Args:
+            tokens: Ids.
+            positions: Where they stand in their sequences.
+            attend: The attention of this batch.
+            rows: The tokens whose hidden states are wanted, int64 and at least one; None wants all. The
+                others end with their keys and values in the last layer.
+
         Returns:
-            The residual stream [tokens, hidden], not yet normalised.
+            The residual stream [tokens or rows, hidden], not yet normalised.
         """
         cos, sin = self.rotary.angles(positions)
         forward = Forward(cos=cos, sin=sin, attend=attend)
         residual, x = self.embedding(tokens), None
-        for layer in self.layers:
-            x = layer(x, residual, forward)
-        return residual if x is None else residual.add_(x)
+        for layer in self.layers[:-1]:
+            x, residual = layer(x, residual, forward)
+        x, residual = self.layers[-1](x, residual, forward, rows)
+        return residual.add_(x)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits [rows, vocab] of rows of `hidden`, in `out` where it is given."""
