@@ -124,7 +124,9 @@ class DecodeBatch:
         rows = (self._phases == step % size).nonzero()[0]
         if not len(rows):
             return None
-        columns = (self._lengths.take(rows) + step) // size
+        columns = self._lengths.take(rows)
+        columns += step
+        columns //= size
         return Growth(rows.astype(np.int32), columns, rows * self._page_cells + columns)
 
     def computed(self, sequence: Sequence) -> int:

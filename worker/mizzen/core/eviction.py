@@ -45,7 +45,7 @@ class EvictionHeap:
 
     def __init__(self, strategy: Strategy) -> None:
         self._priority = strategy
-        self._entries: list[tuple[Priority, int, Evictable]] = []
+        self._entries: list[tuple[int, int, int, Evictable]] = []
         self._tickets = 0
         self._valid = 0
 
@@ -54,13 +54,14 @@ class EvictionHeap:
 
     def offer(self, node: Evictable) -> None:
         """Make a node a candidate."""
-        self.withdraw(node)
+        if node.ticket:
+            self.withdraw(node)
         self._tickets += 1
         self._valid += 1
         node.ticket = self._tickets
-        heapq.heappush(self._entries, (self._priority(node), node.ticket, node))
+        heapq.heappush(self._entries, (*self._priority(node), self._tickets, node))
         if len(self._entries) > 4 * self._valid + 256:
-            self._entries = [entry for entry in self._entries if entry[2].ticket == entry[1]]
+            self._entries = [entry for entry in self._entries if entry[3].ticket == entry[2]]
             heapq.heapify(self._entries)
 
     def withdraw(self, node: Evictable) -> None:
@@ -72,8 +73,9 @@ class EvictionHeap:
     def pop(self) -> Evictable | None:
         """Remove and return the next candidate."""
         while self._entries:
-            _, ticket, node = heapq.heappop(self._entries)
+            _, _, ticket, node = heapq.heappop(self._entries)
             if node.ticket == ticket:
-                self.withdraw(node)
+                node.ticket = 0
+                self._valid -= 1
                 return node
         return None

@@ -204,12 +204,12 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Finished:
         """End a request in any phase; what it holds goes behind its fence."""
-        if sequence.phase is Phase.WAITING:
-            self.admission.queue.remove(sequence)
-            known = len(sequence.tokens)
-        else:
+        if sequence.slot >= 0:
             known = self._leave_batch(sequence)
             self._surrender(sequence, known)
+        else:
+            self.admission.queue.remove(sequence)
+            known = len(sequence.tokens)
         sequence.phase = Phase.ENDED
         del self._live[sequence.rid]
         self._stops.release(sequence.stops)
@@ -228,11 +228,10 @@ class Scheduler:
             self.decode.remove(sequence, Phase.LEAVING, self.flights.launched)
         elif sequence.phase is Phase.PREFILL:
             self.prefilling.remove(sequence)
-        known = len(sequence.tokens)
-        if sequence.first_sample:
-            unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
-            known = sequence.computed + 1 - unread
-        return known
+        if not sequence.first_sample:
+            return len(sequence.tokens)
+        unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
+        return sequence.computed + 1 - unread
 
     def _surrender(self, sequence: Sequence, known: int) -> None:
         self._release(self.memory.surrender(sequence, sequence.computed, known), sequence.last_step)
