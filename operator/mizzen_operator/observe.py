@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
@@ -32,6 +33,7 @@ class Group:
 
     Attributes:
         ended: it will not run again.
+        resting: it has ended before it ever served, and so soon that its replacement waits.
         containers_ready: its engine says that it is ready.
         was_routable: the gateways acknowledged it at some time.
         routable: the readiness gate's value now.
@@ -48,6 +50,7 @@ class Group:
     incarnation: int
     terminating: bool = False
     ended: bool = False
+    resting: bool = False
     containers_ready: bool = False
     was_routable: bool = False
     routable: bool = False
@@ -106,6 +109,19 @@ class Observed:
         return bool(gateway) and ready >= gateway["spec"].get("replicas", 1) and groups
 
 
+FIRST_REST_SECONDS, MOST_REST_SECONDS = 2.0, 120.0
+
+
+def rests(created: str, incarnation: int, now: datetime) -> bool:
+    """Whether a pod that ended without ever having served was made too recently to be replaced.
+
+    A node that turns pods away (no device left, an unfit host) does so at once, for ever: the pause doubles
+    with each incarnation.
+    """
+    age = (now - datetime.fromisoformat(created)).total_seconds()
+    return age < min(MOST_REST_SECONDS, FIRST_REST_SECONDS * 2 ** min(incarnation, 10))
+
+
 async def observe(kube: Kube, service: InferenceService) -> Observed:
     """Read what belongs to a service, from the API server itself and not from a cache."""
     name = labels.gateway_name(service.name)
@@ -141,21 +157,24 @@ def group(pod: Mapping[str, Any]) -> Group:
     if reason and reason not in FAILING_REASONS and restarts and not was_routable:
         reason = CRASH_LOOP  # also while its next try runs: it has failed so far
     scheduled = conditions.get("PodScheduled", {})
+    ended = status.get("phase") in ("Failed", "Succeeded")
+    incarnation, created = int(meta["labels"][labels.INCARNATION]), meta.get("creationTimestamp", "")
     return Group(
         name=meta["name"],
         uid=meta["uid"],
         group=int(meta["labels"][labels.GROUP_INDEX]),
         revision=meta["labels"][labels.REVISION],
-        incarnation=int(meta["labels"][labels.INCARNATION]),
+        incarnation=incarnation,
         terminating="deletionTimestamp" in meta,
-        ended=status.get("phase") in ("Failed", "Succeeded"),
+        ended=ended,
+        resting=ended and not was_routable and rests(created, incarnation, datetime.now(UTC)),
         containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
         was_routable=was_routable,
         routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
         node=pod["spec"].get("nodeName", ""),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         restarts=restarts,
-        created=meta.get("creationTimestamp", ""),
+        created=created,
         reason=reason,
         message=message,
     )

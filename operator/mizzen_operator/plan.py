@@ -4,7 +4,8 @@
 revert in the middle of a rollout, a change of `replicas` during one, and a pod that dies during either are no
 cases of their own. The rules, in the order in which they apply:
 
-1. *ended*: a pod that will not run again is deleted.
+1. *ended*: a pod that will not run again is deleted. One that ended before it served *rests* for a while
+   first, in the place of its replacement: what ends at once would otherwise be made again without pause.
 2. *superseded*: a group of an old revision that never served is deleted, for nothing is lost with it.
 3. *surplus*: more groups of the wanted revision than wanted: the worst ones are retired.
 4. *missing*: groups of the wanted revision are made, up to `groups + MAX_SURGE` in all.
@@ -82,7 +83,8 @@ def plan(
         done now.
     """
     groups = sorted(groups, key=lambda group: group.name)
-    ended = [group for group in groups if group.ended and not group.terminating]
+    resting = _resting(wanted, groups)
+    ended = [group for group in groups if group.ended and not group.terminating and group not in resting]
     live = [group for group in groups if group.live]
     old = [group for group in live if group.revision != wanted.revision]
     current = [group for group in live if group.revision == wanted.revision]
@@ -91,7 +93,7 @@ def plan(
     superseded = [group for group in old if not (group.was_routable or group.uid in serving)]
     surplus = _surplus(current, serving, wanted.groups)
     kept = [group for group in live if group not in superseded and group not in surplus]
-    made = _missing(wanted, groups, kept, taken)
+    made = _missing(wanted, groups, [*kept, *resting], taken)
     replaced = _replaced(wanted, kept, serving)
     return [
         *(DeleteGroup(group.name, group.uid, "Ended") for group in ended),
@@ -100,6 +102,13 @@ def plan(
         *made,
         *(DeleteGroup(group.name, group.uid, "Replaced") for group in replaced),
     ]
+
+
+def _resting(wanted: Wanted, groups: Sequence[Group]) -> list[Group]:
+    """Groups that have ended and keep their places, as many as are missing."""
+    mine = [group for group in groups if group.revision == wanted.revision and not group.terminating]
+    resting = sorted((group for group in mine if group.resting), key=lambda group: -group.incarnation)
+    return resting[: max(0, wanted.groups - sum(group.live for group in mine))]
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:

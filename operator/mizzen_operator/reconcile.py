@@ -131,7 +131,8 @@ class Reconciler:
         unheard = any(
             group.live and group.containers_ready and group.uid not in acknowledged.by_all for group in groups
         )
-        waits = unheard and acknowledged.asked > 0
+        resting = any(group.resting for group in groups)
+        waits = (unheard and acknowledged.asked > 0) or resting
         return Outcome(waits=waits, settled=observed.settled, failure=failure)
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:

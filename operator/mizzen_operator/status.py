@@ -202,11 +202,12 @@ def _failed(facts: Facts) -> Condition:
     """True when the newest spec cannot come into force without a change."""
     if facts.failure is not None:
         return Condition("Failed", True, facts.failure.reason, facts.failure.message)
-    failing = [group for group in facts.current if group.failing]
+    resting = [group for group in facts.groups if group.resting and group.revision == facts.revision]
+    failing = [group for group in (*facts.current, *resting) if group.failing]
     if failing:
         first = min(failing, key=lambda group: group.name)
         words = first.message or "it gave no reason"
-        return Condition("Failed", True, first.reason, f"{first.name}: {words}")
+        return Condition("Failed", True, first.reason or "Ended", f"{first.name}: {words}")
     return Condition("Failed", False, "AsExpected", "nothing stands in the way")
 
 

@@ -43,6 +43,8 @@ class Behaviour:
     broken_models: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
     deaf_gateways: set[str] = field(default_factory=set)
+    turned_away: set[str] = field(default_factory=set)
+    """Namespaces whose engines the node does not take."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
 
@@ -137,6 +139,12 @@ class SimulatedNode:
     def _write_status(self, pod: dict[str, Any]) -> None:
         meta, spec = pod["metadata"], pod["spec"]
         container = spec["containers"][0]["name"]
+        if container == "engine" and meta["namespace"] in self.behaviour.turned_away:
+            away = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device is left"}
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
+            content_type = "application/strategic-merge-patch+json"
+            self._quietly("PATCH", path, {"status": away}, content_type=content_type)
+            return
         broken = self._broken(pod)
         age = time.monotonic() - self._first_seen[meta["uid"]]
         running = age >= self.behaviour.start and not broken and meta["uid"] not in self.behaviour.unready

@@ -221,6 +221,21 @@ def test_an_engine_that_is_not_ready_is_not_available(service: Callable[..., Ser
     demo.settle(1)
 
 
+def test_pods_that_a_node_turns_away_are_not_made_again_without_pause(
+    service: Callable[..., Service], node: Any, namespace: str
+) -> None:
+    node.behaviour.turned_away = {namespace}
+    demo = service()
+    demo.eventually(lambda: demo.condition("Failed")["status"] == "True")
+    assert demo.condition("Failed")["reason"] == "UnexpectedAdmissionError"
+    assert "no device is left" in demo.condition("Ready")["message"]
+    time.sleep(5)
+    made = [name for name in node.names if name.startswith(f"{namespace}/demo-") and "gateway" not in name]
+    assert 2 <= len(made) <= 3
+    node.behaviour.turned_away = set()
+    demo.settle(1)
+
+
 def test_an_engine_that_no_gateway_reaches_is_not_available(
     service: Callable[..., Service], node: Any
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mizzen_operator.observe import Group
+from mizzen_operator.observe import Group, rests
 from mizzen_operator.plan import MAX_SURGE, CreateGroup, DeleteGroup, Wanted, plan
 
 
@@ -17,7 +18,8 @@ def pod(text: str) -> Group:
     """`A0-1 serving`: revision A, group 0, incarnation 1, and what it is.
 
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
-    now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended.
+    now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended;
+    resting: ended a moment ago, before it served.
     """
     name, state = text.split()
     number, _, incarnation = name[1:].partition("-")
@@ -29,7 +31,8 @@ def pod(text: str) -> Group:
         revision=name[0],
         incarnation=int(incarnation),
         terminating=state == "ending",
-        ended=state == "ended",
+        ended=state in ("ended", "resting"),
+        resting=state == "resting",
         containers_ready=state in ("ready", "serving", "unheard"),
         was_routable=served,
         routable=state in ("serving", "unheard"),
@@ -55,6 +58,12 @@ CASES: list[tuple[str, tuple[int, str], list[str], list[str]]] = [
     ("a pod is being deleted", (1, "A"), ["A0-0 ending"], ["+demo-A-0-1"]),
     ("and its replacement too", (1, "A"), ["A0-0 ending", "A0-1 ending"], ["+demo-A-0-2"]),
     ("a pod has ended", (1, "A"), ["A0-0 ended"], ["-A0-0", "+demo-A-0-1"]),
+    ("a pod has ended at once", (2, "A"), ["A0-3 resting", "A1-0 serving"], []),
+    ("only what is missing rests", (1, "A"), ["A0-0 resting", "A0-1 resting"], ["-A0-0"]),
+    ("what ended at once keeps its place alone", (2, "A"), ["A0-0 resting"], ["+demo-A-1-0"]),
+    ("nothing rests that is not wanted", (0, "A"), ["A0-0 resting"], ["-A0-0"]),
+    ("nothing of an old revision rests", (1, "B"), ["A0-0 resting"], ["-A0-0", "+demo-B-0-0"]),
+    ("a new revision that ends at once", (1, "B"), ["A0-0 serving", "B1-2 resting"], []),
     ("a pod of a gap is replaced", (2, "A"), ["A0-0 ending", "A1-0 serving"], ["+demo-A-0-1"]),
     ("a rollout begins with one more", (2, "B"), ["A0-0 serving", "A1-0 serving"], ["+demo-B-2-0"]),
     ("the new one starts", (1, "B"), ["A0-0 serving", "B1-0 starting"], []),
@@ -114,6 +123,15 @@ def test_a_name_that_is_taken_is_passed_over() -> None:
 def test_what_gateways_say_of_a_pod_that_is_not_ready_counts_for_nothing() -> None:
     old, new = pod("A0-0 serving"), replace(pod("B1-0 serving"), containers_ready=False)
     assert plan(Wanted("demo", 1, "B"), [old, new], frozenset({"A0-0", "B1-0"})) == []
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "age", "expected"),
+    [(0, 1, True), (0, 3, False), (3, 15, True), (3, 17, False), (500, 119, True), (500, 121, False)],
+)
+def test_the_rest_doubles_up_to_a_limit(incarnation: int, age: float, expected: bool) -> None:
+    now = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+    assert rests(f"{now - timedelta(seconds=age):%Y-%m-%dT%H:%M:%SZ}", incarnation, now) is expected
 
 
 @dataclass
