@@ -107,6 +107,19 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error(scripted: Any, s
     assert gateway.process.wait(10) == 0
 
 
+def test_a_second_signal_ends_it_whatever_clients_do(start: Any) -> None:
+    gateway = start(engine=["tcp://127.0.0.1:1"], drain_timeout_seconds=60)
+    gateway.wait_ready()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        time.sleep(0.2)
+        gateway.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert gateway.process.poll() is None
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(15) == 0
+
+
 def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -101,6 +101,7 @@ async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], agai
     hurry.cancel()
     await gateway.close()
     await asyncio.wait((serving,), timeout=LAST_SECONDS)
+    api.force_exit = True  # a client that takes nothing keeps its connection, and would keep the process
 
 
 def new_server(app: ASGIApp, shutdown_seconds: int) -> Server:
