@@ -187,11 +187,15 @@ class Executor:
             incarnation=action.incarnation,
         )
         try:
-            await self._kube.create(pod)
+            made = await self._kube.create(pod)
         except KubeError as error:
             if error.code in (400, 403, 422):
                 raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
             raise
+        if (
+            not made
+        ):  # pods with the service's label were seen; a leader that just lost the Lease made this one
+            raise Refused("NameTaken", f"Pod {action.name} belongs to something else: delete or rename it")
 
 
 def _require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:

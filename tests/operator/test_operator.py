@@ -362,6 +362,22 @@ def test_what_belongs_to_others_is_left_alone(
     demo.settle(1)
 
 
+def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_named(
+    service: Callable[..., Service], api: Any
+) -> None:
+    demo = service(replicas=0)
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "ScaledToZero")
+    name = f"demo-{demo.status()['revision']}-0-0"
+    spec = {"containers": [{"name": "c", "image": "example/none"}]}
+    metadata = {"name": name, "namespace": demo.namespace}
+    api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    demo.patch(replicas=1)
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "NameTaken")
+    assert name in demo.condition("Ready")["message"]
+    api.delete("Pod", demo.namespace, name)
+    demo.settle(1)
+
+
 def test_a_pod_that_the_api_server_rejects_shows_why(service: Callable[..., Service]) -> None:
     demo = service(podTemplate={"volumes": [{"name": "data", "hostPath": {"path": "../x"}}]})
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
