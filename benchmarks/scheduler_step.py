@@ -18,6 +18,7 @@ import argparse
 import gc
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,16 +39,24 @@ CHURN = 0.01
 
 
 class Workload:
-    """Requests that share system prompts and end by a stop token, a share `churn` of them a step."""
+    """Requests that share system prompts and end by a stop token, a share `churn` of them a step.
 
-    def __init__(self, seed: int, churn: float) -> None:
-        self._churn = churn
-        self._random = np.random.default_rng(seed)
+    All is drawn ahead, so that making it does not disturb what is measured.
+    """
+
+    def __init__(self, running: int, churn: float, steps: int) -> None:
+        self._random = np.random.default_rng(running)
         self._systems = [self._tokens(512) for _ in range(8)]
         self._rid = 0
+        self._sampled = self._random.integers(16, VOCABULARY, (steps, running), dtype=np.int32)
+        self._sampled[self._random.random(self._sampled.shape) < churn] = END_TOKENS[0]
+        self._requests = deque(self._make() for _ in range(int(running * (1 + 1.5 * churn * steps)) + 64))
 
     def request(self) -> Request:
         """Return a new request: a shared prefix of 512 tokens and 512 of its own."""
+        return self._requests.popleft() if self._requests else self._make()
+
+    def _make(self) -> Request:
         self._rid += 1
         prompt = np.concatenate((self._systems[self._rid % 8], self._tokens(512)))
         stops = (7, 8) if self._rid % 2 else ()
@@ -56,10 +65,9 @@ class Workload:
 
     def sample(self, plan: StepPlan) -> StepTokens:
         """Return random tokens, a stop token for some of the decodes."""
-        tokens = self._random.integers(16, VOCABULARY, plan.samples, dtype=np.int32)
-        ends = self._random.random(len(plan.decode)) < self._churn
-        tokens[: len(plan.decode)][ends] = END_TOKENS[0]
-        return StepTokens(plan.step, tokens.reshape(-1, 1))
+        tokens = self._sampled[plan.step % len(self._sampled)].copy()
+        tokens[len(plan.decode) :] = 16
+        return StepTokens(plan.step, tokens[: plan.samples].reshape(-1, 1))
 
     def _tokens(self, count: int) -> np.ndarray:
         return self._random.integers(16, VOCABULARY, count, dtype=np.int32)
@@ -72,7 +80,7 @@ def seconds(plan: StepPlan) -> float:
 
 def run(running: int, page_size: int, steps: int, churn: float = CHURN) -> Iterator[tuple[float, bool, int]]:
     """Yield each step's microseconds, whether it ran a prompt, and the requests that finished in it."""
-    workload = Workload(running, churn)
+    workload = Workload(running, churn, steps)
     scheduler = Scheduler(
         SchedulerConfig(
             pages_total=(running + 4) * 3072 // page_size,
