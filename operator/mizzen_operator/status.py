@@ -128,7 +128,8 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
     if not gateway.status:
         return Condition("Ready", False, gateway.reason, gateway.message)
     if facts.service.groups == 0:
-        return Condition("Ready", True, "ScaledToZero", "spec.replicas is 0; every request gets 503")
+        words = "spec.replicas is 0; a request waits for a group, and gets 503 when none comes"
+        return Condition("Ready", True, "ScaledToZero", words)
     return Condition(
         "Ready", True, "AllGroupsServing", _of(len(facts.current), facts.service.groups, "serve")
     )

@@ -91,6 +91,7 @@ def test_the_shell_completes_commands() -> None:
         (("complete", "http://127.0.0.1:1", "Hello", "--device=cpu"), ("--device", "model folder")),
         (("complete", MODEL, "Hello", "--raw", "--system=x"), ("--raw", "--system")),
         (("complete", MODEL, "  "), ("empty",)),
+        (("complete", MODEL, "Hello", "--temperature=3"), ("--temperature", "2")),
         (("chat", "nowhere"), ("nowhere", "URL", "config.json")),
     ],
 )

@@ -30,7 +30,7 @@ Target = Annotated[
 Model = Annotated[str, typer.Option(help="Name of the model; the service's first one by default.")]
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="0 takes the most probable token; the service's default is 1."),
+    typer.Option(min=0, max=2, help="0 takes the most probable token; the service's default is 1."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Longest answer, in tokens; with --raw the API's default is 16.")
