@@ -98,9 +98,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("cache", {"engine": {"prefixCache": "Tree"}}, "spec.engine.prefixCache", '"Radix", "None"'),
     (
         "attention",
-        {"engine": {"attention": {"prefill": "FA3"}}},
+        {"engine": {"attention": {"prefill": "Triton"}}},
         "spec.engine.attention.prefill",
-        '"Auto", "Reference"',
+        '"Auto", "FA3", "Reference"',
     ),
     ("own option", {"engine": {"extraArgs": ["--model", "/x"]}}, "spec.engine.extraArgs", "use the field"),
     (
