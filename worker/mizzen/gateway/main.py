@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.log import set_up_logging
 from mizzen.gateway.protocol import BoundedProtocol
 from mizzen.gateway.service import Gateway
+from mizzen.wire.log import set_up_logging
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def run(config: GatewayConfig) -> int:
 
     A start that fails (an address in use, a missing key file) is logged with its reason and returns 1.
     """
-    set_up_logging()
+    set_up_logging(program="gateway")
     try:
         import uvloop
 

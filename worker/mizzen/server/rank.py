@@ -22,13 +22,13 @@ from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import Engine
 from mizzen.server.files import read_files, tokenizer_hash
 from mizzen.server.lifeline import die_with_parent
-from mizzen.server.log import set_up_logging
 from mizzen.server.loop import ServingLoop, SupervisorGone
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusWriter
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.keys import WireKeys, load_keys
 from mizzen.wire.limits import WireLimits
+from mizzen.wire.log import set_up_logging
 from mizzen.wire.messages import PROTOCOL, Welcome
 from mizzen.wire.server import WireServer
 

@@ -18,7 +18,6 @@ from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
 from mizzen.server.files import ModelFolderError
 from mizzen.server.http import Health, HttpServer, Routes
-from mizzen.server.log import set_up_logging
 from mizzen.server.loop import Command
 from mizzen.server.metrics import EngineView, registry
 from mizzen.server.ranks import RankProcess, reap, spawn
@@ -26,6 +25,7 @@ from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.keys import load_keys
+from mizzen.wire.log import set_up_logging
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line. Prompts and keys never go into one."""
+"""The logs of gateways and engines: one JSON object a line. Prompts and keys never go into one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing import Any
 class JsonLines(logging.Formatter):
     """Formats a record as one line of JSON; `extra={"fields": {...}}` adds members."""
 
+    def __init__(self, **fixed: Any) -> None:
+        super().__init__()
+        self._fixed = fixed
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -19,7 +23,7 @@ class JsonLines(logging.Formatter):
             "time": f"{when}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            "program": "gateway",
+            **self._fixed,
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
@@ -27,8 +31,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def set_up_logging() -> None:
-    """Send the process's logs to standard error."""
+def set_up_logging(**fixed: Any) -> None:
+    """Send the process's logs to standard error, each line with the members given."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLines(**fixed))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
