@@ -18,6 +18,7 @@ from mizzen.core.request import FinishReason
 from mizzen.wire.codec import encode
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
+    PROTOCOL,
     Blocks,
     FetchFile,
     File,
@@ -62,7 +63,7 @@ def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
     refused = bench.expect(gateway, Refused)
     assert (refused.rid, refused.code) == (None, RefusalCode.INVALID)
     assert "99" in refused.message
-    assert "speaks 1" in refused.message
+    assert f"speaks {PROTOCOL}" in refused.message
     gateway.generate(5)
     assert bench.expect(gateway, Refused).code == RefusalCode.UNKNOWN_PEER
 

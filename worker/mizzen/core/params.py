@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+import enum
+import math
 from dataclasses import dataclass
+
+MAX_LOGPROBS = 20
+"""Most probable tokens reported beside each token, at most."""
+MAX_LOGIT_BIAS = 1024
+"""Entries of `logit_bias`."""
+
+
+class GrammarKind(enum.StrEnum):
+    """How a grammar is written."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; `text` is empty."""
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+    """xgrammar's JSON description of free text with constrained parts: tool calls that a model may make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must conform to; the engine compiles it."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +56,23 @@ class SamplingParams:
     """Go on after the model's own end tokens; `stop_token_ids` still end the request."""
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit for each time that the output holds the token, in [-2, 2]."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the output holds, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens that prompt or output hold, in (0, 10]."""
+    min_tokens: int = 0
+    """End tokens cannot be drawn before the output has so many tokens."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits, in [-100, 100]; -100 and below ban the token."""
+    logprobs: int | None = None
+    """Report each output token's log probability, and those of so many most probable ones."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, which is then run without the prefix cache."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Report these tokens' log probabilities beside each output token too (with `logprobs`)."""
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Reject values outside their range.
@@ -43,7 +87,41 @@ class SamplingParams:
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
             ("seed", self.seed, self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer"),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                -2 <= self.frequency_penalty <= 2,
+                "between -2 and 2",
+            ),
+            ("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0 < self.repetition_penalty <= 10,
+                "above 0, up to 10",
+            ),
+            ("min_tokens", self.min_tokens, self.min_tokens >= 0, "0 or more"),
+            ("logprobs", self.logprobs, _logprobs(self.logprobs), f"between 0 and {MAX_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs,
+                _logprobs(self.prompt_logprobs),
+                f"between 0 and {MAX_LOGPROBS}",
+            ),
+            (
+                "logit_bias",
+                len(self.logit_bias),
+                len(self.logit_bias) <= MAX_LOGIT_BIAS,
+                f"at most {MAX_LOGIT_BIAS} tokens",
+            ),
         )
         for name, value, good, rule in checks:
             if not good:
                 raise ValueError(f"{name} must be {rule}, not {value}")
+        for token, bias in self.logit_bias:
+            if not math.isfinite(bias) or not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias must be between -100 and 100, not {bias} (token {token})")
+
+
+def _logprobs(given: int | None) -> bool:
+    return given is None or 0 <= given <= MAX_LOGPROBS

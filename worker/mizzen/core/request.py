@@ -41,6 +41,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Opaque; requests share cached prefixes only when their salts are equal."""
     priority: int = 0
     """Higher goes first, for policies that look at it."""
+    generated: int = 0
+    """So many last tokens of `prompt` are output already, of an engine that was lost."""
     arrival: float = 0.0
     """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
 

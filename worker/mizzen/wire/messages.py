@@ -7,6 +7,7 @@ on its connection while the request lives. Packed integer columns are little-end
     gateway ──Hello──▶ engine ──Welcome──▶ gateway            first, and again after a reconnect
     gateway ──FetchFile──▶ engine ──File──▶ gateway           tokenizer and configuration files, in parts
     gateway ──Generate / Abort──▶ engine ──Outputs / Refused──▶ gateway
+    gateway ──Embed──▶ engine ──Embedding / Refused──▶ gateway
     engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
 
 An `Abort` is always answered by a `Finish` in an `Outputs` frame (or was overtaken by one), so both sides
@@ -25,7 +26,7 @@ import enum
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Grows with every incompatible change; both sides refuse another's."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -47,6 +48,16 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    grammar: tuple[str, str] | None = None
+    """`mizzen.core.params.Grammar`: kind and text."""
 
 
 class Hello(Message, frozen=True):
@@ -67,6 +78,24 @@ class Generate(Message, frozen=True):
     priority: int = 0
     queue_seconds: float = 0.0
     """How long the request may wait in the engine's queue before it is refused; 0 is no limit of its own."""
+    generated: int = 0
+    """So many last tokens of `prompt` are output that an engine gave before it was lost: limits, penalties
+    and the grammar count them as output, and `Outputs.offsets` go on from there."""
+
+
+class Embed(Message, frozen=True):
+    """Run a prompt and return one vector of its last hidden states (after the final norm)."""
+
+    rid: int
+    prompt: bytes
+    """int32 token ids."""
+    pooling: str = "last"
+    """`last` (the last token's) or `mean` (over all tokens)."""
+    normalize: bool = True
+    """Scale the vector to length 1."""
+    salt: bytes = b""
+    priority: int = 0
+    queue_seconds: float = 0.0
 
 
 class Abort(Message, frozen=True):
@@ -128,6 +157,23 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     message: str = ""
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of a row's tokens: n tokens, m entries each.
+
+    A token's first entry is the token itself, then come the most probable ones, then those asked for by id.
+    """
+
+    rid: int
+    width: int
+    """m."""
+    ids: bytes
+    """int32 [n, m]."""
+    values: bytes
+    """float32 [n, m]: natural logarithms after temperature-free softmax of the processed logits."""
+    prompt: bool = False
+    """Of the prompt's tokens from the second on, not of the output's."""
+
+
 class Outputs(Message, frozen=True):
     """All that one step gave the requests of one gateway, as columns; one row a request.
 
@@ -144,6 +190,18 @@ class Outputs(Message, frozen=True):
     counts: bytes
     """uint16 [rows], or empty."""
     finished: tuple[Finish, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
+    """Of those rows that asked for them."""
+
+
+class Embedding(Message, frozen=True):
+    """The answer to `Embed`; it frees the handle."""
+
+    rid: int
+    vector: bytes
+    """float32 [hidden size]."""
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class RefusalCode(enum.IntEnum):
@@ -198,5 +256,5 @@ class Blocks(Message, frozen=True):
     reset: bool = False
 
 
-ToEngine = Hello | Generate | Abort | FetchFile
-ToGateway = Welcome | File | Outputs | Refused | Stats | Blocks
+ToEngine = Hello | Generate | Embed | Abort | FetchFile
+ToGateway = Welcome | File | Outputs | Embedding | Refused | Stats | Blocks

@@ -27,6 +27,7 @@ from mizzen.wire.messages import (
     FILE_PART_BYTES,
     PROTOCOL,
     Abort,
+    Embed,
     FetchFile,
     File,
     Generate,
@@ -156,6 +157,9 @@ class WireServer:
         elif isinstance(message, Abort):
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
+        elif isinstance(message, Embed):
+            text = "embeddings are not served by this engine"
+            out.refuse(identity, message.rid, RefusalCode.INVALID, text)
         else:
             self._file(peer, message)
 
