@@ -18,36 +18,37 @@ from mizzen.core.sequence import Phase, Sequence
 UInt8 = NDArray[np.uint8]
 _NEVER = 1 << 62
 _FULL = -1
-_RID = 4
-"""Column of the matrix that holds the requests' own numbers."""
 
 
 class Columns(NamedTuple):
-    """What a step needs of some slots, int64 [slots] each, with the step's number added."""
+    """What reading a step's tokens needs of some slots, one entry each.
+
+    `tokens` and `offsets` are to be increased by the step's number.
+    """
 
     tokens: Int64
-    """Index in the flat token history of the token that the step samples."""
+    """Index in the flat token history of the token that a step samples."""
+    rids: Int64
     offsets: Int64
     """Index of that token within the request's output."""
-    lengths: Int64
-    """Position that the step runs."""
-    cells: Int64
-    """Index of that position in a flat page table of pages of one token."""
 
 
 class Frame:
     """What steps with the same decode batch share; slots ascend."""
 
-    __slots__ = ("base", "rids", "rows", "slots", "version")
+    __slots__ = ("cells", "columns", "lengths", "rows", "slots", "version")
 
-    def __init__(self, version: int, slots: Int32, rows: Int64, base: Int64) -> None:
+    def __init__(self, version: int, slots: Int32, rows: Int64) -> None:
         self.version = version
         self.slots = slots
         self.rows = rows
         """The slots, to index with."""
-        self.base = base[:, :_RID]
-        """The fields of `Columns`, less the step's number: [rows, 4]."""
-        self.rids = base[:, _RID]
+        self.columns: Columns | None = None
+        """Made when the first step is read."""
+        self.lengths: Int64 | None = None
+        """Position that a step runs, less the step's number; made when pages grow in every step."""
+        self.cells: Int64 | None = None
+        """Index of that position in a flat page table of pages of one token, less the step's number."""
 
 
 class Growth(NamedTuple):
@@ -73,11 +74,12 @@ class DecodeBatch:
         self._page_size = page_size
         self._step = 0
         self._active = np.zeros(slots, np.bool_)
-        self._matrix: Int64 = np.zeros((slots, _RID + 1), np.int64)
-        """`Columns` less the step's number, and the rid; a row stays until its last step is read."""
+        self._matrix: Int64 = np.zeros((3, slots), np.int64)
+        """As in `Columns`: tokens, rids, offsets. A slot's column stays until its last step is read."""
         self.stops: UInt8 = np.zeros(slots, np.uint8)
         """Bits of the stop table, by slot."""
-        self._lengths: Int64 = self._matrix[:, 2]
+        self._lengths: Int64 = np.zeros(slots, np.int64)
+        """Position that a step runs, less the step's number."""
         self._phases: Int64 = np.full(slots, _FULL, np.int64)
         """The steps, modulo the page size, that begin a page."""
         self._leaves: Int64 = np.full(slots, _NEVER, np.int64)
@@ -85,11 +87,7 @@ class DecodeBatch:
         self._holders = holders
         self._dirty = False
         none = np.empty(0, np.int64)
-        self._frame = self._launched = Frame(0, none.astype(np.int32), none, self._matrix[:0])
-        self._columns = Columns(none, none, none, none)
-        """Those of `_columns_frame` at `_columns_step`."""
-        self._columns_frame = self._frame
-        self._columns_step = 0
+        self._frame = self._launched = Frame(0, none.astype(np.int32), none)
 
     def __iter__(self) -> Iterator[Sequence]:
         return (
@@ -106,52 +104,44 @@ class DecodeBatch:
             if slots.tobytes() == self._launched.slots.tobytes():
                 self._frame = self._launched
             else:
-                base = self._matrix.take(rows, axis=0)
-                self._frame = Frame(self._launched.version + 1, slots, rows, base)
+                self._frame = Frame(self._launched.version + 1, slots, rows)
         return self._frame
 
-    def columns(self, step: int) -> Columns:
-        """Return the columns of `frame()` for a step."""
-        frame = self.frame()
-        if step != self._columns_step or frame is not self._columns_frame:
-            self._columns = Columns(*(frame.base + step).T)
-            self._columns_step, self._columns_frame = step, frame
-        return self._columns
-
-    def extended(self, columns: Columns, rows: Int64, step: int) -> tuple[Columns, Int64]:
-        """Return columns with placed slots appended, and the rids of those."""
-        more = self._matrix.take(rows, axis=0)
-        both = map(np.concatenate, zip(columns, (more[:, :_RID] + step).T, strict=True))
-        return Columns(*both), more[:, _RID]
+    def columns(self, rows: Int64) -> Columns:
+        """Return the columns of placed slots."""
+        tokens, rids, offsets = self._matrix.take(rows, axis=1)
+        return Columns(tokens, rids, offsets)
 
     def growth(self, step: int) -> Growth | None:
         """Return where a step begins pages."""
         size = self._page_size
         if size == 1:
-            columns = self.columns(step)
-            return Growth(self.frame().slots, columns.lengths, columns.cells)
+            frame = self.frame()
+            if frame.lengths is None or frame.cells is None:
+                frame.lengths = self._lengths.take(frame.rows)
+                frame.cells = frame.rows * self._page_cells + frame.lengths
+            return Growth(frame.slots, frame.lengths + step, frame.cells + step)
         rows = (self._phases == step % size).nonzero()[0]
         if not len(rows):
             return None
-        lengths = self._lengths.take(rows)
-        lengths += step
-        lengths //= size
-        return Growth(rows.astype(np.int32), lengths, rows * self._page_cells + lengths)
+        columns = self._lengths.take(rows)
+        columns += step
+        columns //= size
+        return Growth(rows.astype(np.int32), columns, rows * self._page_cells + columns)
 
     def computed(self, sequence: Sequence) -> int:
         """Return the tokens whose KV exists after all launched steps, of a request in the batch."""
         return self._lengths.item(sequence.slot) + self._step + 1
 
     def place(self, sequence: Sequence, step: int) -> None:
-        """Fill the row of a request that has all its KV, as if it decoded from `step` on."""
+        """Fill the columns of a request that has all its KV, as if it decoded from `step` on."""
         slot, length = sequence.slot, sequence.computed - step
-        self._matrix[slot] = (
+        self._matrix[:, slot] = (
             slot * self._token_cells + length + 1,
-            length + 1 - sequence.prompt_tokens,
-            length,
-            slot * self._page_cells + length,
             sequence.rid,
+            length + 1 - sequence.prompt_tokens,
         )
+        self._lengths[slot] = length
         self.stops[slot] = sequence.stop_bits
 
     def add(self, sequence: Sequence, step: int) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 
 from msgspec import Struct, field
 
-from mizzen.core.decode import Columns, Frame
+from mizzen.core.decode import Frame
 from mizzen.core.plan import StepTokens
 from mizzen.core.radix import Node
 from mizzen.core.request import Int32, Int64
@@ -35,10 +35,6 @@ class Flight(Struct):
     frame: Frame
     rows: Int64
     """The slots that it samples a token for, in the order of its tokens."""
-    rids: Int64
-    """Their requests."""
-    columns: Columns
-    """Of these slots."""
     leaving: list[Sequence]
     """Requests whose last token it samples."""
     launched: float

@@ -14,7 +14,7 @@ import numpy as np
 
 from mizzen.core.admission import Admission
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import DecodeBatch
+from mizzen.core.decode import Columns, DecodeBatch
 from mizzen.core.draft import Draft
 from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.flight import Flight, Flights, Release
@@ -104,9 +104,9 @@ class Scheduler:
         """
         flight = self.flights.land(result.step)
         self.pace.landed(flight.launched, now, flight.prompt_tokens, len(flight.frame.rows) > 0)
-        tokens, columns = flight.tokens(result), flight.columns
+        tokens, columns, step = flight.tokens(result), self._columns(flight), flight.step
         # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
-        self.memory.flat_tokens[columns.tokens] = tokens
+        self.memory.flat_tokens[columns.tokens + step] = tokens
         finished = [
             self._end(sequence, FinishReason.STOP, token)
             for sequence, token in self._stopped(flight.rows, tokens)
@@ -116,14 +116,14 @@ class Scheduler:
             finished += [self._end(sequence, FinishReason.LENGTH) for sequence in leaving]
         for release in flight.releases:
             self.memory.release(release)
-        rids, offsets = flight.rids, columns.offsets
+        rids, offsets = columns.rids, columns.offsets
         if flight.dropped:
             wanted = flight.wanted()
             rids, offsets, tokens = rids.take(wanted), offsets.take(wanted), tokens.take(wanted)
         return StepOutput(
-            step=flight.step,
+            step=step,
             rids=rids,
-            offsets=offsets.astype(np.int32),
+            offsets=(offsets + step).astype(np.int32),
             tokens=tokens,
             counts=None,
             finished=tuple(finished),
@@ -165,6 +165,14 @@ class Scheduler:
     def living(self) -> Iterable[Sequence]:
         """Return all requests that wait or run."""
         return self._live.values()
+
+    def _columns(self, flight: Flight) -> Columns:
+        frame = flight.frame
+        if flight.rows is not frame.rows:
+            return self.decode.columns(flight.rows)
+        if frame.columns is None:
+            frame.columns = self.decode.columns(frame.rows)
+        return frame.columns
 
     def _stopped(self, rows: Int64, tokens: Int32) -> list[tuple[Sequence, int]]:
         """Return the requests that a token of theirs ends, with that token."""
@@ -302,9 +310,7 @@ class Scheduler:
     def _launch(self, draft: Draft, now: float) -> StepPlan:
         step, frame = self.flights.launched + 1, self.decode.frame()
         plan = draft.plan(step, frame)
-        columns = self.decode.columns(step)
-        leaving = self.decode.advance(step)
-        flight = Flight(step, frame, frame.rows, frame.rids, columns, leaving, now, draft.prompt_tokens)
+        flight = Flight(step, frame, frame.rows, self.decode.advance(step), now, draft.prompt_tokens)
         self.flights.launch(flight)
         if draft.prefilled:
             self._launch_prefill(draft, flight)
@@ -331,10 +337,7 @@ class Scheduler:
             else:
                 self.decode.add(sequence, step + 1)
         if sampled:
-            rows = np.array(sampled)
-            flight.rows = np.concatenate((flight.rows, rows))
-            flight.columns, rids = self.decode.extended(flight.columns, rows, step)
-            flight.rids = np.concatenate((flight.rids, rids))
+            flight.rows = np.concatenate((flight.rows, sampled))
             self.prefilling = [sequence for sequence in self.prefilling if sequence.phase is Phase.PREFILL]
 
     def _idle(self) -> None:
