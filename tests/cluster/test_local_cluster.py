@@ -19,7 +19,7 @@ from mizzen_local import process
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.xdist_group("cluster-life"),
-    pytest.mark.timeout(180, func_only=True),
+    pytest.mark.timeout(300, func_only=True),
 ]
 REPOSITORY = Path(__file__).parents[2]
 
@@ -94,7 +94,7 @@ def test_clusters_stand_side_by_side(new_cluster: Callable[[], Any]) -> None:
         )
     urls = {}
     for local in (first, second):
-        local.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=20s")
+        local.kubectl("wait", "--for=condition=Ready", "pod/web", "--timeout=60s")
         urls[local.dir] = local.url("web")
         assert "pki" not in httpx.get(urls[local.dir], trust_env=False).text
     assert len(set(urls.values())) == 2
@@ -108,7 +108,7 @@ def test_a_broken_cluster_is_named_and_replaced(new_cluster: Callable[[], Any]) 
     local = new_cluster().up(operator=False)
     apiserver = next(item for item in local.cluster.state.processes() if item.name == "kube-apiserver")
     apiserver.signal(signal.SIGKILL)
-    process.wait_ended([apiserver], 5)
+    process.wait_ended([apiserver], 60)
     shown = local.run("status")
     assert shown.returncode == 1
     assert "broken" in shown.stdout and "has ended" in shown.stdout
@@ -152,7 +152,7 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
             assert starting.poll() is None
             time.sleep(0.02)
         starting.send_signal(signal.SIGINT)
-        starting.communicate(timeout=30)
+        starting.communicate(timeout=90)
     assert starting.returncode == 130
     assert process.marked(f"{local.dir}/") == []
 

@@ -101,7 +101,7 @@ class Api:
         )
 
 
-def eventually(check: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
+def eventually(check: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
     """Wait until `check()` gives something true, and return it."""
     deadline = time.monotonic() + seconds
     while not (result := check()):

@@ -58,6 +58,8 @@ class SimulatedNode:
         self.pods: list[dict[str, Any]] = []
         self.lowest: dict[str, int] = {}
         self.names: list[str] = []
+        self.created: dict[str, str] = {}
+        """When the API server made a pod, by namespace and name; in whole seconds."""
         self._first_seen: dict[str, float] = {}
         self._ready_since: dict[str, float] = {}
         self._ending_since: dict[str, float] = {}
@@ -98,7 +100,9 @@ class SimulatedNode:
             meta = pod["metadata"]
             if meta["uid"] not in self._first_seen:
                 self._first_seen[meta["uid"]] = time.monotonic()
-                self.names.append(f"{meta['namespace']}/{meta['name']}")
+                name = f"{meta['namespace']}/{meta['name']}"
+                self.names.append(name)
+                self.created[name] = meta["creationTimestamp"]
             if "deletionTimestamp" in meta:
                 self._end(pod)
             elif not pod["spec"].get("nodeName"):
@@ -333,9 +337,16 @@ class Operators:
         """Send a signal and return the exit code."""
         process = next(p for p, name, _ in self._running if name == identity)
         process.send_signal(number)
-        code = process.wait(20)
+        code = process.wait(60)
         self._running = [entry for entry in self._running if entry[1] != identity]
         return code
+
+    def answers(self, identity: str) -> bool:
+        """Whether one has started: it leads, or waits for the Lease."""
+        try:
+            return self.http(identity, "/healthz") == "ok\n"
+        except OSError:
+            return False
 
     def http(self, identity: str, path: str) -> str:
         port = next(port for _, name, port in self._running if name == identity)

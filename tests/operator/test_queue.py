@@ -58,8 +58,8 @@ async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
 async def test_a_later_wish_does_not_put_off() -> None:
     queue = WorkQueue()
     queue.add(A, 0.05)
-    queue.add(A, 30)
-    assert await asyncio.wait_for(queue.get(), 1) == A
+    queue.add(A, 300)
+    assert await asyncio.wait_for(queue.get(), 30) == A
 
 
 async def test_a_waiting_worker_is_woken() -> None:
@@ -68,7 +68,7 @@ async def test_a_waiting_worker_is_woken() -> None:
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0.01)
     queue.add(A)
-    assert await asyncio.wait_for(waiting, 1) == A
+    assert await asyncio.wait_for(waiting, 30) == A
 
 
 async def test_two_workers_take_two_keys() -> None:
@@ -77,7 +77,7 @@ async def test_two_workers_take_two_keys() -> None:
     await asyncio.sleep(0)
     queue.add(A)
     queue.add(B)
-    assert set(await asyncio.wait_for(asyncio.gather(*workers), 1)) == {A, B}
+    assert set(await asyncio.wait_for(asyncio.gather(*workers), 30)) == {A, B}
 
 
 async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
@@ -90,11 +90,12 @@ async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
 
 
 async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
-    bucket = TokenBucket(100, 10)
     began = time.monotonic()
+    slow = TokenBucket(0.01, 10)
     for _ in range(10):
+        await slow.take()
+    assert time.monotonic() - began < 60, "a burst waits for nothing; its rate would take minutes"
+    bucket, began = TokenBucket(100, 10), time.monotonic()
+    for _ in range(30):
         await bucket.take()
-    assert time.monotonic() - began < 0.05
-    for _ in range(20):
-        await bucket.take()
-    assert 0.15 < time.monotonic() - began < 0.6
+    assert time.monotonic() - began > 0.19
