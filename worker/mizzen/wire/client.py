@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import zmq
 import zmq.asyncio
+from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
@@ -27,6 +28,8 @@ from mizzen.wire.messages import (
     PROTOCOL,
     Abort,
     Blocks,
+    Embed,
+    Embedding,
     FetchFile,
     File,
     Generate,
@@ -39,7 +42,7 @@ from mizzen.wire.messages import (
     Stats,
     Welcome,
 )
-from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
+from mizzen.wire.stream import EmbedReply, EngineRefused, EngineStream, StreamLost
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +120,7 @@ class Link:
         self._on_blocks = on_blocks
         self._decode = gateway_decoder()
         self._socket: Any = None
-        self._streams: dict[int, EngineStream] = {}
+        self._streams: dict[int, EngineStream | EmbedReply] = {}
         self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
         self._blocks_next: int | None = None
         self._rid = random.randrange(2**20)
@@ -158,19 +161,67 @@ class Link:
             self._reset(StreamLost("closed", "the gateway has left this engine"))
 
     def generate(
-        self, prompt: bytes, sampling: Sampling, *, salt: bytes = b"", queue_seconds: float = 0.0
+        self,
+        prompt: bytes,
+        sampling: Sampling,
+        *,
+        salt: bytes = b"",
+        priority: int = 0,
+        queue_seconds: float = 0.0,
+        generated: int = 0,
     ) -> EngineStream:
         """Send a request (`prompt`: int32 token ids) without waiting.
+
+        The last `generated` tokens of the prompt are output already, which another engine gave: limits,
+        penalties and grammar count them, and `Sampling.max_tokens` stays the request's own.
 
         Raises:
             EngineOverloaded: the engine's queue of frames is full.
             StreamLost: there is no connection.
         """
         rid = self._next_rid()
-        stream = EngineStream(rid, self._abort)
-        self._send(Generate(rid, prompt, sampling, salt, 0, queue_seconds))
+        stream = EngineStream(
+            rid,
+            self._abort,
+            generated=generated,
+            logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
+            prompt_logprobs=sampling.prompt_logprobs is not None,
+        )
+        self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated))
         self._streams[rid] = stream
         return stream
+
+    async def embed(
+        self,
+        prompt: bytes,
+        pooling: str = "last",
+        normalize: bool = True,
+        *,
+        salt: bytes = b"",
+        priority: int = 0,
+        queue_seconds: float = 0.0,
+    ) -> tuple[NDArray[np.float32], int, int]:
+        """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids).
+
+        `pooling` is "last" or "mean"; `normalize` scales the vector to length 1. The other two numbers are
+        the prompt's tokens, and how many of them came from the prefix cache. Cancelling aborts the request.
+
+        Raises:
+            EngineRefused: the engine does not take the request.
+            EngineOverloaded: the engine's queue of frames is full.
+            StreamLost: there is no connection, it was lost, or the engine failed.
+        """
+        rid = self._next_rid()
+        reply = EmbedReply(rid)
+        self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds))
+        self._streams[rid] = reply
+        try:
+            embedding = await reply.answer
+        finally:
+            if rid in self._streams:
+                self._abort(reply)
+        vector = np.frombuffer(embedding.vector, "<f4")
+        return vector, embedding.prompt_tokens, embedding.cached_tokens
 
     async def fetch_files(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the named files of the engine, those that it has.
@@ -344,6 +395,8 @@ class Link:
             self._blocks(message)
         elif isinstance(message, Refused):
             self._refused(message)
+        elif isinstance(message, Embedding):
+            self._embedding(message)
         elif isinstance(message, File):
             future = self._parts.get((message.name, message.offset))
             if future is not None and not future.done():
@@ -370,6 +423,13 @@ class Link:
             raise MalformedFrame(f"a column of Outputs: {error}") from error
         if not len(rids) == len(offsets) == len(counts) or sum(counts) != len(tokens):
             raise MalformedFrame("the columns of Outputs differ in length")
+        for report in message.logprobs:
+            stream = self._streams.get(report.rid)
+            if stream is not None:
+                try:
+                    stream.report(report)
+                except ValueError as error:
+                    raise MalformedFrame(f"log probabilities of Outputs: {error}") from error
         start = 0
         for rid, offset, count in zip(rids, offsets, counts, strict=True):
             stream = self._streams.get(rid)
@@ -380,6 +440,13 @@ class Link:
             stream = self._streams.pop(finish.rid, None)
             if stream is not None:
                 stream.end(finish)
+
+    def _embedding(self, message: Embedding) -> None:
+        if not message.vector or len(message.vector) % 4:
+            raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is no float32 vector")
+        reply = self._streams.pop(message.rid, None)
+        if isinstance(reply, EmbedReply):
+            reply.give(message)
 
     def _refused(self, message: Refused) -> None:
         if message.code == RefusalCode.UNKNOWN_PEER:
@@ -410,7 +477,7 @@ class Link:
             self._rid = (self._rid + 1) % 2**32
         return self._rid
 
-    def _abort(self, stream: EngineStream) -> None:
+    def _abort(self, stream: EngineStream | EmbedReply) -> None:
         """Tell the engine; the handle stays taken until it answers."""
         try:
             self._send(Abort(stream.rid))
@@ -419,7 +486,7 @@ class Link:
         except StreamLost:
             pass  # the engine aborts what a lost connection has left
 
-    def _abort_again(self, stream: EngineStream) -> None:
+    def _abort_again(self, stream: EngineStream | EmbedReply) -> None:
         if self._streams.get(stream.rid) is stream:
             self._abort(stream)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mizzen.wire.messages import Finish
+import msgspec
+import numpy as np
+
+from mizzen.wire.messages import Embedding, Finish, Logprobs
 
 MAX_UNREAD_TOKENS = 65_536
 """A reader that falls behind further is given up."""
@@ -28,15 +31,58 @@ class EngineRefused(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log probabilities (natural logarithms) of one token and of others in its place.
+
+    They are those of the processed logits (biases, penalties and grammar applied) at temperature 1, of a
+    prompt those of the model's own. A token that cannot be drawn has -9999.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The most probable tokens, the most probable first."""
+    asked: tuple[float, ...]
+    """Those of `Sampling.logprob_token_ids`, in their order."""
+
+
 class EngineStream:
     """Tokens of one request as they come. One reader; everything happens on one event loop."""
 
-    __slots__ = ("_abort", "_aborted", "_ended", "_error", "_finish", "_tokens", "_waiter", "received", "rid")
+    __slots__ = (
+        "_abort", "_aborted", "_asked", "_ended", "_error", "_finish", "_given", "_logprobs", "_reported",
+        "_tokens", "_waiter", "prompt_logprobs", "received", "rid",
+    )  # fmt: skip
 
-    def __init__(self, rid: int, abort: Callable[[EngineStream], None]) -> None:
+    def __init__(
+        self,
+        rid: int,
+        abort: Callable[[EngineStream], None],
+        *,
+        generated: int = 0,
+        logprobs: int | None = None,
+        prompt_logprobs: bool = False,
+    ) -> None:
+        """Take the request's handle and what it asks for.
+
+        Args:
+            rid: the handle.
+            abort: tells the engine.
+            generated: tokens of its prompt that are output already.
+            logprobs: how many tokens by id are reported beside each token; None: no log probabilities.
+            prompt_logprobs: whether those of the prompt are reported.
+        """
         self.rid = rid
-        self.received = 0
-        """Tokens that have arrived, without a gap."""
+        self.received = generated
+        """Output tokens that there are without a gap: those of the prompt, and those that have arrived."""
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if prompt_logprobs else None
+        """Of the prompt's tokens from the second on, where asked for: complete before the first token."""
+        self._asked = logprobs
+        self._logprobs: list[TokenLogprobs] = []
+        self._reported = generated
+        """Output tokens whose log probabilities have arrived."""
+        self._given = 0
+        """Tokens that `next` returned since the last `take_logprobs`."""
         self._abort = abort
         self._aborted = False
         self._ended = False
@@ -61,7 +107,14 @@ class EngineStream:
             finally:
                 self._waiter = None
         tokens, self._tokens = self._tokens, []
+        self._given += len(tokens)
         return tokens, self._finish
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return one entry for each token that `next` returned since the last call; none if not asked for."""
+        taken, self._logprobs = self._logprobs[: self._given], self._logprobs[self._given :]
+        self._given = 0
+        return taken
 
     def abort(self) -> None:
         """Stop the request in the engine; tokens that still come are dropped. The end may be awaited."""
@@ -80,6 +133,22 @@ class EngineStream:
             return None
         return self._finish
 
+    def report(self, message: Logprobs) -> None:
+        """Take log probabilities from the link, ahead of their tokens.
+
+        Raises:
+            ValueError: its columns have no such width.
+        """
+        if self._ended or self._aborted:
+            return
+        if message.prompt:
+            if self.prompt_logprobs is not None:
+                self.prompt_logprobs += unpack(message, 0)
+        elif self._asked is not None:
+            entries = unpack(message, self._asked)
+            self._reported += len(entries)
+            self._logprobs += entries
+
     def feed(self, offset: int, tokens: list[int]) -> None:
         """Take tokens from the link; a gap fails the stream."""
         if self._ended or self._aborted:
@@ -89,6 +158,10 @@ class EngineStream:
             self.fail(StreamLost("gap", f"token {self.received} was expected from the engine, {offset} came"))
             return
         self.received += len(tokens)
+        if self._asked is not None and self._reported != self.received:
+            self.abort()
+            self.fail(StreamLost("gap", f"{self.received} tokens came, {self._reported} log probabilities"))
+            return
         self._tokens += tokens
         if len(self._tokens) > MAX_UNREAD_TOKENS:
             self.abort()
@@ -120,3 +193,57 @@ class EngineStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class EmbedReply:
+    """The gateway's end of one request for an embedding."""
+
+    __slots__ = ("answer", "rid")
+
+    def __init__(self, rid: int) -> None:
+        self.rid = rid
+        self.answer: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+
+    def give(self, embedding: Embedding) -> None:
+        """Take the answer from the link."""
+        if not self.answer.done():
+            self.answer.set_result(embedding)
+
+    def report(self, message: Logprobs) -> None:
+        """Pass over what is not meant for embeddings."""
+
+    def feed(self, offset: int, tokens: list[int]) -> None:
+        """Pass over what is not meant for embeddings."""
+
+    def end(self, finish: Finish) -> None:
+        """Take an end without an embedding from the link: aborted, or failed."""
+        self.fail(StreamLost("end", finish.message or "the engine ended the request without an embedding"))
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+def unpack(message: Logprobs, asked: int) -> list[TokenLogprobs]:
+    """Return a message's entries; the last `asked` of each are those asked for by id.
+
+    Raises:
+        ValueError: the columns do not have that width.
+    """
+    width = message.width
+    ids, values = np.frombuffer(message.ids, "<i4"), np.frombuffer(message.values, "<f4")
+    if width < 1 + asked or len(ids) % width or len(ids) != len(values):
+        raise ValueError(f"{len(ids)} ids and {len(values)} values are no rows of {width}")
+    top = width - asked
+    return [
+        TokenLogprobs(
+            token=tokens[0],
+            logprob=logprobs[0],
+            top=tuple(zip(tokens[1:top], logprobs[1:top], strict=True)),
+            asked=tuple(logprobs[top:]),
+        )
+        for tokens, logprobs in zip(
+            ids.reshape(-1, width).tolist(), values.reshape(-1, width).tolist(), strict=True
+        )
+    ]
