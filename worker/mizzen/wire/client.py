@@ -218,7 +218,7 @@ class Link:
         try:
             embedding = await reply.answer
         finally:
-            if rid in self._streams:
+            if self._streams.get(rid) is reply:
                 self._abort(reply)
         vector = np.frombuffer(embedding.vector, "<f4")
         return vector, embedding.prompt_tokens, embedding.cached_tokens
