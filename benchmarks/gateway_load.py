@@ -1,0 +1,301 @@
+"""What one core of the gateway carries, what it adds to answers, and what it costs at rest.
+
+    python benchmarks/gateway_load.py --json
+
+The gateway is the real command. The engines speak the real wire at scripted speeds in processes of their own, and
+the client, a process too, knows from each prompt what must come and checks every byte. The tokenizer is byte-level
+BPE with 128,000 entries, made on the first run and kept in the temporary folder. With two cores or more, the gateway
+has one to itself and all else shares the others.
+
+    streams      200 tokens in, 100 out, streamed, as many at once as keep the gateway busy: requests and chunks
+                 (events with text) over the CPU-seconds of all processes and threads of the gateway
+    added        the same at 60 % of that, arriving at random: from the client's sending to the engine's receiving
+                 plus from the engine's first token to the client's having it (`added_ms`), and from the engine's
+                 sending of each token to the client's having it (`added_token_ms`)
+    long         prompts of 100,000 tokens over CPU-seconds
+    idle         CPU of a gateway with 100 engines and no request
+    held         2,000 streams at once, each a token a second, for a minute
+    churn        resident memory while streams come and go (`--churn-seconds 3600` for an hour)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gateway_parts.client import ClientProcess, Plan, Result
+from gateway_parts.engines import Engines, Script, Timing
+from gateway_parts.process import CpuMeter, GatewayProcess
+from gateway_parts.vocabulary import Vocabulary
+
+PHASES = ("streams", "added", "long", "idle", "held", "churn")
+GOALS = {
+    "requests_per_second_per_core": 150.0,
+    "chunks_per_second_per_core": 15_000.0,
+    "added_ms.p50": 1.0,
+    "added_ms.p99": 8.0,
+    "prompts_100k_per_second_per_core": 2.0,
+    "idle_100_engines_cores": 0.05,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all phases share."""
+
+    arguments: argparse.Namespace
+    vocabulary: Vocabulary
+    replies: Any
+    gateway_cores: set[int]
+    other_cores: set[int]
+
+    def script(self, step_seconds: float) -> Script:
+        """Return how engines behave that give a token every so many seconds."""
+        return Script(
+            files=self.vocabulary.files,
+            replies=self.replies,
+            vocab_size=self.vocabulary.tokenizer.get_vocab_size(),
+            step_seconds=step_seconds,
+        )
+
+    def engines(self, count: int, processes: int, step_seconds: float) -> Engines:
+        """Start engines."""
+        return Engines(count, processes, self.script(step_seconds), self.other_cores)
+
+    def gateway(self, engines: Engines) -> GatewayProcess:
+        """Start a gateway for engines."""
+        options = ["--max-in-flight", "2500", *self.arguments.gateway_option]
+        return GatewayProcess(engines.endpoints, self.gateway_cores, options)
+
+    def run(self, gateway: GatewayProcess, **plan: Any) -> tuple[Result, float]:
+        """Run a plan; return what came, and the gateway's CPU-seconds meanwhile.
+
+        Raises:
+            SystemExit: an answer was wrong.
+        """
+        client = ClientProcess(Plan(port=gateway.port, **plan), self.other_cores)
+        with CpuMeter(gateway) as meter:
+            client.start()
+            result = client.result()
+        if result.failed:
+            lines = "\n  ".join(result.failures)
+            sys.exit(f"{result.failed} of {result.failed + result.good} answers are wrong:\n  {lines}")
+        return result, meter.seconds(result.began, result.ended)
+
+
+def streams(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
+    """Measure throughput with as many streams as keep the gateway busy."""
+    options = setting.arguments
+    result, cpu = setting.run(
+        gateway,
+        prompt_tokens=200,
+        output_tokens=100,
+        concurrency=options.concurrency,
+        warm_seconds=3.0,
+        seconds=options.seconds,
+    )
+    wall = result.ended - result.began
+    return {
+        "requests_per_second_per_core": result.requests / cpu,
+        "chunks_per_second_per_core": result.chunks / cpu,
+        "requests_per_second": result.requests / wall,
+        "chunks_per_second": result.chunks / wall,
+        "busy_cores": cpu / wall,
+        "checked_answers": result.good,
+    }
+
+
+def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: float) -> dict[str, Any]:
+    """Measure what the gateway adds at a rate of requests."""
+    engines.take()
+    result, cpu = setting.run(
+        gateway,
+        prompt_tokens=200,
+        output_tokens=100,
+        rate=rate,
+        warm_seconds=2.0,
+        seconds=setting.arguments.seconds,
+        timings=True,
+    )
+    there = engines.take()
+    first, tokens = latencies(result, there)
+    return {
+        "added_ms": percentiles(first),
+        "added_token_ms": percentiles(tokens),
+        "rate": rate,
+        "busy_cores": cpu / (result.ended - result.began),
+        "measured_requests": len(first),
+    }
+
+
+def latencies(result: Result, there: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
+    """Return what was added to requests' first tokens, and to all tokens, in milliseconds."""
+    first, tokens = [], []
+    for came in result.came:
+        timing = there.get(came.key)
+        if timing is None or len(timing.sent) != len(came.tokens):
+            continue
+        delays = came.tokens - timing.sent
+        tokens.append(delays)
+        first.append(timing.received - came.sent + delays[0])
+    return np.array(first) * 1000, np.concatenate(tokens) * 1000
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    """Return the median and the 99th percentile."""
+    return {"p50": float(np.percentile(values, 50)), "p99": float(np.percentile(values, 99))}
+
+
+def long_prompts(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
+    """Measure prompts of 100,000 tokens."""
+    result, cpu = setting.run(
+        gateway,
+        prompt_tokens=100_000,
+        output_tokens=4,
+        concurrency=2,
+        warm_seconds=2.0,
+        seconds=8.0,
+        prompts=16,
+    )
+    return {"prompts_100k_per_second_per_core": result.requests / cpu, "checked_answers": result.good}
+
+
+def idle(setting: Setting) -> dict[str, float]:
+    """Measure a gateway with 100 engines and no request."""
+    with setting.engines(100, 4, 0.01) as engines, setting.gateway(engines) as gateway:
+        time.sleep(3)
+        with CpuMeter(gateway) as meter:
+            began = time.monotonic()
+            time.sleep(10)
+            ended = time.monotonic()
+        return {"idle_100_engines_cores": meter.seconds(began, ended) / (ended - began)}
+
+
+def held(setting: Setting) -> dict[str, float]:
+    """Hold 2,000 streams for a minute."""
+    with setting.engines(10, 10, 1.0) as engines, setting.gateway(engines) as gateway:
+        result, cpu = setting.run(
+            gateway,
+            prompt_tokens=200,
+            output_tokens=64,
+            concurrency=2000,
+            once=True,
+            warm_seconds=4.0,
+            seconds=64.0,
+        )
+        if result.most_at_once < 2000:
+            sys.exit(f"only {result.most_at_once} streams were held at once")
+        return {
+            "held_streams": result.good,
+            "held_seconds": 60.0,
+            "held_cores": cpu / (result.ended - result.began),
+            "held_bytes_a_stream": gateway.memory() / 2000,
+        }
+
+
+def churn(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
+    """Measure how memory grows while streams come and go, half the time against the other half."""
+    seconds = setting.arguments.churn_seconds
+    before = gateway.memory()
+    requests, marks = 0, [before]
+    for part in range(max(2, round(seconds / 60))):
+        span = min(60.0, seconds / 2)
+        result, _ = setting.run(
+            gateway, prompt_tokens=200, output_tokens=20, concurrency=64, seconds=span, seed=50 + part
+        )
+        requests += result.good
+        marks.append(gateway.memory())
+    half = marks[len(marks) // 2]
+    return {
+        "churn_requests": requests,
+        "churn_seconds": seconds,
+        "memory_before_mib": before / 2**20,
+        "memory_after_mib": marks[-1] / 2**20,
+        "memory_growth_second_half_percent": 100 * (marks[-1] / half - 1),
+    }
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Run the phases that were asked for."""
+    phases, found = setting.arguments.phase or PHASES, {}
+    if {"streams", "added", "long", "churn"} & set(phases):
+        options = setting.arguments
+        with (
+            setting.engines(options.engines, options.engines, options.step_ms / 1000) as engines,
+            setting.gateway(engines) as gateway,
+        ):
+            if "streams" in phases:
+                runs = [streams(setting, gateway) for _ in range(options.repeat)]
+                found |= tell(max(runs, key=lambda run: run["requests_per_second_per_core"]))
+            if "added" in phases:
+                rate = options.rate or 0.6 * found.get("requests_per_second_per_core", 150.0)
+                runs = [added(setting, gateway, engines, rate) for _ in range(options.repeat)]
+                found |= {"added": tell(min(runs, key=lambda run: run["added_ms"]["p99"]))}
+                found |= {key: found["added"].pop(key) for key in ("added_ms", "added_token_ms")}
+            if "long" in phases:
+                found |= tell(long_prompts(setting, gateway))
+            if "churn" in phases:
+                found |= tell(churn(setting, gateway))
+    if "idle" in phases:
+        found |= tell(idle(setting))
+    if "held" in phases:
+        found |= tell(held(setting))
+    return found
+
+
+def tell(figures: dict[str, Any]) -> dict[str, Any]:
+    """Print figures with their goals."""
+    for name, value in figures.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for part, number in parts:
+            key = f"{name}.{part}" if part else name
+            goal = GOALS.get(key)
+            beside = "" if goal is None else f"   goal {goal:g}, {number / goal:.0%} of it"
+            print(f"{key:38} {number:12.3f}{beside}", flush=True)
+    return figures
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--phase", action="append", choices=PHASES, help="only this one; repeatable")
+    parser.add_argument("--seconds", type=float, default=10.0, help="counted time of streams and added")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of streams and added; the best counts")
+    parser.add_argument("--engines", type=int, default=10)
+    parser.add_argument("--step-ms", type=float, default=10.0, help="time between an engine's tokens")
+    parser.add_argument("--concurrency", type=int, default=256, help="streams at once")
+    parser.add_argument("--rate", type=float, default=0.0, help="of added; 60 %% of a core's by default")
+    parser.add_argument("--churn-seconds", type=float, default=20.0)
+    parser.add_argument(
+        "--gateway-option",
+        action="append",
+        default=[],
+        help="handed to the gateway, such as --gateway-option=--x",
+    )
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    vocabulary = Vocabulary()
+    setting = Setting(
+        arguments,
+        vocabulary,
+        np.array(vocabulary.replies(), np.int32),
+        {cores[-1]},
+        set(cores[:-1]) or {cores[0]},
+    )
+    print(f"{len(cores)} cores; tokenizer of {vocabulary.tokenizer.get_vocab_size()} entries", flush=True)
+    found = measure(setting)
+    if arguments.json:
+        print(json.dumps(found | {"goals": GOALS}))
+
+
+if __name__ == "__main__":
+    main()

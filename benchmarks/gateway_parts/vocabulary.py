@@ -1,0 +1,135 @@
+"""A real tokenizer of 128,000 entries, and text to use it on, both made here and always the same.
+
+Byte-level BPE with the splitting of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library on made-up
+words: syllables put together, frequent ones short, as in a language. Training takes some seconds, so the file is
+kept in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+
+SIZE = 128_000
+VERSION = 2
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ONSETS = (
+    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str "
+    "t th tr tw v w wh wr y z ß ж п 世 好"
+).split()
+VOWELS = "a e i o u ai ea ee ie oa oo ou é ü о".split()
+CODAS = ["", *"b ck d f g l ll m mp n nd ng nk nt p r rd rk rm rn rt s sh sk sp ss st t th x".split()]
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|start|>", "<|end|>")
+
+
+def chat_text(content: str) -> str:
+    """Return what the template makes of one message of a user."""
+    return f"<|start|>user\n{content}<|end|>\n<|start|>assistant\n"
+
+
+class Language:
+    """Words by rank, the most frequent first."""
+
+    def __init__(self, words: int = 150_000) -> None:
+        draw = random.Random(20)
+        syllables = [a + b + c for a in ONSETS for b in VOWELS for c in CODAS]
+        draw.shuffle(syllables)
+        found: dict[str, None] = {}
+        while len(found) < words:
+            count = 1 + (len(found) > 3000) * draw.choice((0, 1)) + (len(found) > 12_000)
+            found["".join(draw.choice(syllables) for _ in range(count))] = None
+        self.words = list(found)
+
+    def text(self, draw: random.Random, words: int) -> str:
+        """Return so many words, drawn by a power law of their rank, with a line's end now and then."""
+        last = len(self.words) - 1
+        parts = [self.words[min(last, int(draw.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
+        for at in range(17, words, 17):
+            parts[at] += draw.choice((".", ",", ".\n", "; 42", " 🙂", " – "))
+        return " ".join(parts)
+
+    def corpus(self) -> Iterator[str]:
+        """Yield lines to train on: all words, the frequent ones more often."""
+        for start in range(0, len(self.words), 1000):
+            line = " " + " ".join(self.words[start : start + 1000])
+            for _ in range(max(1, 40_000 // (start + 1000))):
+                yield line
+
+
+class Vocabulary:
+    """The tokenizer's files, and the text side of what engines reply."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        folder = folder or Path(tempfile.gettempdir()) / "mizzen-gateway-load"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"tokenizer-{VERSION}-{tokenizers.__version__}.json"
+        self.language = Language()
+        if not self.path.is_file():
+            unfinished = self.path.with_suffix(".part")
+            train(self.language).save(str(unfinished))
+            unfinished.replace(self.path)
+
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The tokenizer itself, as an oracle: never one of the gateway's objects."""
+        return tokenizers.Tokenizer.from_file(str(self.path))
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """What an engine serves of it."""
+        config = {"chat_template": TEMPLATE, "eos_token": "<|end|>"}
+        return {
+            "tokenizer.json": self.path.read_bytes(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def prompt(self, draw: random.Random, tokens: int) -> str:
+        """Return a text of about so many tokens."""
+        text = self.language.text(draw, 32 + tokens)
+        ids = self.encode(text[: 12 * tokens + 64])[:tokens]
+        return self.tokenizer.decode(ids)
+
+    def replies(self, length: int = 50_000) -> list[int]:
+        """Return the tokens that engines draw their replies from, in natural order."""
+        return self.encode(self.language.text(random.Random(7), length))[:length]
+
+
+def train(language: Language) -> tokenizers.Tokenizer:
+    """Return the tokenizer, trained."""
+    built = tokenizers.Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    built.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+        min_frequency=1,
+    )
+    built.train_from_iterator(language.corpus(), trainer)
+    if built.get_vocab_size() < 100_000:
+        raise RuntimeError(f"the tokenizer has {built.get_vocab_size()} entries only")
+    return built
