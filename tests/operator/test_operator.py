@@ -242,7 +242,7 @@ def test_pods_that_a_node_turns_away_are_not_made_again_without_pause(
         return [datetime.fromisoformat(node.created[name]) for name in ours]
 
     demo.eventually(lambda: len(made()) >= 3, 90)
-    # Incarnation n rests for 2^(n + 1) s. Both times are whole seconds, and so is the rest, so that none is lost.
+    # Incarnation n rests for 2^(n + 1) s. Times and rest are whole seconds, so that nothing is lost.
     for incarnation, (one, next_one) in enumerate(pairwise(made())):
         assert (next_one - one).total_seconds() >= FIRST_REST_SECONDS * 2**incarnation
     node.behaviour.turned_away = set()

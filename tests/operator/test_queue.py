@@ -48,7 +48,7 @@ async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
     queue.add(B, 30)
     began = time.monotonic()
     assert await queue.get() == A
-    assert 0.1 < time.monotonic() - began < 1
+    assert 0.1 < time.monotonic() - began < 25
     queue.add(B)
     assert await queue.get() == B
     queue.done(B)
