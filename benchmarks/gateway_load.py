@@ -2,20 +2,22 @@
 
     python benchmarks/gateway_load.py --json
 
-The gateway is the real command. The engines speak the real wire at scripted speeds in processes of their own, and
-the client, a process too, knows from each prompt what must come and checks every byte. The tokenizer is byte-level
-BPE with 128,000 entries, made on the first run and kept in the temporary folder. With two cores or more, the gateway
-has one to itself and all else shares the others.
+The gateway is the real command. The engines speak the real wire at scripted speeds in processes of their own,
+and the client, a process too, knows from each prompt what must come and checks every byte. The tokenizer is
+byte-level BPE with 128,000 entries, made on the first run and kept in the temporary folder. With two cores or
+more, the gateway has one to itself and all else shares the others.
 
-    streams      200 tokens in, 100 out, streamed, as many at once as keep the gateway busy: requests and chunks
-                 (events with text) over the CPU-seconds of all processes and threads of the gateway
-    added        the same at 60 % of that, arriving at random: from the client's sending to the engine's receiving
-                 plus from the engine's first token to the client's having it (`added_ms`), and from the engine's
-                 sending of each token to the client's having it (`added_token_ms`)
-    long         prompts of 100,000 tokens over CPU-seconds
-    idle         CPU of a gateway with 100 engines and no request
-    held         2,000 streams at once, each a token a second, for a minute
-    churn        resident memory while streams come and go (`--churn-seconds 3600` for an hour)
+    streams    200 tokens in, 100 out, streamed, as many at once as one core takes without putting tokens of a
+               stream together: requests and chunks (events with text) over the CPU-seconds of all processes
+               and threads of the gateway
+    full       the same with more at once than it takes, when tokens that came meanwhile share a chunk
+    added      the same at 60 % of `streams`, arriving at random: from the client's sending to the engine's
+               receiving plus from the first token's sending to the client's having it (`added_ms`), and of
+               each token from the engine's sending to the client's having it (`added_token_ms`)
+    long       prompts of 100,000 tokens over CPU-seconds
+    idle       CPU of a gateway with 100 engines and no request
+    held       2,000 streams at once, each a token a second, for a minute
+    churn      resident memory while streams come and go (`--churn-seconds 3600` for an hour)
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gateway_parts.engines import Engines, Script, Timing
 from gateway_parts.process import CpuMeter, GatewayProcess
 from gateway_parts.vocabulary import Vocabulary
 
-PHASES = ("streams", "added", "long", "idle", "held", "churn")
+PHASES = ("streams", "full", "added", "long", "idle", "held", "churn")
 GOALS = {
     "requests_per_second_per_core": 150.0,
     "chunks_per_second_per_core": 15_000.0,
@@ -89,14 +91,14 @@ class Setting:
         return result, meter.seconds(result.began, result.ended)
 
 
-def streams(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
-    """Measure throughput with as many streams as keep the gateway busy."""
+def streams(setting: Setting, gateway: GatewayProcess, concurrency: int) -> dict[str, float]:
+    """Measure throughput with so many streams at once."""
     options = setting.arguments
     result, cpu = setting.run(
         gateway,
         prompt_tokens=200,
         output_tokens=100,
-        concurrency=options.concurrency,
+        concurrency=concurrency,
         warm_seconds=3.0,
         seconds=options.seconds,
     )
@@ -224,15 +226,18 @@ def churn(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
 def measure(setting: Setting) -> dict[str, Any]:
     """Run the phases that were asked for."""
     phases, found = setting.arguments.phase or PHASES, {}
-    if {"streams", "added", "long", "churn"} & set(phases):
+    if {"streams", "full", "added", "long", "churn"} & set(phases):
         options = setting.arguments
         with (
             setting.engines(options.engines, options.engines, options.step_ms / 1000) as engines,
             setting.gateway(engines) as gateway,
         ):
             if "streams" in phases:
-                runs = [streams(setting, gateway) for _ in range(options.repeat)]
+                runs = [streams(setting, gateway, options.concurrency) for _ in range(options.repeat)]
                 found |= tell(max(runs, key=lambda run: run["requests_per_second_per_core"]))
+            if "full" in phases:
+                print("more than it takes:")
+                found["full"] = tell(streams(setting, gateway, 4 * options.concurrency))
             if "added" in phases:
                 rate = options.rate or 0.6 * found.get("requests_per_second_per_core", 150.0)
                 runs = [added(setting, gateway, engines, rate) for _ in range(options.repeat)]
@@ -272,7 +277,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs of streams and added; the best counts")
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between an engine's tokens")
-    parser.add_argument("--concurrency", type=int, default=256, help="streams at once")
+    parser.add_argument("--concurrency", type=int, default=140, help="streams at once")
     parser.add_argument("--rate", type=float, default=0.0, help="of added; 60 %% of a core's by default")
     parser.add_argument("--churn-seconds", type=float, default=20.0)
     parser.add_argument(

@@ -111,6 +111,7 @@ class Connection(asyncio.Protocol):
         self._length: int | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
         self.transport = transport
 
     def send(self, asked: Asked) -> None:
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(asked.data)
 
     def data_received(self, data: bytes) -> None:
+        """Note what came, and when."""
         now, stream = time.monotonic(), self._stream
         if stream is None:
             self.transport.close()
@@ -136,6 +138,7 @@ class Connection(asyncio.Protocol):
             self._end(now)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the stream that runs."""
         if self._stream is not None:
             self._stream.error = f"the connection was closed: {exc}"
             self._end(time.monotonic())
@@ -164,7 +167,7 @@ class Client:
 
     async def run(self) -> tuple[float, float]:
         """Send; return the counted time's start and end."""
-        plan, loop = self._plan, asyncio.get_running_loop()
+        plan = self._plan
         began = time.monotonic() + plan.warm_seconds
         until = began + plan.seconds
         if plan.rate:
@@ -189,7 +192,6 @@ class Client:
                     await self._empty.wait()
             except TimeoutError:
                 pass
-        _ = loop
         return began, ended
 
     async def _send(self) -> None:
@@ -265,23 +267,31 @@ def ask(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[Asked]:
 
 
 class Delta(msgspec.Struct):
+    """What a chunk adds."""
+
     role: str = ""
     content: str = ""
 
 
 class Choice(msgspec.Struct):
+    """The choice of a chunk."""
+
     delta: Delta
     index: int
     finish_reason: str | None = None
 
 
 class Usage(msgspec.Struct):
+    """Counts of tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
 class Event(msgspec.Struct):
+    """An event of a stream."""
+
     id: str
     object: str
     model: str

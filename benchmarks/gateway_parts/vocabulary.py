@@ -1,8 +1,8 @@
 """A real tokenizer of 128,000 entries, and text to use it on, both made here and always the same.
 
-Byte-level BPE with the splitting of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library on made-up
-words: syllables put together, frequent ones short, as in a language. Training takes some seconds, so the file is
-kept in the temporary folder.
+Byte-level BPE with the splitting of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library on
+made-up words: syllables put together, frequent ones short, as in a language. Training takes some seconds, so
+the file is kept in the temporary folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ONSETS = (
-    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str "
-    "t th tr tw v w wh wr y z ß ж п 世 好"
-).split()
-VOWELS = "a e i o u ai ea ee ie oa oo ou é ü о".split()
-CODAS = ["", *"b ck d f g l ll m mp n nd ng nk nt p r rd rk rm rn rt s sh sk sp ss st t th x".split()]
+ONSETS = """
+    b bl br c ch cl cr d dr f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp st str
+    t th tr tw v w wh wr y z ß ж п 世 好
+"""
+VOWELS = "a e i o u ai ea ee ie oa oo ou é ü о"
+CODAS = "b ck d f g l ll m mp n nd ng nk nt p r rd rk rm rn rt s sh sk sp ss st t th x"
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -46,7 +46,8 @@ class Language:
 
     def __init__(self, words: int = 150_000) -> None:
         draw = random.Random(20)
-        syllables = [a + b + c for a in ONSETS for b in VOWELS for c in CODAS]
+        onsets, vowels, codas = ONSETS.split(), VOWELS.split(), ["", *CODAS.split()]
+        syllables = [a + b + c for a in onsets for b in vowels for c in codas]
         draw.shuffle(syllables)
         found: dict[str, None] = {}
         while len(found) < words:
