@@ -17,16 +17,10 @@ from mizzen import __version__
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse, Model, ModelList
 from mizzen.gateway.openai.exchange import Exchange
 from mizzen.gateway.openai.parse import Parser
-from mizzen.gateway.openai.schemas import (
-    ChatRequest,
-    ChatResponse,
-    CompletionRequest,
-    CompletionResponse,
-    Model,
-    ModelList,
-)
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
 from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
 from mizzen.gateway.service import Gateway
 

@@ -15,12 +15,12 @@ from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.openai.parse import Wish
+from mizzen.gateway.openai.prompt import prompt_ids, wire_sampling
+from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.route.plugins import RouteRequest
 from mizzen.gateway.route.router import Router
 from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
-from mizzen.gateway.text.model import NoChatTemplate, TextModel
-from mizzen.gateway.text.template import TemplateError
+from mizzen.gateway.text.model import TextModel
 from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import Finish, RefusalCode, Sampling
 from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
@@ -43,6 +43,8 @@ class Job:
     ticket: Ticket
     text: TextModel | None = None
     prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    sampling: Sampling = field(default_factory=Sampling)
+    """With `prompt` and `text`: what the engine is sent."""
     blocks: Sequence[int] = ()
     tried: list[Engine] = field(default_factory=list)
     losses: int = 0
@@ -162,7 +164,7 @@ class Dispatcher:
         needed = len(job.prompt) + (wanted or 1)
         context = self._table.longest_context(text)
         if needed > context > 0:
-            raise too_long(len(job.prompt), wanted, context)
+            raise too_long(job.wish, len(job.prompt), wanted, context)
         if not job.blocks and len(self._table) > 1:
             job.blocks = tuple(block_hashes(job.prompt))
         request = RouteRequest(
@@ -185,7 +187,7 @@ class Dispatcher:
         seconds = max(MIN_ENGINE_SECONDS, job.ticket.deadline - time.monotonic())
         try:
             stream = engine.link.generate(
-                job.prompt.astype("<i4", copy=False).tobytes(), wire_sampling(job.wish), queue_seconds=seconds
+                job.prompt.astype("<i4", copy=False).tobytes(), job.sampling, queue_seconds=seconds
             )
         except EngineOverloaded:
             engine.leave_alone(REFUSAL_SECONDS)
@@ -229,41 +231,15 @@ class Dispatcher:
         self._metrics.retries.labels(known.get(refusal.code, "refused")).inc()
 
     async def _tokenize(self, job: Job, text: TextModel) -> None:
-        wish = job.wish
-        try:
-            if wish.messages is not None:
-                job.prompt = await text.chat_prompt(wish.messages)
-            elif isinstance(wish.prompt, str):
-                job.prompt = await text.text_prompt(wish.prompt)
-            else:
-                job.prompt = np.array(wish.prompt, dtype=np.int32)
-        except (TemplateError, NoChatTemplate) as error:
-            raise invalid(str(error), "messages", "chat_template") from error
-        if not len(job.prompt):
-            raise invalid("the prompt is empty", "prompt")
+        job.prompt, job.sampling = await prompt_ids(job.wish, text), wire_sampling(job.wish, text)
         job.text, job.blocks = text, ()
 
 
-def too_long(prompt: int, wanted: int | None, context: int) -> ApiError:
+def too_long(wish: Wish, prompt: int, wanted: int | None, context: int) -> ApiError:
     """Return the 400 of a request that does not fit the context."""
     asked = f"{prompt} in the prompt" + (f" and {wanted} to be generated" if wanted else "")
     return invalid(
         f"the context length is {context} tokens, but {prompt + (wanted or 1)} are needed: {asked}",
-        "messages",
+        "prompt" if wish.messages is None else "messages",
         "context_length_exceeded",
-    )
-
-
-def wire_sampling(wish: Wish) -> Sampling:
-    """Return what the engine needs to know of a request's sampling."""
-    given = wish.sampling
-    return Sampling(
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        seed=given.seed,
-        max_tokens=given.max_tokens,
-        ignore_eos=given.ignore_eos,
-        stop_token_ids=given.stop_token_ids,
     )

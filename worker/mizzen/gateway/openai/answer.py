@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen.core.request import FinishReason
-from mizzen.gateway.openai.schemas import PromptTokensDetails, Usage
+from mizzen.gateway.openai.bodies import PromptTokensDetails, Usage
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import Finish

@@ -16,7 +16,7 @@ from mizzen.gateway.dispatch import Job, Running
 from mizzen.gateway.errors import ApiError, unavailable
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.answer import Answer
-from mizzen.gateway.openai.parse import Wish
+from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import DONE, Writer, event
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import EngineRefused, StreamLost

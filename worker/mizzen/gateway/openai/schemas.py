@@ -1,209 +1,207 @@
-"""Requests and responses of the OpenAI API, as far as they are served."""
+"""Bodies of generating requests. What fields say of themselves is OpenAPI's and docs/openai.md's text too."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-Number = Annotated[float, Meta(description="a number")]
-
-
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content; only text is served."""
-
-    type: Literal["text"]
-    text: str
+from mizzen.gateway.openai.messages import Message
+from mizzen.gateway.openai.structured import ResponseFormat, StructuredOutputs
+from mizzen.gateway.tools.schemas import Tool, ToolChoice
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A message of a conversation."""
+def doc(text: str) -> Meta:
+    """Return a field's description."""
+    return Meta(description=text)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-    audio: Any = None
-    annotations: Any = None
+
+NOT_SERVED = "Refused by name."
+
+Count = Annotated[int, Meta(ge=1)]
+Choices = Annotated[int, Meta(ge=1, le=128)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Top = Annotated[int, Meta(ge=0, le=20)]
+
+
+TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPTS = [
+    {"type": "string"},
+    TOKEN_IDS,
+    {"type": "array", "minItems": 1, "items": {"type": "string"}},
+    {"type": "array", "minItems": 1, "items": TOKEN_IDS},
+]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream holds besides text."""
 
-    include_usage: bool | None = False
-    include_obfuscation: bool | None = False
+    include_usage: Annotated[
+        bool | None, doc("A last event with the usage and no choices; the events before have `usage: null`.")
+    ] = False
+    continuous_usage_stats: Annotated[
+        bool | None, doc("The usage so far in every event (with `include_usage`).")
+    ] = False
+    include_obfuscation: Annotated[bool | None, doc("Ignored: no padding is sent.")] = False
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that both endpoints have. Those of type Any are known and not served, see `parse.HARMLESS`."""
+    """Fields that both generating endpoints have."""
 
-    model: str
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    ignore_eos: bool | None = False
-    return_token_ids: bool | None = False
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    n: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    service_tier: Any = None
-    store: Any = None
+    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
+    stream: Annotated[bool | None, doc("Server-sent events as tokens come, ended by `[DONE]`.")] = False
+    stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
+    n: Annotated[Choices | None, doc("Choices of each prompt.")] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None, doc("1 by default; 0 takes the most probable token.")
+    ] = None
+    top_p: Annotated[
+        Share | None, doc("Draw from the smallest set whose probability reaches it; 0 is the first alone.")
+    ] = None
+    top_k: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        doc("Draw from the k most probable tokens; 0 and -1 from all."),
+    ] = None
+    min_p: Annotated[Share | None, doc("Drop tokens less probable than `min_p` times the most probable.")] = (
+        None
+    )
+    seed: Annotated[
+        int | None,
+        doc(
+            "64 bits; equal requests get equal answers. Choice i has a seed of its own that follows from it."
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        Penalty | None, doc("Taken off a token's logit for each time that the answer holds it.")
+    ] = None
+    presence_penalty: Annotated[
+        Penalty | None, doc("Taken off the logits of tokens that the answer holds.")
+    ] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=10)] | None,
+        doc(
+            "Divides positive and multiplies negative logits of tokens that prompt or answer hold; 1 is off."
+        ),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Bias] | None, doc("Token ids (as text) to what is added to their logits; -100 bans one.")
+    ] = None
+    max_tokens: Annotated[Count | None, doc("Output tokens at most.")] = None
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None, doc("End tokens cannot come before so many output tokens.")
+    ] = None
+    stop: Annotated[
+        str | list[str] | None,
+        doc("Up to 16 strings of up to 1,024 characters; the answer ends before the first that comes."),
+    ] = None
+    stop_token_ids: Annotated[list[TokenId] | None, doc("Up to 1,024 tokens that end the answer.")] = None
+    ignore_eos: Annotated[bool | None, doc("Go on after the model's own end tokens.")] = False
+    skip_special_tokens: Annotated[bool | None, doc("Leave special tokens out of the text (default).")] = True
+    spaces_between_special_tokens: Annotated[bool | None, doc("Only `true`, the default.")] = True
+    include_stop_str_in_output: Annotated[bool | None, doc("Only `false`, the default.")] = False
+    return_token_ids: Annotated[
+        bool | None, doc("Add `token_ids` to choices, and `prompt_token_ids` to whole responses.")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool | None, doc("Tokens of `logprobs` as `token_id:<id>` in place of text.")
+    ] = False
+    response_format: Annotated[
+        ResponseFormat | None,
+        doc("`text`, `json_object`, or `json_schema` with a schema that the answer conforms to."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, doc("vLLM's form of the constraints below; one of them.")
+    ] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | bool | None, doc("A JSON schema (object or text), as vLLM's.")
+    ] = None
+    guided_regex: Annotated[str | None, doc("A regular expression for the whole answer, as vLLM's.")] = None
+    guided_choice: Annotated[list[str] | None, doc("The answer is one of these texts, as vLLM's.")] = None
+    guided_grammar: Annotated[str | None, doc("An EBNF grammar (GBNF's form), as vLLM's.")] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | bool | None, doc("A JSON schema (text or object), as SGLang's.")
+    ] = None
+    regex: Annotated[str | None, doc("A regular expression for the whole answer, as SGLang's.")] = None
+    ebnf: Annotated[str | None, doc("An EBNF grammar (GBNF's form), as SGLang's.")] = None
+    user: Annotated[str | None, doc("Accepted, not used.")] = None
+    metadata: Annotated[dict[str, str] | None, doc("Accepted, not used.")] = None
+    service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
+    store: Annotated[Any, doc("Only `false`: nothing is stored.")] = None
+    logits_processors: Annotated[Any, doc(NOT_SERVED)] = None
+    truncate_prompt_tokens: Annotated[Any, doc(NOT_SERVED)] = None
+    use_beam_search: Annotated[Any, doc("Only `false`.")] = None
 
 
 class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    messages: Annotated[list[Message], doc("The conversation; at least one message.")]
+    max_completion_tokens: Annotated[Count | None, doc("The same as `max_tokens`; one of them.")] = None
+    logprobs: Annotated[bool | None, doc("Report each output token's log probability.")] = None
+    top_logprobs: Annotated[
+        Top | None, doc("And those of so many most probable tokens; needs `logprobs`.")
+    ] = None
+    tools: Annotated[list[Tool] | None, doc("Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        ToolChoice | None, doc("`none`, `auto`, `required`, or the function that must be called.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, doc("Whether one answer may hold several calls (default).")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, doc("Variables for the chat template, `enable_thinking` for example.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, doc("Whether the prompt opens the assistant's turn (default).")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, doc("Continue the last message instead; `add_generation_prompt` must be false.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Let the tokenizer add its BOS, say, to what the template gave (not by default).")
+    ] = None
+    echo: Annotated[bool | None, doc("Only `false`; completions have it.")] = None
+    reasoning_effort: Annotated[str | None, doc("A variable of the chat template, where it knows one.")] = (
+        None
+    )
+    safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
+    prompt_cache_key: Annotated[str | None, doc("Accepted, not used: prefixes are found by themselves.")] = (
+        None
+    )
+    functions: Annotated[Any, doc("Refused by name; use `tools`.")] = None
+    function_call: Annotated[Any, doc("Only `none` and `auto`; use `tool_choice`.")] = None
+    modalities: Annotated[Any, doc('Only `["text"]`.')] = None
+    audio: Annotated[Any, doc(NOT_SERVED)] = None
+    prediction: Annotated[Any, doc(NOT_SERVED)] = None
+    verbosity: Annotated[Any, doc("Only `medium`.")] = None
+    web_search_options: Annotated[Any, doc(NOT_SERVED)] = None
 
 
 class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[Any]
-    suffix: Any = None
-    echo: Any = None
-    best_of: Any = None
-
-
-class PromptTokensDetails(msgspec.Struct):
-    """Of a prompt's tokens, those that came from the prefix cache."""
-
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct):
-    """Counts of tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class Delta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to the answer."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct):
-    """The one choice of a chunk."""
-
-    delta: Delta
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class Chunk(msgspec.Struct):
-    """An event of a chat stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    object: str = "chat.completion.chunk"
-    usage: Usage | UnsetType | None = UNSET
-
-
-class AnswerMessage(msgspec.Struct):
-    """The answer of a chat."""
-
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    """The one choice of a chat response."""
-
-    message: AnswerMessage
-    finish_reason: str
-    index: int = 0
-    logprobs: None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatResponse(msgspec.Struct):
-    """Response of POST /v1/chat/completions."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    object: str = "chat.completion"
-
-
-class TextChoice(msgspec.Struct):
-    """The one choice of a completion, or of an event of its stream."""
-
-    text: str
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class CompletionResponse(msgspec.Struct):
-    """Response of POST /v1/completions, and the events of its stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[TextChoice]
-    object: str = "text_completion"
-    usage: Usage | UnsetType | None = UNSET
-
-
-class Model(msgspec.Struct):
-    """A model that is served."""
-
-    id: str
-    created: int
-    object: str = "model"
-    owned_by: str = "mizzen"
-    root: str | UnsetType = UNSET
-    max_model_len: int | UnsetType = UNSET
-
-
-class ModelList(msgspec.Struct):
-    """Response of GET /v1/models."""
-
-    data: list[Model]
-    object: str = "list"
+    prompt: Annotated[
+        str | list[Any],
+        Meta(
+            description="Text, token ids, or a list of either. Choices of a prompt follow one another.",
+            extra_json_schema={"anyOf": PROMPTS},
+        ),
+    ]
+    best_of: Annotated[
+        Choices | None,
+        doc("Sequences of each prompt; the `n` with the highest mean log probability come back. No stream."),
+    ] = None
+    logprobs: Annotated[
+        Top | None, doc("Report log probabilities of tokens, and of so many most probable ones.")
+    ] = None
+    echo: Annotated[
+        bool | None, doc("Begin with the prompt; with `logprobs`, the prompt's tokens have theirs too.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Let the tokenizer add its BOS, say, to the prompt (default).")
+    ] = None
+    suffix: Annotated[Any, doc("Refused by name: the models served here do not fill in.")] = None

@@ -9,8 +9,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mizzen.gateway.openai.parse import Wish
-from mizzen.gateway.openai.schemas import (
+from mizzen.gateway.openai.bodies import (
     AnswerMessage,
     ChatChoice,
     ChatResponse,
@@ -21,6 +20,7 @@ from mizzen.gateway.openai.schemas import (
     TextChoice,
     Usage,
 )
+from mizzen.gateway.openai.wish import Wish
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,33 +33,51 @@ class TextModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
 
-    async def chat_prompt(self, messages: tuple[dict[str, Any], ...]) -> Int32:
-        """Return the token ids of a conversation.
+    async def chat_prompt(
+        self,
+        messages: tuple[dict[str, Any], ...],
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+    ) -> Int32:
+        """Return the token ids [n] of a conversation; `arguments` are variables of the template.
 
         Raises:
             NoChatTemplate: the model has none.
             TemplateError: the template refuses the messages.
         """
-        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
-        return await self._run(size, self._chat, messages)
 
-    async def text_prompt(self, text: str) -> Int32:
-        """Return the token ids of a text, with the special tokens that the model's tokenizer adds."""
-        return await self._run(len(text), self._text, text)
+        def work() -> Int32:
+            if self.template is None:
+                raise NoChatTemplate("the model has no chat template; use /v1/completions")
+            text = self.template.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(arguments or {}),
+            )
+            return self._ids(text, add_special_tokens)
 
-    async def _run(self, size: int, work: Any, argument: Any) -> Int32:
+        return await self._run(sum(characters(message) for message in messages), work)
+
+    async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Int32:
+        """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for."""
+        return await self._run(len(text), lambda: self._ids(text, add_special_tokens))
+
+    async def _run(self, size: int, work: Callable[[], Int32]) -> Int32:
         if size > LONG_CHARACTERS:
-            return await asyncio.to_thread(work, argument)
-        return work(argument)
+            return await asyncio.to_thread(work)
+        return work()
 
-    def _chat(self, messages: tuple[dict[str, Any], ...]) -> Int32:
-        if self.template is None:
-            raise NoChatTemplate("the model has no chat template; use /v1/completions")
-        ids = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
-        return np.array(ids, dtype=np.int32)
+    def _ids(self, text: str, add_special_tokens: bool) -> Int32:
+        return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
-    def _text(self, text: str) -> Int32:
-        return np.array(self.tokenizer.encode(text), dtype=np.int32)
+
+def characters(message: Mapping[str, Any]) -> int:
+    """Return about how long a message's text is."""
+    return 64 + sum(len(value) for value in message.values() if isinstance(value, str))
 
 
 def build(name: str, files: Mapping[str, bytes]) -> TextModel:

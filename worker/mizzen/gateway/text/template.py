@@ -80,9 +80,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """Return the prompt of a conversation of plain JSON values.
+
+        With `continue_final_message` it ends with the last message's text, for the model to go on from there.
 
         Raises:
             TemplateError: there is no message, the template refuses them, or rendering exceeds a bound.
@@ -101,7 +104,8 @@ class ChatTemplate:
         bounds = self._environment.bounds
         bounds.deadline = time.monotonic() + self._seconds
         try:
-            return self._join(self._templates[name], values)
+            text = self._join(self._templates[name], values)
+            return cut_behind_last(text, values["messages"][-1]) if continue_final_message else text
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or str(error)) from error
         except RecursionError:
@@ -126,6 +130,22 @@ class ChatTemplate:
             return self._environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"the {name} chat template, line {error.lineno}: {error.message}") from error
+
+
+def cut_behind_last(text: str, message: Mapping[str, Any]) -> str:
+    """Return a prompt up to the end of its last message's text, as Transformers does.
+
+    Raises:
+        TemplateError: the message has no text, or the template does not show it.
+    """
+    content = message.get("content")
+    shown = content.strip() if isinstance(content, str) else ""
+    at = text.rfind(shown) if shown else -1
+    if at < 0:
+        raise TemplateError("continue_final_message: the last message has no text that the template shows")
+    if shown != content and content and text.startswith(content.lstrip(), at):
+        shown = content.lstrip()  # a template that keeps the trailing space
+    return text[: at + len(shown)]
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:

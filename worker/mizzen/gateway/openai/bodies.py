@@ -1,0 +1,193 @@
+"""Bodies of responses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Of a prompt's tokens, those that came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct):
+    """A token that could have come, in chat's form."""
+
+    token: str
+    logprob: float
+    bytes: Annotated[list[int], Meta(description="UTF-8, also where the token is part of a character.")]
+
+
+class TokenLogprob(msgspec.Struct):
+    """A token with its log probability, in chat's form."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log probabilities of a choice's tokens, in chat's form."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """Log probabilities of a choice's tokens, in columns."""
+
+    text_offset: Annotated[list[int], Meta(description="Where each token's text begins, in characters.")]
+    token_logprobs: Annotated[
+        list[float | None], Meta(description="null for a prompt's first token, which nothing predicts.")
+    ]
+    tokens: list[str]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None], Meta(description="The token itself is always among them.")
+    ]
+
+
+class CalledFunctionDelta(msgspec.Struct, omit_defaults=True):
+    """More of a call."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallChunk(msgspec.Struct, omit_defaults=True):
+    """More of a tool call; `id` and `name` come with its first piece."""
+
+    index: int
+    function: CalledFunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """What a chunk adds to one choice."""
+
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Chunk(msgspec.Struct):
+    """An event of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class AnsweredFunction(msgspec.Struct):
+    """A function as the model calls it."""
+
+    name: str
+    arguments: Annotated[str, Meta(description="JSON text, as the model wrote it.")]
+
+
+class AnsweredCall(msgspec.Struct):
+    """A tool call of an answer."""
+
+    id: str
+    function: AnsweredFunction
+    type: str = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    """The answer of a chat."""
+
+    content: Annotated[str | None, Meta(description="null when there are tool calls and no text.")]
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """A choice of a chat response."""
+
+    message: AnswerMessage
+    finish_reason: str
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatResponse(msgspec.Struct):
+    """Response of POST /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChoice(msgspec.Struct):
+    """A choice of a completion, or what an event of its stream adds to one."""
+
+    text: str
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionResponse(msgspec.Struct):
+    """Response of POST /v1/completions, and the events of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    object: str = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(msgspec.Struct):
+    """A model that is served."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "mizzen"
+    root: str | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct):
+    """Response of GET /v1/models."""
+
+    data: list[Model]
+    object: str = "list"

@@ -1,0 +1,104 @@
+"""What an answer's text becomes: content, reasoning and tool calls.
+
+    tokens ──TextStream──▶ text ──OutputParser──▶ OutputDelta ──Writer──▶ JSON
+
+An `OutputForm` is chosen when a request is parsed; what depends on the model (the look of its tool calls) it
+decides once the model's text side is known. Requests without one give their text as content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mizzen.core.params import Grammar
+from mizzen.core.request import Int32
+from mizzen.gateway.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of one tool call."""
+
+    index: int
+    """Counts an answer's calls from 0."""
+    id: str | None = None
+    """With a call's first piece, as `name`."""
+    name: str | None = None
+    arguments: str = ""
+    """The next characters of the arguments' JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """What a piece of text adds to an answer; empty while a parser must wait for more."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+class OutputParser(Protocol):
+    """Parses the text of one choice as it comes. What all calls return joins to the whole answer."""
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether it must see special tokens in the text (and leaves them out itself)."""
+        ...
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's finish_reason in place of `stop`, once it is known: `tool_calls`."""
+        ...
+
+    def feed(self, text: str) -> OutputDelta:
+        """Take the next text; stop strings are cut already."""
+        ...
+
+    def end(self) -> OutputDelta:
+        """Return what was held back; the text has ended."""
+        ...
+
+
+class PlainOutput:
+    """All text is content."""
+
+    __slots__ = ()
+
+    keeps_special_tokens = False
+    finish_reason: str | None = None
+
+    def feed(self, text: str) -> OutputDelta:
+        """See `OutputParser`."""
+        return OutputDelta(text)
+
+    def end(self) -> OutputDelta:
+        """See `OutputParser`."""
+        return OutputDelta()
+
+
+class OutputForm(Protocol):
+    """What a request's tools and reasoning options mean for one model. Frozen; shared by its choices."""
+
+    def template_arguments(self, text: TextModel) -> dict[str, Any]:
+        """Return what the chat template gets besides the messages: `tools`, and variables of its own.
+
+        Raises:
+            ApiError: 400, what was asked for cannot be had from this model; names the field.
+        """
+        ...
+
+    def grammar(self, text: TextModel) -> Grammar | None:
+        """Return what the answer must conform to; None leaves the request's own grammar in force.
+
+        Raises:
+            ApiError: as `template_arguments`.
+        """
+        ...
+
+    def parser(self, text: TextModel, prompt: Int32) -> OutputParser:
+        """Return a parser for one choice; the prompt's end (token ids [n]) may have begun the reasoning."""
+        ...

@@ -1,0 +1,79 @@
+"""What an engine is sent for a request, once the model's text side is known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mizzen.core.request import Int32
+from mizzen.gateway.errors import invalid
+from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.text.model import NoChatTemplate, TextModel
+from mizzen.gateway.text.template import TemplateError
+from mizzen.wire.messages import Sampling
+
+
+async def prompt_ids(wish: Wish, text: TextModel) -> Int32:
+    """Return the token ids [n] of a request's prompt.
+
+    Raises:
+        ApiError: 400 when the chat template refuses the messages, or the prompt is empty.
+    """
+    if wish.messages is not None:
+        ids = await chat_ids(wish, text)
+    elif isinstance(wish.prompt, str):
+        ids = await text.text_prompt(wish.prompt, wish.add_special_tokens)
+    else:
+        ids = np.array(wish.prompt, dtype=np.int32)
+    if not len(ids):
+        raise invalid("the prompt is empty", "messages" if wish.messages is not None else "prompt")
+    return ids
+
+
+async def chat_ids(wish: Wish, text: TextModel) -> Int32:
+    """Return the token ids [n] of a conversation.
+
+    Raises:
+        ApiError: 400 when the template refuses the messages, or there is none.
+    """
+    arguments = dict(wish.template_arguments)
+    if wish.form is not None:
+        arguments |= wish.form.template_arguments(text)
+    try:
+        return await text.chat_prompt(
+            wish.messages or (),
+            arguments,
+            add_generation_prompt=wish.add_generation_prompt,
+            continue_final_message=wish.continue_final_message,
+            add_special_tokens=wish.add_special_tokens,
+        )
+    except (TemplateError, NoChatTemplate) as error:
+        raise invalid(str(error), "messages", "chat_template") from error
+
+
+def wire_sampling(wish: Wish, text: TextModel) -> Sampling:
+    """Return what the engine needs to know of a request's sampling.
+
+    Raises:
+        ApiError: 400 when the model cannot give the form that is asked for.
+    """
+    given = wish.sampling
+    grammar = (wish.form.grammar(text) if wish.form is not None else None) or given.grammar
+    return Sampling(
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        seed=given.seed,
+        max_tokens=given.max_tokens,
+        ignore_eos=given.ignore_eos,
+        stop_token_ids=given.stop_token_ids,
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        repetition_penalty=given.repetition_penalty,
+        min_tokens=given.min_tokens,
+        logit_bias=given.logit_bias,
+        logprobs=given.logprobs,
+        prompt_logprobs=given.prompt_logprobs,
+        logprob_token_ids=given.logprob_token_ids,
+        grammar=None if grammar is None else (str(grammar.kind), grammar.text),
+    )

@@ -1,0 +1,85 @@
+"""What a request asks for, whatever its endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mizzen.core.params import SamplingParams
+from mizzen.gateway.openai.output import OutputForm
+
+MAX_CHOICES = 128
+"""`n` and `best_of`."""
+MAX_SEQUENCES = 1024
+"""Prompts times `best_of` of one request."""
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: odd, so that no two choices of a request get one seed."""
+
+Prompt = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a request asks for; `sequences` splits it into what engines run one by one."""
+
+    model: str
+    sampling: SamplingParams
+    max_tokens_given: bool = False
+    """Whether `sampling.max_tokens` is the client's: the context must then have room for it."""
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    """Whether each event of the stream holds the usage so far."""
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Whether log probabilities name tokens by their ids."""
+    skip_special_tokens: bool = True
+
+    messages: tuple[dict[str, Any], ...] | None = None
+    """A conversation, or None with `prompt`."""
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template (`chat_template_kwargs`)."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    form: OutputForm | None = None
+    """Tools and reasoning; None gives all text as content."""
+
+    prompt: Prompt | None = None
+    """Text or token ids; the first of `prompts`."""
+    prompts: tuple[Prompt, ...] = ()
+    """All prompts of a completion."""
+    add_special_tokens: bool = True
+    """Whether the tokenizer's own special tokens (a BOS, say) go around a text prompt."""
+    echo: bool = False
+    """Whether the answer begins with its prompt."""
+
+    n: int = 1
+    """Choices of each prompt."""
+    best_of: int = 1
+    """Sequences of each prompt, the `n` most probable of which become choices; at least `n`."""
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the client asked for log probabilities."""
+        return self.sampling.logprobs is not None
+
+    def sequences(self) -> list[Wish]:
+        """Return one wish a sequence: those of a prompt one after another, each with a seed of its own.
+
+        The first of each prompt has the request's seed, so that it answers as it would alone.
+        """
+        found: list[Wish] = []
+        for prompt in self.prompts or (self.prompt,):
+            found += [
+                replace(self, prompt=prompt, prompts=(), sampling=seeded(self.sampling, index))
+                for index in range(self.best_of)
+            ]
+        return found
+
+
+def seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Return the sampling of a prompt's sequence; a request without a seed gives none to its sequences."""
+    if index == 0 or sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + index * GOLDEN) % 2**64)
