@@ -26,7 +26,7 @@ def run(
     slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
     starts = zip(slots, params, seeds, strict=True)
     state.start(tuple(SlotStart(slot=int(s), length=0, sampling=p, seed=seed) for s, p, seed in starts))
-    return sample(logits, state, slots, np.array(positions, np.int64), UPLOAD).tolist()
+    return sample(logits, state, slots, np.array(positions, np.int64), UPLOAD).tokens.tolist()
 
 
 def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:

@@ -137,7 +137,7 @@ def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dt
     logits = normal(count, vocab, dtype=dtype) * 2
     made = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
     positions = np.arange(100, 100 + count)
-    plain = sample(logits, made.state, made.slots, positions, made.upload)
+    plain = sample(logits, made.state, made.slots, positions, made.upload).tokens
     fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
     assert fused.tolist() == plain.tolist()
     alone = sampling.draw(

@@ -17,9 +17,12 @@ from typing import Protocol
 
 import numpy as np
 from msgspec import Struct, field
+from numpy.typing import NDArray
 
 from mizzen.core.params import SamplingParams
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Pooling
+
+Float32 = NDArray[np.float32]
 
 
 def no_ints() -> Int32:
@@ -35,6 +38,23 @@ class PageWrites(Struct, frozen=True):
     pages: Int32 = field(default_factory=no_ints)
 
 
+class Asks(Struct, frozen=True, kw_only=True):
+    """What a request wants of its slot beyond temperature and filters. Most want nothing and have none."""
+
+    tokens: Int32
+    """Ids [n] of all that is known: the prompt, and output that there is already."""
+    prompt_tokens: int
+    """How many of them are the prompt's; the others are output."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end the request."""
+    prompt_logprobs: int | None = None
+    """Report the log probabilities of the prompt's tokens, and those of so many most probable ones."""
+    pooling: Pooling | None = None
+    """Report one vector of the prompt's hidden states."""
+    normalize: bool = False
+    """Scale that vector to length 1."""
+
+
 class SlotStart(Struct, frozen=True, kw_only=True):
     """A request takes a slot: sets its length (tokens whose KV exists) and how it samples.
 
@@ -46,6 +66,7 @@ class SlotStart(Struct, frozen=True, kw_only=True):
     length: int
     sampling: SamplingParams
     seed: int
+    asks: Asks | None = None
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
@@ -80,6 +101,36 @@ class StepPlan(Struct, frozen=True, kw_only=True):
         return len(self.decode) + sum(chunk.last for chunk in self.prefill)
 
 
+class SlotLogprobs(Struct, frozen=True):
+    """Log probabilities of n tokens of a slot, m entries each.
+
+    A token's first entry is the token itself, then come the most probable ones, then those asked for by id.
+    """
+
+    slot: int
+    ids: Int32
+    """[n, m]."""
+    values: Float32
+    """[n, m]."""
+    start: int | None = None
+    """Sequence position of the first, where they are the prompt's; None: of the token that was drawn."""
+
+
+class SlotVector(Struct, frozen=True):
+    """The pooled hidden state of a slot's prompt."""
+
+    slot: int
+    vector: Float32
+    """[hidden size]."""
+
+
+class Side(Struct, frozen=True):
+    """What a step gives beside its tokens, for slots that asked."""
+
+    logprobs: tuple[SlotLogprobs, ...] = ()
+    vectors: tuple[SlotVector, ...] = ()
+
+
 class StepTokens(Struct, frozen=True):
     """What a step sampled: int32 [samples, k], k tokens a row; `counts` [samples] of them valid.
 
@@ -89,6 +140,7 @@ class StepTokens(Struct, frozen=True):
     step: int
     tokens: Int32
     counts: Int32 | None = None
+    side: Side | None = None
 
 
 class Runner(Protocol):

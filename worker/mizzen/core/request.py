@@ -27,6 +27,15 @@ class FinishReason(enum.IntEnum):
     """The engine could not go on; `Finished.message` says why."""
 
 
+class Pooling(enum.StrEnum):
+    """Which of a prompt's last hidden states (after the final norm) make its embedding."""
+
+    LAST = "last"
+    """The last token's."""
+    MEAN = "mean"
+    """The mean over all tokens."""
+
+
 class Request(Struct, frozen=True, kw_only=True):
     """One prompt to be continued."""
 
@@ -42,7 +51,12 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first, for policies that look at it."""
     generated: int = 0
-    """So many last tokens of `prompt` are output already, of an engine that was lost."""
+    """So many last tokens of `prompt` are output already, of an engine that was lost: they count towards
+    `max_tokens`, `min_tokens` and penalties, and the output's offsets go on behind them."""
+    pooling: Pooling | None = None
+    """Give one vector of the prompt's hidden states instead of tokens."""
+    normalize: bool = True
+    """Scale that vector to length 1."""
     arrival: float = 0.0
     """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
 

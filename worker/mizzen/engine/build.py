@@ -161,7 +161,9 @@ def load_engine(
         )
         upload = Uploader(device)
         scratch = pages if device.type == "cuda" else None
-        state = SlotState(options.max_running_requests, scheduling.columns, upload, scratch)
+        state = SlotState(
+            options.max_running_requests, scheduling.columns, upload, scratch, vocab=config.vocab_size
+        )
     with phases("warmup"):
         step = Step(model, attention, state, upload, fused=is_fused(options))
         runner = make_runner(options, step, device, delay)

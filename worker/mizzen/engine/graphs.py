@@ -18,8 +18,11 @@ import torch
 from mizzen.attention.base import Attend, DeviceDecode, MixedAttention
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
-from mizzen.engine.sampler import draw, filtered_rows
+from mizzen.engine.extras import BatchExtras
+from mizzen.engine.sampler import draw, filtered_rows, finish
+from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.step import Outcome
 from mizzen.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,10 @@ class DecodeGraphs:
         """The decode batch that the device holds; None when another kind of step has run since."""
         self.filtered: Int64 = np.empty(0, np.int64)
         """Rows of that batch that draw from a part of the vocabulary."""
+        self.extras: BatchExtras | None = None
+        """What rows of that batch ask beyond that."""
+        self.extras_steps = 0
+        """For so many steps more that is good."""
 
     def step(self, size: int) -> None:
         """Enqueue what a replay does: from the inbox and the slots' state to `tokens`, and both advanced."""
@@ -126,8 +133,8 @@ class DecodeGraphs:
         """Note that a step ran outside the graphs, so that the device's batch is no longer true."""
         self.version = None
 
-    def __call__(self, plan: StepPlan) -> torch.Tensor:
-        """Run a plan; return its tokens, int64 [rows], valid until the next replay in stream order."""
+    def __call__(self, plan: StepPlan) -> Outcome:
+        """Run a plan; its tokens are valid until the next replay in stream order."""
         state, rows = self.state, len(plan.decode)
         if plan.starts:
             state.start(plan.starts)
@@ -142,9 +149,13 @@ class DecodeGraphs:
         lengths = state.lengths[plan.decode] + 1
         state.lengths[plan.decode] = lengths
         tokens = self.tokens[:rows]
+        if self.extras is not None and not self.extras_steps:
+            self.gather(plan.decode.astype(np.int64), lengths.astype(np.int64))
         if len(self.filtered):
             self.draw_filtered(plan, tokens, lengths)
-        return tokens
+        if self.extras is None:
+            return Outcome(tokens)
+        return Outcome(tokens, self.finish(self.extras, tokens, lengths.astype(np.int64)))
 
     def send(self, plan: StepPlan, *, with_pages: bool) -> None:
         """Send the batch, and the plan's page writes, in one copy."""
@@ -163,8 +174,28 @@ class DecodeGraphs:
         view[layout.positions][:rows] = state.lengths[plan.decode]
         self.inbox.copy_(buffer, non_blocking=True)
         if plan.decode_version != self.version:
-            self.filtered = filtered_rows(state, plan.decode.astype(np.int64))
+            self.gather(plan.decode.astype(np.int64), state.lengths[plan.decode].astype(np.int64) + 1)
             self.version = plan.decode_version
+
+    def gather(self, slots: Int64, positions: Int64) -> None:
+        """Gather what the rows of a batch ask beyond a temperature."""
+        self.filtered = filtered_rows(self.state, slots)
+        self.extras = self.state.extras.batch(slots, positions)
+        if self.extras is not None:
+            self.extras_steps = self.extras.steps
+            self.filtered = np.setdiff1d(self.filtered, self.extras.rows)
+
+    def finish(self, extras: BatchExtras, tokens: torch.Tensor, positions: Int64) -> DeviceSide | None:
+        """Draw once more for rows whose logits are processed, and report log probabilities.
+
+        These kernels follow the replay in the stream; the host enqueues them while the replay runs.
+        """
+        self.extras_steps -= 1
+        state = self.state
+        logprobs = finish(extras, self.logits, tokens, state, positions, self.upload, fused=True)
+        if len(extras.rows):
+            state.last_tokens[extras.slots_index] = tokens[extras.index]
+        return None if logprobs is None else DeviceSide(logprobs=(logprobs,))
 
     def draw_filtered(self, plan: StepPlan, tokens: torch.Tensor, positions: np.ndarray) -> None:
         """Draw once more for rows with filters, in place of what the replay drew for them."""

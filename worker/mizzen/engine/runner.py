@@ -14,7 +14,8 @@ import torch
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.request import Int32
 from mizzen.engine.graphs import DecodeGraphs
-from mizzen.engine.step import Step
+from mizzen.engine.side import DeviceSide
+from mizzen.engine.step import Outcome, Step
 
 Delay = Callable[[StepPlan], float]
 """Seconds that a step is held back; tests exercise overlap and fences with it."""
@@ -28,11 +29,19 @@ class Launched:
     tokens: torch.Tensor
     """int64 [samples] in pinned memory, valid once the event has passed."""
     event: torch.cuda.Event
+    side: DeviceSide | None
+    """In pinned memory too."""
 
 
 def column(tokens: torch.Tensor) -> Int32:
     """Return tokens [samples] on the host as int32 [samples, 1]."""
     return tokens.numpy().astype(np.int32)[:, None]
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Enqueue a copy to pinned memory of the host."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 class CpuRunner:
@@ -54,7 +63,9 @@ class CpuRunner:
         if self.delay is not None:
             time.sleep(self.delay(plan))
         with torch.inference_mode():
-            return StepTokens(plan.step, column(self.step(plan)))
+            outcome = self.step(plan)
+            side = None if outcome.side is None else outcome.side.read()
+            return StepTokens(plan.step, column(outcome.tokens), None, side)
 
     def ready(self) -> bool:
         """Tell whether `collect` would return without waiting."""
@@ -93,15 +104,15 @@ class CudaRunner:
     def enqueue(self, plan: StepPlan) -> Launched:
         """Enqueue a step and the copy of its tokens."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            tokens = self.run(plan)
-            host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            host.copy_(tokens, non_blocking=True)
+            outcome = self.run(plan)
+            host = pinned(outcome.tokens)
+            side = None if outcome.side is None else outcome.side.copied(pinned)
             event = torch.cuda.Event()
             event.record(self.stream)
-        return Launched(plan.step, host, event)
+        return Launched(plan.step, host, event, side)
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
-        """Enqueue a step; return its tokens, int64 [samples], on the device."""
+    def run(self, plan: StepPlan) -> Outcome:
+        """Enqueue a step."""
         graphs = self.graphs
         if graphs is None:
             return self.step(plan)
@@ -123,7 +134,8 @@ class CudaRunner:
         if isinstance(first, Exception):
             raise first
         first.event.synchronize()
-        return StepTokens(first.step, column(first.tokens))
+        side = None if first.side is None else first.side.read()
+        return StepTokens(first.step, column(first.tokens), None, side)
 
     def close(self) -> None:
         """Wait for what is in flight."""

@@ -1,5 +1,8 @@
 """Draws the next token of each row from its logits.
 
+Rows whose request asks for it first have their logits processed: see `process` for what is done in which
+order.
+
 Rows at temperature 0 take the most probable token. The others divide logits by the temperature, keep the
 top k, of those (renormalised) the smallest set that reaches top p, drop what is below min p times the most
 probable, and draw by the inverse of the cumulative distribution, with one random number of (seed, position).
@@ -15,7 +18,9 @@ import numpy as np
 import torch
 
 from mizzen.core.request import Int64
+from mizzen.engine.extras import PROMPT, BatchExtras, Entries, Penalties, TokenCounts
 from mizzen.engine.random import uniform
+from mizzen.engine.side import LogprobTensors, report
 from mizzen.engine.state import SlotState, Uploader
 
 TOPK_LIMIT = 1024
@@ -49,6 +54,16 @@ def filters_of(state: SlotState, slots: Int64) -> Filters:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step draws."""
+
+    tokens: torch.Tensor
+    """int64 [rows]."""
+    logprobs: LogprobTensors | None
+    """Of the rows that report them."""
+
+
 def sample(
     logits: torch.Tensor,
     state: SlotState,
@@ -57,12 +72,123 @@ def sample(
     upload: Uploader,
     *,
     fused: bool = False,
-) -> torch.Tensor:
-    """Draw one token a row: logits [rows, vocab] → int64 [rows].
+) -> Sampled:
+    """Draw one token a row from logits [rows, vocab].
 
     `slots` are the rows' slots, `positions` the sequence positions of the tokens to be drawn. `fused` uses
-    the kernels of `mizzen.kernels.sampling` for rows without filters.
+    the kernels of `mizzen.kernels`.
     """
+    batch = state.extras.batch(slots, positions)
+    if batch is None:
+        return Sampled(choose(logits, state, slots, positions, upload, fused=fused), None)
+    if len(batch.rows) == len(slots):
+        tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
+    else:
+        tokens = choose(logits, state, slots, positions, upload, fused=fused)
+    return Sampled(tokens, finish(batch, logits, tokens, state, positions, upload, fused=fused))
+
+
+def finish(
+    batch: BatchExtras,
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    state: SlotState,
+    positions: Int64,
+    upload: Uploader,
+    *,
+    fused: bool = False,
+) -> LogprobTensors | None:
+    """Draw the rows of processed logits, into `tokens` (int64 [rows]); count them, and report."""
+    processed = None
+    if len(batch.rows):
+        positions = positions[batch.rows]
+        processed = process(batch, logits, state, positions, fused=fused)
+        drawn = choose(processed, state, batch.slots, positions, upload, fused=fused)
+        tokens[batch.index] = drawn
+        if batch.penalties is not None:
+            state.extras.counts.add(batch.penalties.counts, drawn[batch.penalties.rows])
+    if batch.logprobs is None:
+        return None
+    return report(batch.logprobs, logits, processed, tokens)
+
+
+def process(
+    batch: BatchExtras, logits: torch.Tensor, state: SlotState, positions: Int64, *, fused: bool = False
+) -> torch.Tensor:
+    """Return the logits that the rows of `batch.rows` draw from, float32 [len(batch.rows), vocab].
+
+    This is the order, and the one place that knows it:
+
+        bias         is added; -100 bans the token
+        penalties    repetition, then frequency, then presence
+        end ban      of the tokens that end the request, while its output is shorter than min_tokens
+        grammar      a token that it does not allow is impossible; where it allows banned ones alone, they
+                     may be drawn
+                     (log probabilities are those of the result)
+        temperature, top k, top p, min p and the draw follow in `choose`
+    """
+    processed = logits[batch.index].float()
+    if batch.bias is not None:
+        bias = batch.bias
+        processed[bias.rows, bias.ids] += bias.numbers
+    if batch.set_bias is not None:
+        put(processed, batch.set_bias)
+    if batch.penalties is not None:
+        penalize(processed, batch.penalties, state.extras.counts, fused=fused)
+    if batch.bans is not None:
+        put(processed, batch.bans)
+    masks = state.extras.masks
+    if masks is not None and len(batch.masked):
+        bits = masks.bits(batch.slots[batch.masked], positions[batch.masked])
+        mask_tokens(processed, batch.masked_index, bits)
+    return processed
+
+
+def put(logits: torch.Tensor, entries: Entries) -> None:
+    """Set single logits."""
+    logits[entries.rows, entries.ids] = entries.numbers
+
+
+def penalize(logits: torch.Tensor, penalties: Penalties, counts: TokenCounts, *, fused: bool = False) -> None:
+    """Penalise rows of float32 logits [rows, vocab] in place."""
+    if fused:
+        from mizzen.kernels.penalties import penalize as penalize_fused
+
+        penalize_fused(logits, penalties, counts.table)
+        return
+    seen = counts.table[penalties.counts]
+    output = seen & (PROMPT - 1)
+    rows, repetition = logits[penalties.rows], penalties.repetition[:, None]
+    repeated = torch.where(rows > 0, rows / repetition, rows * repetition)
+    rows = torch.where(seen > 0, repeated, rows)
+    rows -= penalties.frequency[:, None] * output
+    rows -= penalties.presence[:, None] * (output > 0)
+    logits[penalties.rows] = rows
+
+
+def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Make what a grammar does not allow impossible, in place.
+
+    Args:
+        logits: float32 [all rows, vocab].
+        rows: the rows that have a grammar, int64 [n].
+        bits: what they allow, int32 [n, ceil(vocab / 32)]; see `TokenMasks`.
+    """
+    places = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits[:, :, None] >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
+
+def choose(
+    logits: torch.Tensor,
+    state: SlotState,
+    slots: Int64,
+    positions: Int64,
+    upload: Uploader,
+    *,
+    fused: bool = False,
+) -> torch.Tensor:
+    """Draw one token a row from logits that are final: [rows, vocab] → int64 [rows]."""
     if fused:
         return sample_fused(logits, state, slots, positions, upload)
     random = np.flatnonzero(state.temperature.host[slots] > 0)
@@ -151,4 +277,5 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     which differs between devices and batches, decide anything.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    drawn = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    return drawn.clamp_(max=weights.shape[-1] - 1)  # a row in which nothing is possible has no such index

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mizzen.attention.base import Pages
 from mizzen.core.plan import PageWrites, SlotStart
 from mizzen.core.request import Int32, Int64
+from mizzen.engine.extras import SlotExtras
 
 
 class Uploader:
@@ -55,7 +56,16 @@ class SlotState:
     goes to that page, which no request holds.
     """
 
-    def __init__(self, slots: int, columns: int, upload: Uploader, scratch_page: int | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        columns: int,
+        upload: Uploader,
+        scratch_page: int | None = None,
+        *,
+        vocab: int = 0,
+    ) -> None:
+        """Allocate rows of `columns` pages; penalties need the size of the vocabulary."""
         table = np.zeros((slots, columns), np.int32)
         if scratch_page is not None:
             slots += 1
@@ -71,6 +81,7 @@ class SlotState:
         self.top_p = Column(np.ones(slots, np.float32), upload)
         self.min_p = Column(np.zeros(slots, np.float32), upload)
         self.seed = Column(np.zeros(slots, np.int64), upload)
+        self.extras = SlotExtras(slots, vocab, upload)
 
     @property
     def pages(self) -> Pages:
@@ -97,6 +108,7 @@ class SlotState:
         self.top_p.write((slots,), np.array([p.top_p for p in params], np.float32))
         self.min_p.write((slots,), np.array([p.min_p for p in params], np.float32))
         self.seed.write((slots,), seeds)
+        self.extras.start(starts)
 
     def cells(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
         """Return where the KV of positions of slots lies: page * page_size + offset."""

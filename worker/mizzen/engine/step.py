@@ -10,7 +10,9 @@ import torch
 from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
 from mizzen.core.plan import PrefillChunk, StepPlan
 from mizzen.core.request import Int64
+from mizzen.engine.prompts import Prompts
 from mizzen.engine.sampler import sample
+from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.models.decoder import Decoder
 
@@ -64,6 +66,15 @@ def positions_of(chunk: PrefillChunk) -> Int64:
     return np.arange(chunk.start, chunk.start + len(chunk.tokens), dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gives, on the device."""
+
+    tokens: torch.Tensor
+    """int64 [samples]."""
+    side: DeviceSide | None = None
+
+
 class Step:
     """Runs plans in order against a model and its slots' state.
 
@@ -84,32 +95,44 @@ class Step:
         self.attention = attention
         self.state = state
         self.upload = upload
+        self.prompts = Prompts(model, upload)
 
-    def __call__(self, plan: StepPlan) -> torch.Tensor:
-        """Run a plan; return the sampled tokens, int64 [samples], on the device."""
+    def __call__(self, plan: StepPlan) -> Outcome:
+        """Run a plan."""
         state, upload = self.state, self.upload
         state.write_pages(plan.pages)
-        state.start(plan.starts)
+        if plan.starts:
+            state.start(plan.starts)
+            self.prompts.start(plan.starts)
         layout = Layout.of(plan, state)
+        samples = len(layout.sample_slots)
         if not len(layout.slots):
-            return state.last_tokens[:0]
-        hidden = self.forward(plan, layout, self.wanted(layout))
+            return Outcome(state.last_tokens[:0])
+        reads = self.prompts.reads(plan)
+        looked = self.prompts.rows(plan, reads) if reads else None
+        hidden = self.forward(plan, layout, self.wanted(layout, looked))
         state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
-        if not len(layout.sample_slots):
-            return state.last_tokens[:0]
-        logits = self.model.logits(hidden)
-        tokens = sample(logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused)
-        state.last_tokens[upload(layout.sample_slots)] = tokens
-        return tokens
+        side = self.prompts(reads, hidden[samples:]) if reads else None
+        if not samples:
+            return Outcome(state.last_tokens[:0], side)
+        logits = self.model.logits(hidden[:samples] if reads else hidden)
+        sampled = sample(
+            logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused
+        )
+        state.last_tokens[upload(layout.sample_slots)] = sampled.tokens
+        if sampled.logprobs is not None:
+            side = (side or DeviceSide()).reporting(sampled.logprobs)
+        return Outcome(sampled.tokens, side)
 
-    def wanted(self, layout: Layout) -> torch.Tensor | None:
-        """Return the rows whose hidden states yield tokens; None wants all."""
+    def wanted(self, layout: Layout, looked: Int64 | None = None) -> torch.Tensor | None:
+        """Return the rows whose hidden states yield tokens, then those that are looked at; None wants all."""
         if layout.sample_rows is None:
             return None
+        rows = layout.sample_rows if looked is None else np.concatenate([layout.sample_rows, looked])
         # Where no chunk ends in this step one row is carried on for nothing: kernels take no empty batch.
-        return self.upload(layout.sample_rows if len(layout.sample_rows) else np.zeros(1, np.int64))
+        return self.upload(rows if len(rows) else np.zeros(1, np.int64))
 
     def forward(self, plan: StepPlan, layout: Layout, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Run the model over the batch; return hidden states [tokens or rows, hidden]."""
