@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
-from mizzen.core.request import FinishReason, Int32
-from mizzen.gateway.admit import Admission, Ticket
+from mizzen.gateway.admit import Admission
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.errors import ApiError, invalid, unavailable
+from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.openai.prompt import prompt_ids, wire_sampling
-from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.route.plugins import RouteRequest
-from mizzen.gateway.route.router import Router
+from mizzen.gateway.route.router import Route, Router, Verdict
 from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
-from mizzen.gateway.text.model import TextModel
+from mizzen.gateway.running import Running
+from mizzen.gateway.text.model import NoChatTemplate, TextModel
+from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.client import EngineOverloaded
-from mizzen.wire.messages import Finish, RefusalCode, Sampling
-from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
+from mizzen.wire.messages import RefusalCode
+from mizzen.wire.stream import EngineRefused, StreamLost
+
+__all__ = ["Dispatcher", "Embedded", "Job", "Running"]
 
 MIN_ENGINE_SECONDS = 30.0
 """A request that was placed may wait this long in its engine, even when its own deadline is nearer."""
@@ -33,91 +37,107 @@ PAUSE_SECONDS = 0.1
 """Before a request that every engine has refused is tried again."""
 REFUSAL_SECONDS = 0.5
 """How long an engine that takes nothing now is left alone, unless it says so itself."""
+BLAMELESS = frozenset({"suspect"})
+"""Causes of a loss that say nothing of the request."""
+
+T = TypeVar("T")
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """A request on its way to an engine, over all attempts."""
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The embedding of a prompt."""
 
-    wish: Wish
-    ticket: Ticket
-    text: TextModel | None = None
-    prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
-    sampling: Sampling = field(default_factory=Sampling)
-    """With `prompt` and `text`: what the engine is sent."""
-    blocks: Sequence[int] = ()
-    tried: list[Engine] = field(default_factory=list)
-    losses: int = 0
-    admitted: bool = False
-
-
-class Running:
-    """A request in an engine, from its first tokens on. `close` must be called."""
-
-    def __init__(self, job: Job, engine: Engine, stream: EngineStream, cost: float) -> None:
-        self.job = job
-        self.engine = engine
-        self.stream = stream
-        self.finish: Finish | None = None
-        self._cost = cost
-        self._first: tuple[list[int], Finish | None] | None = None
-        engine.take(cost)
-
-    async def next(self) -> tuple[list[int], Finish | None]:
-        """Return the next tokens, and the end if it is known.
-
-        Raises:
-            EngineRefused, StreamLost: see `EngineStream.next`; an end in error is a StreamLost too.
-        """
-        if self._first is not None:
-            (tokens, finish), self._first = self._first, None
-        else:
-            tokens, finish = await self.stream.next()
-        self.finish = finish
-        if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise StreamLost("engine_error", finish.message or "the engine gave the request up")
-        return tokens, finish
-
-    async def begin(self, seconds: float) -> None:
-        """Wait for the first tokens; `next` returns them.
-
-        Raises:
-            EngineRefused, StreamLost: as `next`; StreamLost also when none have come after `seconds`.
-        """
-        try:
-            async with asyncio.timeout(seconds):
-                self._first = await self.next()
-        except TimeoutError:
-            raise StreamLost("no_answer", f"{self.engine.name} gave no token for {seconds:.0f} s") from None
-
-    def close(self) -> bool:
-        """Abort what still runs, and end the count of the request; tell whether there was something."""
-        unfinished = self.finish is None
-        if unfinished:
-            self.stream.abort()
-        self.engine.release(self._cost)
-        return unfinished
+    vector: np.ndarray
+    """float32 [hidden size]."""
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class Dispatcher:
-    """Places requests in engines."""
+    """Places requests in engines, and again when an engine is lost."""
 
     def __init__(
-        self, table: EngineTable, admission: Admission, router: Router, metrics: Metrics, max_attempts: int
+        self,
+        table: EngineTable,
+        admission: Admission,
+        router: Router,
+        metrics: Metrics,
+        max_attempts: int,
+        *,
+        resume: ResumeLimits | None = None,
+        wake_seconds: float = 0.0,
     ) -> None:
+        """Take the gateway's parts. Requests wait `wake_seconds` for a first engine where there is none."""
         self._table = table
         self._admission = admission
         self._router = router
         self._metrics = metrics
         self._max_attempts = max_attempts
+        self._wake_seconds = wake_seconds
+        self._resumes = Resumes(resume or ResumeLimits(), self.place, metrics)
 
     async def place(self, job: Job) -> Running:
-        """Return the request with its first tokens.
+        """Return the request with its first tokens; with its next ones when it has begun already.
 
         Raises:
             ApiError: it cannot be served, or not in time.
         """
+        return await self._attempt(job, self._generate)
+
+    async def embed(self, job: Job, pooling: str = "last", normalize: bool = True) -> Embedded:
+        """Return the embedding of the job's prompt, `pooling` "last" or "mean"; `leave` must be called.
+
+        Raises:
+            ApiError: it cannot be served, or not in time.
+        """
+
+        async def one(job: Job, engine: Engine) -> Embedded | None:
+            return await self._embed(job, engine, pooling, normalize)
+
+        return await self._attempt(job, one)
+
+    def leave(self, job: Job) -> None:
+        """End a request's time in work."""
+        if job.admitted:
+            job.admitted = False
+            job.ticket.prompt_tokens, job.ticket.output_tokens = len(job.prompt), len(job.given)
+            self._admission.leave(job.ticket)
+
+    def lost(self, job: Job, engine: Engine, error: StreamLost) -> None:
+        """Note that an engine lost a request of which nothing has reached the client; it may start over.
+
+        Raises:
+            ApiError: it has been lost too often to be tried again.
+        """
+        if job.given and self._resumes.limits.resumes:  # it was resumed as far as it may be
+            raise unavailable(str(error), code="engine_lost")
+        job.start_over()
+        job.tried.append(engine)
+        self._metrics.retries.labels(error.cause).inc()
+        if error.cause in BLAMELESS or engine.draining:
+            return
+        job.losses += 1
+        if job.losses >= self._max_attempts:
+            text = f"the request was lost by {job.losses} engines, the last time because: {error}"
+            raise unavailable(text, code="engine_lost")
+
+    async def explain(self, job: Job) -> list[Verdict[Engine]]:
+        """Return what routing thinks of each engine for a request that is not sent.
+
+        Raises:
+            ApiError: its prompt cannot be made; 503 when no engine serves, for then nothing can tokenize.
+        """
+        request = await self._request(job)
+        if request is None:
+            raise unavailable(self._table.why_closed())
+        return self._router.explain(request, self._table)
+
+    # ── attempts ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _attempt(self, job: Job, work: Callable[[Job, Engine], Awaitable[T | None]]) -> T:
+        """Route and try until an engine gives something."""
         if not job.admitted:
+            self._hold(job)
             await self._admission.enter(job.ticket)
             job.admitted = True
         while True:
@@ -126,94 +146,132 @@ class Dispatcher:
                 job.tried.clear()
                 await self._queue_again(job)
                 continue
-            running = await self._try(job, engine)
-            if running is not None:
-                return running
+            found = await work(job, engine)
+            if found is not None:
+                job.tried.clear()
+                return found
 
-    def leave(self, job: Job) -> None:
-        """End a request's time in work."""
-        if job.admitted:
-            job.admitted = False
-            self._admission.leave()
-
-    def lost(self, job: Job, engine: Engine, error: StreamLost) -> None:
-        """Note that an engine lost the request before anything was sent.
-
-        Raises:
-            ApiError: it has been lost too often to be tried again.
-        """
-        job.losses += 1
-        job.tried.append(engine)
-        self._metrics.retries.labels(error.cause).inc()
-        if job.losses >= self._max_attempts:
-            text = f"the request was lost by {job.losses} engines, the last time because: {error}"
-            raise unavailable(text, code="engine_lost")
+    def _hold(self, job: Job) -> None:
+        """Give a request that finds no engine the time that waking one takes."""
+        if self._wake_seconds and not self._table.serving:
+            job.ticket.deadline = max(job.ticket.deadline, time.monotonic() + self._wake_seconds)
 
     async def _queue_again(self, job: Job) -> None:
         job.admitted = False  # `again` gives the turn back, also when it fails
         await self._admission.again(job.ticket, PAUSE_SECONDS)
         job.admitted = True
 
-    async def _route(self, job: Job) -> Engine | None:
-        text = self._table.choose_text(job.text, job.tried)
-        if text is None:
-            return None
-        if text is not job.text:
-            await self._tokenize(job, text)
-        wanted = job.wish.sampling.max_tokens if job.wish.max_tokens_given else None
-        needed = len(job.prompt) + (wanted or 1)
-        context = self._table.longest_context(text)
-        if needed > context > 0:
-            raise too_long(job.wish, len(job.prompt), wanted, context)
-        if not job.blocks and len(self._table) > 1:
-            job.blocks = tuple(block_hashes(job.prompt))
-        request = RouteRequest(
-            tokenizer_hash=text.name,
-            prompt_tokens=len(job.prompt),
-            needed_tokens=needed,
-            blocks=job.blocks,
-            excluded=job.tried,
-        )
-        route = self._router.route(request, self._table)
-        if route is None:
-            return None
-        self._metrics.routes.labels(route.reason).inc()
-        return route.engine
-
-    async def _try(self, job: Job, engine: Engine) -> Running | None:
+    async def _generate(self, job: Job, engine: Engine) -> Running | None:
         """Return the request with its first tokens; None when this engine does not give any."""
-        matched = engine.sketch.match(job.blocks)
-        answer = min(job.wish.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS)
-        seconds = max(MIN_ENGINE_SECONDS, job.ticket.deadline - time.monotonic())
+        seconds = self._seconds(job)
+        tokens = job.tokens
+        matched = engine.prefixes.match(job.blocks)
         try:
             stream = engine.link.generate(
-                job.prompt.astype("<i4", copy=False).tobytes(), job.sampling, queue_seconds=seconds
+                tokens.astype("<i4", copy=False).tobytes(),
+                job.sampling(),
+                salt=job.salt,
+                priority=job.priority,
+                queue_seconds=seconds,
+                generated=len(job.given),
             )
-        except EngineOverloaded:
-            engine.leave_alone(REFUSAL_SECONDS)
-            job.tried.append(engine)
-            self._metrics.retries.labels("overloaded").inc()
+        except (EngineOverloaded, StreamLost) as error:
+            self._unsent(job, engine, error)
             return None
-        except StreamLost as error:
-            job.tried.append(engine)
-            self._metrics.retries.labels(error.cause).inc()
-            return None
-        engine.sketch.add(job.blocks)
-        running = Running(job, engine, stream, len(job.prompt) - matched * BLOCK_TOKENS + answer)
+        engine.prefixes.guess(job.blocks)
+        cost = len(tokens) - matched * BLOCK_TOKENS + self._answer_tokens(job)
+        running = Running(job, engine, stream, cost, self._resumes.resume)
         try:
             await running.begin(seconds + ANSWER_MARGIN_SECONDS)
         except EngineRefused as refusal:
             running.close()
+            engine.breaker.cancel(running.period)
+            engine.prefixes.doubt(job.blocks[matched:])
             self._refused(job, engine, refusal)
             return None
         except StreamLost as error:
             running.close()
-            self.lost(job, engine, error)
+            self._lost_early(job, engine, error, running.period)
             return None
         except BaseException:
             running.close()
+            engine.breaker.cancel(running.period)
             raise
+        engine.succeeded(running.period)
         return running
+
+    async def _embed(self, job: Job, engine: Engine, pooling: str, normalize: bool) -> Embedded | None:
+        """Return the embedding; None when this engine does not give one."""
+        seconds, cost = self._seconds(job), float(len(job.prompt))
+        engine.take(cost)
+        period = engine.breaker.begin()
+        settled = False
+        try:
+            async with asyncio.timeout(seconds + ANSWER_MARGIN_SECONDS):
+                vector, prompt, cached = await engine.link.embed(
+                    job.prompt.astype("<i4", copy=False).tobytes(),
+                    pooling,
+                    normalize,
+                    salt=job.salt,
+                    priority=job.priority,
+                    queue_seconds=seconds,
+                )
+            settled = True
+            engine.succeeded(period)
+            return Embedded(vector, prompt, cached)
+        except EngineRefused as refusal:
+            self._refused(job, engine, refusal)
+        except EngineOverloaded as error:
+            self._unsent(job, engine, error)
+        except (StreamLost, TimeoutError) as error:
+            settled = True
+            lost = error if isinstance(error, StreamLost) else StreamLost("no_answer", "no embedding came")
+            self._lost_early(job, engine, lost, period)
+        finally:
+            if not settled:
+                engine.breaker.cancel(period)
+            engine.release(cost)
+        return None
+
+    def _seconds(self, job: Job) -> float:
+        return max(MIN_ENGINE_SECONDS, job.ticket.deadline - time.monotonic())
+
+    def _answer_tokens(self, job: Job) -> int:
+        asked = job.wish.sampling.max_tokens
+        left = EXPECTED_OUTPUT_TOKENS if asked is None else max(1, asked - len(job.given))
+        return min(left, EXPECTED_OUTPUT_TOKENS)
+
+    # ── failures ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _unsent(self, job: Job, engine: Engine, error: EngineOverloaded | StreamLost) -> None:
+        """Note that a request could not even be sent."""
+        job.tried.append(engine)
+        if isinstance(error, StreamLost):
+            self._metrics.retries.labels(error.cause).inc()
+            return
+        engine.leave_alone(REFUSAL_SECONDS)
+        self._metrics.retries.labels("overloaded").inc()
+
+    def _lost_early(self, job: Job, engine: Engine, error: StreamLost, period: int) -> None:
+        """Note that an engine lost a request before its first token, or its next one after a resume.
+
+        Raises:
+            ApiError: it has been lost too often to be tried again.
+        """
+        leaving = engine.draining
+        if not leaving:
+            engine.failed(period)
+        else:
+            engine.breaker.cancel(period)
+        job.tried.append(engine)
+        self._metrics.retries.labels(error.cause).inc()
+        if leaving or error.cause in BLAMELESS:
+            return
+        job.losses += 1
+        most = self._resumes.limits.resumes + 1 if job.given else self._max_attempts
+        if job.losses >= most:
+            text = f"the request was lost by {job.losses} engines, the last time because: {error}"
+            raise unavailable(text, code="engine_lost")
 
     def _refused(self, job: Job, engine: Engine, refusal: EngineRefused) -> None:
         """Note that an engine did not take the request.
@@ -230,16 +288,67 @@ class Dispatcher:
         known = {int(code): code.name.lower() for code in RefusalCode}
         self._metrics.retries.labels(known.get(refusal.code, "refused")).inc()
 
+    # ── routing ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _route(self, job: Job) -> Engine | None:
+        request = await self._request(job)
+        route = self._router.route(request, self._table) if request is not None else None
+        if route is None:
+            return None
+        self._metrics.routes.labels(route.reason).inc()
+        job.route = described(route)
+        return route.engine
+
+    async def _request(self, job: Job) -> RouteRequest | None:
+        """Return the request as routing sees it; None when no engine is there to tokenize for."""
+        text = job.text if job.given else self._table.choose_text(job.text, job.tried)
+        if text is None:
+            return None
+        if text is not job.text:
+            await self._tokenize(job, text)
+        context = self._table.longest_context(text)
+        if job.needed_tokens > context > 0 and not job.given:
+            raise too_long(job, context)
+        if not job.blocks and len(self._table) > 1:
+            job.blocks = tuple(block_hashes(job.prompt, job.salt))
+        return RouteRequest(
+            tokenizer_hash=text.name,
+            prompt_tokens=len(job.prompt),
+            needed_tokens=job.needed_tokens,
+            blocks=job.blocks,
+            session=job.session,
+            pin=job.pin,
+            excluded=job.tried,
+        )
+
     async def _tokenize(self, job: Job, text: TextModel) -> None:
-        job.prompt, job.sampling = await prompt_ids(job.wish, text), wire_sampling(job.wish, text)
+        wish = job.wish
+        try:
+            if wish.messages is not None:
+                job.prompt = await text.chat_prompt(wish.messages)
+            elif isinstance(wish.prompt, str):
+                job.prompt = await text.text_prompt(wish.prompt)
+            else:
+                job.prompt = np.array(wish.prompt, dtype=np.int32)
+        except (TemplateError, NoChatTemplate) as error:
+            raise invalid(str(error), "messages", "chat_template") from error
+        if not len(job.prompt):
+            raise invalid("the prompt is empty", "prompt")
         job.text, job.blocks = text, ()
 
 
-def too_long(wish: Wish, prompt: int, wanted: int | None, context: int) -> ApiError:
+def described(route: Route[Engine]) -> str:
+    """Return a route as the header `x-mizzen-route` tells it."""
+    name = "".join(letter if "!" <= letter <= "~" and letter != ";" else "_" for letter in route.engine.name)
+    return f"engine={name}; reason={route.reason}; matched={route.matched_tokens}"
+
+
+def too_long(job: Job, context: int) -> ApiError:
     """Return the 400 of a request that does not fit the context."""
+    prompt, wanted = len(job.prompt), job.wish.sampling.max_tokens if job.wish.max_tokens_given else None
     asked = f"{prompt} in the prompt" + (f" and {wanted} to be generated" if wanted else "")
     return invalid(
         f"the context length is {context} tokens, but {prompt + (wanted or 1)} are needed: {asked}",
-        "prompt" if wish.messages is None else "messages",
+        "messages",
         "context_length_exceeded",
     )

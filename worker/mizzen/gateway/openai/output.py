@@ -45,8 +45,8 @@ class OutputParser(Protocol):
     """Parses the text of one choice as it comes. What all calls return joins to the whole answer."""
 
     @property
-    def keeps_special_tokens(self) -> bool:
-        """Whether it must see special tokens in the text (and leaves them out itself)."""
+    def shown(self) -> tuple[str, ...]:
+        """Special tokens that must be in the text that it gets; it leaves them out of the content itself."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class PlainOutput:
 
     __slots__ = ()
 
-    keeps_special_tokens = False
+    shown: tuple[str, ...] = ()
     finish_reason: str | None = None
 
     def feed(self, text: str) -> OutputDelta:
