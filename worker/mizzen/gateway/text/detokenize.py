@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 import tokenizers
@@ -42,11 +42,18 @@ class Detokenizer(Protocol):
 class Pieces:
     """What tokens stand for, looked up once a token id and kept; shared by all streams of a tokenizer."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        form: DecoderForm,
+        skip_special_tokens: bool,
+        shown: Collection[str] = (),
+    ) -> None:
+        """Build empty tables; `shown` are special tokens that are not skipped."""
         self.tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._skipped = {i for i, token in added.items() if skip_special_tokens and token.special}
-        self._form = DecoderForm(tokenizer)
+        special = special_tokens(tokenizer)
+        self._skipped = {i for token, i in special.items() if skip_special_tokens and token not in shown}
+        self._form = form
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str | int | None] = {}
 
@@ -79,6 +86,12 @@ class Pieces:
             content = None if token in self._skipped else self.tokenizer.id_to_token(token)
             self._texts[token] = None if content is None else self._form.piece(content)
         return self._texts[token]
+
+
+def special_tokens(tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
+    """Return the ids of the special tokens by their content."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: i for i, token in added.items() if token.special}
 
 
 def byte_alphabet() -> dict[str, int]:

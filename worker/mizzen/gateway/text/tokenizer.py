@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
-from mizzen.gateway.text.detokenize import Detokenizer, Pieces
+from mizzen.gateway.text.detokenize import DecoderForm, Detokenizer, Pieces, special_tokens
 
 FILES = (
     "tokenizer.json",
@@ -34,7 +34,9 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
-        self._pieces = {skip: Pieces(inner, skip) for skip in (True, False)}
+        self._special = special_tokens(inner)
+        self._form = DecoderForm(inner)
+        self._pieces: dict[tuple[bool, tuple[str, ...]], Pieces] = {}
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
@@ -85,6 +87,17 @@ class Tokenizer:
         """Return the id of a token by its exact content."""
         return self._inner.token_to_id(token)
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return an incremental decoder for one stream of tokens; its texts join to `decode` of all ids."""
-        return self._pieces[skip_special_tokens].detokenizer()
+    def special_token_id(self, token: str) -> int | None:
+        """Return the id of a special token by its exact content; None for any other."""
+        return self._special.get(token)
+
+    def detokenizer(self, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> Detokenizer:
+        """Return an incremental decoder for one stream of tokens; its texts join to `decode` of all ids.
+
+        `shown` are special tokens that are in the text although special ones are skipped.
+        """
+        key = (skip_special_tokens, tuple(token for token in shown if token in self._special))
+        pieces = self._pieces.get(key)
+        if pieces is None:
+            pieces = self._pieces[key] = Pieces(self._inner, self._form, *key)
+        return pieces.detokenizer()

@@ -1,0 +1,92 @@
+"""The families of models by how they mark their reasoning, and which one a model belongs to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from mizzen.core.params import Grammar, GrammarKind
+from mizzen.gateway.reasoning.parser import ReasoningParser
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.tools import formats
+from mizzen.gateway.tools.formats import Format
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFamily:
+    """How the models of a family mark reasoning, which comes before the rest of an answer."""
+
+    name: str
+    begin: str
+    end: str
+    always_open: bool = False
+    """Whether answers begin with reasoning even where neither prompt nor answer opens it."""
+
+    def opened(self, prompt_end: str) -> bool:
+        """Tell whether an answer to a prompt that ends so begins within the reasoning."""
+        last = prompt_end.rstrip()
+        if last.endswith(self.begin):
+            return True
+        return self.always_open and not last.endswith(self.end)
+
+    def closed(self, prompt_end: str) -> bool:
+        """Tell whether the prompt itself has ended the reasoning, so that there is none."""
+        return prompt_end.rstrip().endswith(self.end)
+
+    def parser(self, prompt_end: str) -> ReasoningParser | None:
+        """Return a parser for an answer to a prompt; None when the prompt has ended the reasoning."""
+        if self.closed(prompt_end):
+            return None
+        return ReasoningParser(self.begin, self.end, self.opened(prompt_end))
+
+    def before(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
+        """Return the format of an answer that may reason before `rest`."""
+        if self.closed(prompt_end):
+            return rest
+        end = formats.mark(tokenizer, self.end)
+        free = formats.any_text(*([end] if isinstance(end, str) else ()))
+        if self.opened(prompt_end):
+            thought = formats.tag("", free, end)
+        else:
+            thought = formats.optional(formats.tag(formats.mark(tokenizer, self.begin), free, end))
+        return formats.sequence(thought, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
+
+
+QWEN = ReasoningFamily("qwen3", "<think>", "</think>")
+DEEPSEEK = ReasoningFamily("deepseek-r1", "<think>", "</think>", always_open=True)
+MAGISTRAL = ReasoningFamily("magistral", "[THINK]", "[/THINK]")
+
+FAMILIES = {family.name: family for family in (QWEN, DEEPSEEK, MAGISTRAL)}
+NAMES = ("auto", "none", *FAMILIES)
+"""Values of the option `reasoning_parser`."""
+
+
+def reasoning_family(option: str, template: str, tokenizer: Tokenizer) -> ReasoningFamily | None:
+    """Return a model's family: the one that the option names, or what its template and tokens show."""
+    if option != "auto":
+        return FAMILIES.get(option)
+    for family in (QWEN, MAGISTRAL):
+        if family.end in template or tokenizer.token_id(family.end) is not None:
+            return family
+    return None
+
+
+def as_format(grammar: Grammar) -> Format:
+    """Return a grammar as a part of a structural tag.
+
+    Raises:
+        ValueError: a structural tag of the older form cannot be a part of another.
+    """
+    kind = grammar.kind
+    if kind is GrammarKind.JSON_OBJECT:
+        return formats.json_value({"type": "object"})
+    if kind is GrammarKind.JSON_SCHEMA:
+        return formats.json_value(json.loads(grammar.text))
+    if kind is GrammarKind.REGEX:
+        return {"type": "regex", "pattern": grammar.text}
+    if kind is GrammarKind.EBNF:
+        return {"type": "grammar", "grammar": grammar.text}
+    given = json.loads(grammar.text)
+    if not isinstance(given, dict) or "format" not in given:
+        raise ValueError("a structural tag for a model that reasons must have a `format`")
+    return given["format"]

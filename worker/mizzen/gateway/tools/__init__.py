@@ -1,0 +1,1 @@
+"""Tool calls: what a request may ask for, and how models write them."""

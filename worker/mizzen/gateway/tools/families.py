@@ -1,0 +1,147 @@
+"""The families of models by how they write tool calls, and which one a model belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.tools import formats
+from mizzen.gateway.tools.base import ToolParser
+from mizzen.gateway.tools.formats import Format
+from mizzen.gateway.tools.hermes import BEGIN, END, HermesParser
+from mizzen.gateway.tools.lists import MARKER, BareListParser, MistralParser
+from mizzen.gateway.tools.llama import TAG, LlamaParser
+
+_MISTRAL_ID = 9
+_BASE36 = string.digits + string.ascii_lowercase
+
+
+@dataclass(frozen=True, slots=True)
+class CallSchema:
+    """A tool as a grammar sees it."""
+
+    name: str
+    schema: Format | bool
+    """JSON schema of its arguments."""
+
+
+GrammarBuilder = Callable[[Sequence[CallSchema], bool, Tokenizer], Format]
+"""From the tools that may be called, and whether several calls may be made, to what an answer looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFamily:
+    """How the models of a family write calls."""
+
+    name: str
+    parser: Callable[[Collection[str]], ToolParser]
+    """Makes a parser for one answer, from the names of the tools."""
+    forced: GrammarBuilder
+    """An answer that is calls and nothing else."""
+    free: GrammarBuilder
+    """An answer that may hold calls."""
+    shown_tokens: tuple[str, ...] = ()
+    """Special tokens that the parser must see in the text."""
+    call_id: Callable[[str], str] = str
+    """Turns a call's id into one that the chat template takes."""
+
+
+def tool_call(begin: str, call: CallSchema, key: str, end: str) -> Format:
+    """Return the format of a call as an object of name and arguments."""
+    head = f'{begin}{{"name": {json.dumps(call.name)}, "{key}": '
+    return formats.tag(head, formats.json_value(call.schema), "}" + end)
+
+
+def hermes_call(call: CallSchema) -> Format:
+    """Return the format of a call between tags."""
+    return tool_call(f"{BEGIN}\n", call, "arguments", f"\n{END}")
+
+
+def hermes_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.forced`."""
+    return formats.separated([*map(hermes_call, calls)], "\n", many)
+
+
+def hermes_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.free`."""
+    return {
+        "type": "triggered_tags",
+        "triggers": [BEGIN],
+        "tags": [hermes_call(call) for call in calls],
+        "stop_after_first": not many,
+    }
+
+
+def llama_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.forced`; these models make one call a turn."""
+    return formats.separated([tool_call("", call, "parameters", "") for call in calls], "; ", False)
+
+
+def llama_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.free`: the answer is a call, or text."""
+    return formats.either(llama_forced(calls, many, tokenizer), formats.any_text('{"name": "'))
+
+
+def mistral_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.forced`."""
+    return formats.sequence(formats.marked(tokenizer, MARKER), bare_list(calls, many, tokenizer))
+
+
+def mistral_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.free`: text, then calls."""
+    listed = mistral_forced(calls, many, tokenizer)
+    return formats.sequence(formats.any_text(MARKER), formats.optional(listed))
+
+
+def bare_list(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """Return the format of a list of calls."""
+    items = [tool_call("", call, "arguments", "") for call in calls]
+    return formats.sequence(formats.text("["), formats.separated(items, ", ", many), formats.text("]"))
+
+
+def mistral_call_id(given: str) -> str:
+    """Return the nine letters and digits that Mistral's templates want; an id in that form stays."""
+    if len(given) == _MISTRAL_ID and given.isascii() and given.isalnum():
+        return given
+    number = int.from_bytes(hashlib.sha256(given.encode()).digest()[:8])
+    return "".join(_BASE36[number // 36**place % 36] for place in range(_MISTRAL_ID))
+
+
+HERMES = ToolFamily("hermes", HermesParser, hermes_forced, hermes_free)
+LLAMA = ToolFamily("llama3", LlamaParser, llama_forced, llama_free, shown_tokens=(TAG,))
+MISTRAL = ToolFamily(
+    "mistral",
+    MistralParser,
+    mistral_forced,
+    mistral_free,
+    shown_tokens=MistralParser.markers,
+    call_id=mistral_call_id,
+)
+BARE = ToolFamily("json", BareListParser, bare_list, bare_list)
+"""For models of no known family: calls can only be forced, as a plain list."""
+
+FAMILIES = {family.name: family for family in (HERMES, LLAMA, MISTRAL)}
+NAMES = ("auto", "none", *FAMILIES)
+"""Values of the option `tool_parser`."""
+
+_OTHERS = ("<function=", "<arg_key>", "tool▁call")
+"""In templates whose calls look different although they use markers of a known family."""
+
+
+def tool_family(option: str, template: str, tokenizer: Tokenizer) -> ToolFamily | None:
+    """Return a model's family: the one that the option names, or what its template's text shows."""
+    if option != "auto":
+        return FAMILIES.get(option)
+    if any(other in template for other in _OTHERS):
+        return None
+    if MARKER in template or (tokenizer.token_id(MARKER) is not None and "AVAILABLE_TOOLS" in template):
+        return MISTRAL
+    if BEGIN in template:
+        return HERMES
+    if "<|start_header_id|>" in template and '"parameters"' in template:
+        return LLAMA
+    return None
