@@ -50,12 +50,22 @@ class OutputParser(Protocol):
         ...
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether `feed` must be called for each token by itself now, so that `reasoning_tokens` is exact."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many calls of `feed` were reasoning."""
+        ...
+
+    @property
     def finish_reason(self) -> str | None:
         """OpenAI's finish_reason in place of `stop`, once it is known: `tool_calls`."""
         ...
 
     def feed(self, text: str) -> OutputDelta:
-        """Take the next text; stop strings are cut already."""
+        """Take the next text (one token's while `counts_tokens`); stop strings are cut already."""
         ...
 
     def end(self) -> OutputDelta:
@@ -69,6 +79,8 @@ class PlainOutput:
     __slots__ = ()
 
     shown: tuple[str, ...] = ()
+    counts_tokens = False
+    reasoning_tokens = 0
     finish_reason: str | None = None
 
     def feed(self, text: str) -> OutputDelta:
@@ -91,8 +103,12 @@ class OutputForm(Protocol):
         """
         ...
 
-    def grammar(self, text: TextModel) -> Grammar | None:
-        """Return what the answer must conform to; None leaves the request's own grammar in force.
+    def messages(self, text: TextModel, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        """Return the conversation as the model's template takes it."""
+        ...
+
+    def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
+        """Return what the answer to a prompt (token ids [n]) must conform to; `given` is the request's own.
 
         Raises:
             ApiError: as `template_arguments`.

@@ -35,12 +35,13 @@ async def chat_ids(wish: Wish, text: TextModel) -> Int32:
     Raises:
         ApiError: 400 when the template refuses the messages, or there is none.
     """
-    arguments = dict(wish.template_arguments)
+    arguments, messages = dict(wish.template_arguments), wish.messages or ()
     if wish.form is not None:
         arguments |= wish.form.template_arguments(text)
+        messages = wish.form.messages(text, messages)
     try:
         return await text.chat_prompt(
-            wish.messages or (),
+            messages,
             arguments,
             add_generation_prompt=wish.add_generation_prompt,
             continue_final_message=wish.continue_final_message,
@@ -50,14 +51,16 @@ async def chat_ids(wish: Wish, text: TextModel) -> Int32:
         raise invalid(str(error), "messages", "chat_template") from error
 
 
-def wire_sampling(wish: Wish, text: TextModel) -> Sampling:
-    """Return what the engine needs to know of a request's sampling.
+def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:
+    """Return what the engine needs to know of a request's sampling; `prompt` holds its token ids [n].
 
     Raises:
         ApiError: 400 when the model cannot give the form that is asked for.
     """
     given = wish.sampling
-    grammar = (wish.form.grammar(text) if wish.form is not None else None) or given.grammar
+    grammar = given.grammar
+    if wish.form is not None:
+        grammar = wish.form.grammar(text, prompt, grammar)
     return Sampling(
         temperature=given.temperature,
         top_k=given.top_k,
