@@ -62,7 +62,7 @@ class Admission:
         sequence.phase = Phase.PREFILL
         if not sequence.admitted:
             sequence.admitted = True
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
         row = self._memory.table[sequence.slot, : sequence.pages_held]
         draft.write_row(sequence.slot, 0, row.copy())
         draft.start(sequence)

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from mizzen.core.decode import Frame
 from mizzen.core.memory import KvMemory
 from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.report import asks_of
 from mizzen.core.request import Int32
 from mizzen.core.sequence import Sequence
 
@@ -43,7 +44,11 @@ class Draft(Struct):
         request = sequence.request
         self.starts.append(
             SlotStart(
-                slot=sequence.slot, length=sequence.computed, sampling=request.sampling, seed=request.seed
+                slot=sequence.slot,
+                length=sequence.computed,
+                sampling=request.sampling,
+                seed=request.seed,
+                asks=asks_of(sequence),
             )
         )
 

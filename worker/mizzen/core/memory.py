@@ -59,6 +59,8 @@ class KvMemory:
 
         Its last known token is always run again: the next one is sampled from what that gives.
         """
+        if sequence.whole:
+            return 0
         return (len(sequence.tokens) - 1) // self.page_size
 
     def match(self, sequence: Sequence) -> Node:

@@ -4,7 +4,37 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from mizzen.core.plan import Float32
 from mizzen.core.request import Finished, Int32, Int64
+
+
+class RequestLogprobs(Struct, frozen=True):
+    """Log probabilities of n tokens of a request; see `mizzen.core.plan.SlotLogprobs`."""
+
+    rid: int
+    ids: Int32
+    """[n, m]."""
+    values: Float32
+    """[n, m]."""
+    prompt: bool
+    """Of the prompt's tokens from the second on, each once and in order; else of the output's."""
+
+
+class RequestVector(Struct, frozen=True):
+    """The embedding of a request; its end comes with the same step."""
+
+    rid: int
+    vector: Float32
+    """[hidden size]."""
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Reports(Struct, frozen=True):
+    """What a step gives beside tokens, to those who asked."""
+
+    logprobs: tuple[RequestLogprobs, ...] = ()
+    vectors: tuple[RequestVector, ...] = ()
 
 
 class StepOutput(Struct, frozen=True, kw_only=True):
@@ -21,6 +51,7 @@ class StepOutput(Struct, frozen=True, kw_only=True):
     tokens: Int32
     counts: Int32 | None
     finished: tuple[Finished, ...]
+    reports: Reports = Reports()
 
 
 class CacheEvents(Struct, frozen=True):

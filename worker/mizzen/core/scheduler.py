@@ -25,6 +25,7 @@ from mizzen.core.output import CacheEvents, Load, StepOutput
 from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.radix import Duplicate
+from mizzen.core.report import reports
 from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
 from mizzen.core.sequence import Phase, Sequence
 from mizzen.core.stops import StopTable
@@ -105,6 +106,7 @@ class Scheduler:
         flight = self.flights.land(result.step)
         self.pace.landed(flight.launched, now, flight.prompt_tokens, len(flight.frame.rows) > 0)
         tokens, columns, step = flight.tokens(result), self._columns(flight), flight.step
+        told = reports(result.side, self.memory.holders)  # ahead of the ends, which free the slots
         # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
         self.memory.flat_tokens[columns.tokens + step] = tokens
         finished = [
@@ -127,6 +129,7 @@ class Scheduler:
             tokens=tokens,
             counts=None,
             finished=tuple(finished),
+            reports=told,
         )
 
     def take_ended(self) -> tuple[Finished, ...]:
@@ -218,7 +221,7 @@ class Scheduler:
             reason=reason,
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
-            output_tokens=known - sequence.prompt_tokens,
+            output_tokens=known - sequence.prompt_tokens if sequence.request.pooling is None else 0,
             stop_token=stop_token,
         )
 
@@ -334,6 +337,8 @@ class Scheduler:
             if sequence.computed + 1 == sequence.limit:
                 sequence.phase = Phase.LEAVING
                 flight.leaving.append(sequence)
+                if sequence.request.pooling is not None:
+                    flight.dropped.append(sequence.slot)
             else:
                 self.decode.add(sequence, step + 1)
         if sampled:

@@ -41,9 +41,9 @@ class Sequence:
     """One request's state. Rows of arrays hold what changes with every step."""
 
     __slots__ = (
-        "admissions_before", "admitted", "cached_tokens", "computed", "data", "first_sample", "last_step",
-        "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "request", "rid", "serial", "slot",
-        "stop_bits", "stops", "tokens",
+        "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "first_sample",
+        "last_step", "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "reported", "request",
+        "rid", "serial", "slot", "stop_bits", "stops", "tokens", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -51,13 +51,19 @@ class Sequence:
     ) -> None:
         self.request = request
         self.rid = request.rid
-        self.prompt_tokens = len(request.prompt)
+        self.prompt_tokens = len(request.prompt) - request.generated
         self.serial = serial
         """Order of arrival."""
         self.limit = limit
         """Prompt plus output tokens at which it ends."""
         self.stops = stops
         self.stop_bits = 0
+        self.asks = False
+        """Whether it wants more than temperature and filters."""
+        self.whole = False
+        """Whether each position of its prompt has to be run for it, and none comes from the prefix cache."""
+        self.reported = 0
+        """Prompt tokens whose log probabilities were reported."""
         self.phase = Phase.WAITING
         self.admissions_before = admissions
         """Admissions of all requests when it joined the queue."""
