@@ -135,6 +135,8 @@ def common(request: Common) -> dict[str, Any]:
     return {
         "model": request.model,
         "n": request.n or 1,
+        "priority": request.priority,
+        "timeout_seconds": request.timeout,
         "stream": bool(request.stream),
         "include_usage": bool(options.include_usage),
         "continuous_usage": bool(options.include_usage and options.continuous_usage_stats),

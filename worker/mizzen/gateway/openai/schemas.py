@@ -91,6 +91,14 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         dict[str, Bias] | None, doc("Token ids (as text) to what is added to their logits; -100 bans one.")
     ] = None
     max_tokens: Annotated[Count | None, doc("Output tokens at most.")] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-8, le=8)] | None,
+        doc("Each step doubles the share while requests wait; up to the API key's own, the default."),
+    ] = None
+    timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        doc("Seconds after which the request ends with an error; also the header `x-request-timeout`."),
+    ] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None, doc("End tokens cannot come before so many output tokens.")
     ] = None

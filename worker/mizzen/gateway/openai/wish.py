@@ -54,6 +54,11 @@ class Wish:
     echo: bool = False
     """Whether the answer begins with its prompt."""
 
+    priority: int | None = None
+    """Asked for; None is that of the API key."""
+    timeout_seconds: float | None = None
+    """From its arrival to its last byte."""
+
     n: int = 1
     """Choices of each prompt."""
     best_of: int = 1
@@ -61,7 +66,7 @@ class Wish:
 
     @property
     def logprobs(self) -> bool:
-        """Whether the client asked for log probabilities."""
+        """Whether log probabilities are asked for."""
         return self.sampling.logprobs is not None
 
     def sequences(self) -> list[Wish]:
@@ -69,10 +74,13 @@ class Wish:
 
         The first of each prompt has the request's seed, so that it answers as it would alone.
         """
+        sampling = self.sampling
+        if self.best_of > self.n and sampling.logprobs is None:  # the best are found by them
+            sampling = replace(sampling, logprobs=0)
         found: list[Wish] = []
         for prompt in self.prompts or (self.prompt,):
             found += [
-                replace(self, prompt=prompt, prompts=(), sampling=seeded(self.sampling, index))
+                replace(self, prompt=prompt, prompts=(), sampling=seeded(sampling, index))
                 for index in range(self.best_of)
             ]
         return found
