@@ -24,6 +24,7 @@ from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
 from mizzen.wire.endpoint import heartbeats, require_safe, secure_client
 from mizzen.wire.keys import WireKeys
 from mizzen.wire.messages import (
+    FILE_PART_BYTES,
     MAX_FRAME_BYTES,
     PROTOCOL,
     Abort,
@@ -42,6 +43,7 @@ from mizzen.wire.messages import (
     Stats,
     Welcome,
 )
+from mizzen.wire.readiness import Readiness
 from mizzen.wire.stream import EmbedReply, EngineRefused, EngineStream, StreamLost
 
 log = logging.getLogger(__name__)
@@ -119,7 +121,8 @@ class Link:
         self._on_change = on_change
         self._on_blocks = on_blocks
         self._decode = gateway_decoder()
-        self._socket: Any = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._readiness: Readiness | None = None
         self._streams: dict[int, EngineStream | EmbedReply] = {}
         self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
         self._blocks_next: int | None = None
@@ -131,6 +134,21 @@ class Link:
         """Whether the engine says that it takes nothing new."""
         said = self.stats or self.welcome
         return said is not None and said.draining
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how many seconds the engine has said nothing."""
+        return self._quiet()
+
+    def ping(self) -> None:
+        """Ask for something small, so that an engine that lives is heard."""
+        files = self.welcome.files if self.welcome else {}
+        if files:
+            name = min(files, key=lambda one: files[one] % FILE_PART_BYTES)
+            try:
+                self._send(FetchFile(name, files[name] // FILE_PART_BYTES * FILE_PART_BYTES))
+            except (EngineOverloaded, StreamLost):
+                return  # silence is what is looked for
 
     @property
     def open_streams(self) -> int:
@@ -291,8 +309,10 @@ class Link:
             monitor.close(linger=0)
             socket.close(linger=0)
 
-    def _open(self) -> Any:
-        socket: Any = self._context.socket(zmq.DEALER)
+    def _open(self) -> zmq.Socket[bytes]:
+        # A plain socket: `Readiness` tells when frames are there, and only its monitor is awaited.
+        plain: Any = zmq.Socket
+        socket: Any = self._context.socket(zmq.DEALER, plain)
         socket.linger = 0
         socket.sndhwm = SEND_FRAMES
         socket.rcvhwm = RECEIVE_FRAMES
@@ -315,7 +335,7 @@ class Link:
             raise StreamLost("connection", f"{self.endpoint} does not take connections")
         raise StreamLost("handshake", f"{self.endpoint} refuses this gateway's keys, or speaks no ZMTP")
 
-    async def _watch_connection(self, socket: Any, monitor: Any) -> None:
+    async def _watch_connection(self, socket: zmq.Socket[bytes], monitor: Any) -> None:
         await recv_monitor_message(monitor)
         # The news of the end overtakes what came before it: a drained engine says its last and closes.
         unread = True
@@ -343,18 +363,18 @@ class Link:
         """Return for how many seconds the engine has said nothing."""
         return time.monotonic() - self._heard
 
-    async def _receive(self, socket: Any) -> None:
-        while True:
-            # Polling takes no frame off the socket, so none is lost when this task is cancelled.
-            await socket.poll()
-            self._read(socket)
-            await asyncio.sleep(0)
+    async def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        self._readiness = readiness = Readiness(socket, lambda: self._read(socket) == FRAMES_A_TURN)
+        try:
+            await readiness.run()
+        finally:
+            self._readiness = None
 
-    def _read(self, socket: Any) -> int:
+    def _read(self, socket: zmq.Socket[bytes]) -> int:
         """Handle the frames that are here, `FRAMES_A_TURN` at most, and return how many there were."""
         for count in range(FRAMES_A_TURN):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK).result()
+                frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return count
             self._heard = time.monotonic()
@@ -377,11 +397,13 @@ class Link:
         if self._socket is None:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK).result()
+            self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             raise EngineOverloaded(f"{self.endpoint} does not take frames") from None
         except zmq.ZMQError as error:
             raise StreamLost("connection", f"{self.endpoint}: {error}") from error
+        if self._readiness is not None:
+            self._readiness.sent()
 
     # ── what the engine says ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,69 @@
+"""Call back when a ZMQ socket has frames, straight from the event loop's selector.
+
+pyzmq's own asyncio sockets make several futures for each wait. A ZMQ socket's descriptor tells only that its
+state may have changed (see ZMQ_FD): frames must be read until there are none, and whoever sends has to look
+afterwards, for sending may have taken notice of an arrival in the reader's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+class Readiness:
+    """Calls `read` on the event loop while a socket has frames. Used from the loop's thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes], read: Callable[[], bool]) -> None:
+        """Prepare. `read` takes a bounded number of frames and tells whether there may be more."""
+        self._socket = socket
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._again: asyncio.Handle | None = None
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises:
+            Exception: whatever `read` raised.
+        """
+        descriptor = self._socket.fileno()
+        self._loop.add_reader(descriptor, self._ready)
+        self._soon()
+        try:
+            await self._ended
+        finally:
+            self._loop.remove_reader(descriptor)
+            self._ended.cancel()
+            if self._again is not None:
+                self._again.cancel()
+
+    def sent(self) -> None:
+        """Look for frames, after something was sent."""
+        events = self._socket.getsockopt(_EVENTS)
+        if isinstance(events, int) and events & _POLLIN:
+            self._soon()
+
+    def _soon(self) -> None:
+        if self._again is None and not self._ended.done():
+            self._again = self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        self._again = None
+        self._ready()
+
+    def _ready(self) -> None:
+        if self._ended.done():
+            return
+        try:
+            more = self._read()
+        except Exception as error:  # it ends `run`, which raises it
+            self._ended.set_exception(error)
+            return
+        if more:
+            self._soon()
