@@ -8,13 +8,14 @@ import msgspec
 
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.decode import decode, refuse_unserved
-from mizzen.gateway.openai.form import output_form
+from mizzen.gateway.openai.form import FamilyOptions, output_form
 from mizzen.gateway.openai.messages import conversation
 from mizzen.gateway.openai.sampling import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
 from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
 
 DEFAULT_COMPLETION_TOKENS = 16
+DEFAULT_FAMILIES = FamilyOptions()
 RESERVED_ARGUMENTS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 HARMLESS: dict[str, tuple[Any, ...]] = {
@@ -44,7 +45,9 @@ COMPLETION_HARMLESS = {**HARMLESS, "suffix": ("",)}
 class Parser:
     """Decodes the bodies of both endpoints."""
 
-    def __init__(self) -> None:
+    def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES) -> None:
+        """Take names of families that go before what a model's template shows."""
+        self._families = families
         self._chat = msgspec.json.Decoder(ChatRequest)
         self._completion = msgspec.json.Decoder(CompletionRequest)
 
@@ -75,7 +78,7 @@ class Parser:
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
             continue_final_message=continues,
-            form=output_form(request),
+            form=output_form(request, self._families),
             sampling=sampling(
                 request, most, logprobs=(request.top_logprobs or 0) if request.logprobs else None
             ),

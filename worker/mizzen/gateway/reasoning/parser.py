@@ -33,11 +33,8 @@ class ReasoningParser:
         self._state = _State.START
         self._held = ""
         self._space: list[str] = []
-
-    @property
-    def decided(self) -> bool:
-        """Whether it is known if there is reasoning."""
-        return self._opened or self._state is not _State.START
+        self.found = opened
+        """Whether there is reasoning, as far as it is known."""
 
     @property
     def inside(self) -> bool:
@@ -74,7 +71,7 @@ class ReasoningParser:
     def _start(self, text: str) -> str:
         body = text.lstrip(WHITESPACE)
         if body.startswith(self._begin):
-            self._state = _State.OPENED
+            self._state, self.found = _State.OPENED, True
             return body[len(self._begin) :]
         if self._begin.startswith(body):
             self._held = text

@@ -43,6 +43,8 @@ class ChatTemplate:
         self._environment = TemplateEnvironment()
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
+        self.source = "\n".join(sources.values())
+        """The text of all templates."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
 
     @classmethod

@@ -30,14 +30,26 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
     """The tool that must be called."""
 
-    type: Literal["function"]
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class AllowedSet(msgspec.Struct, forbid_unknown_fields=True):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
+    """The tools that may be called, of those that the model is told of."""
+
+    allowed_tools: AllowedSet
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
