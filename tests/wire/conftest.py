@@ -98,7 +98,7 @@ class Bench:
         self.aborts += arrivals.aborts
         return arrivals
 
-    def expect(self, gateway: Gateway, kind: type[M], seconds: float = 5.0) -> M:
+    def expect(self, gateway: Gateway, kind: type[M], seconds: float = 60.0) -> M:
         """Turn until the gateway has a message of a kind."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ class Bench:
                 return message
         raise AssertionError(f"no {kind.__name__}; there are {gateway.inbox}")
 
-    def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"

@@ -20,6 +20,7 @@ from mizzen.wire.codec import encode
 from mizzen.wire.endpoint import UnsafeEndpoint, is_local, require_safe
 from mizzen.wire.keys import KeyFileError, WireKeys, load_keys, write_keys
 from mizzen.wire.messages import (
+    PROTOCOL,
     Abort,
     FetchFile,
     Generate,
@@ -230,13 +231,13 @@ class TestPeersThatGo:
             "from mizzen.wire.codec import encode\n"
             "from mizzen.wire.messages import *\n"
             "d = zmq.Context().socket(zmq.DEALER); d.connect(sys.argv[1])\n"
-            "d.send(encode(Hello(1, 'frozen')))\n"
+            "d.send(encode(Hello(PROTOCOL, 'frozen')))\n"
             "d.send(encode(Generate(3, b'\\1\\0\\0\\0', Sampling())))\n"
             "d.recv(); os.kill(os.getpid(), signal.SIGSTOP)\n"
         )
         frozen = subprocess.Popen([sys.executable, "-c", code, bench.server.endpoint])
         try:
-            bench.until(lambda: len(bench.requests) == 1, 20)
+            bench.until(lambda: len(bench.requests) == 1)
 
             def noticed() -> bool:
                 bench.now += 1.1
@@ -260,7 +261,7 @@ class TestPeersThatGo:
 class TestFetch:
     def test_hello_with_a_long_name(self, bench: Any) -> None:
         gateway = bench.gateway(hello=False)
-        gateway.send(Hello(1, "x" * 100_000))
+        gateway.send(Hello(PROTOCOL, "x" * 100_000))
         bench.expect(gateway, Welcome)
         (peer,) = bench.server.out.peers
         assert len(peer.name) == 128

@@ -10,6 +10,8 @@ MAX_LOGPROBS = 20
 """Most probable tokens reported beside each token, at most."""
 MAX_LOGIT_BIAS = 1024
 """Entries of `logit_bias`."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Entries of `logprob_token_ids`."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -114,6 +116,18 @@ class SamplingParams:
                 len(self.logit_bias) <= MAX_LOGIT_BIAS,
                 f"at most {MAX_LOGIT_BIAS} tokens",
             ),
+            (
+                "logprob_token_ids",
+                len(self.logprob_token_ids),
+                len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS,
+                f"at most {MAX_LOGPROB_TOKEN_IDS} tokens",
+            ),
+            (
+                "logprob_token_ids",
+                self.logprob_token_ids,
+                not self.logprob_token_ids or self.logprobs is not None,
+                "given with logprobs",
+            ),
         )
         for name, value, good, rule in checks:
             if not good:
@@ -121,6 +135,19 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             if not math.isfinite(bias) or not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias must be between -100 and 100, not {bias} (token {token})")
+
+    def token_fault(self, vocab_size: int) -> str:
+        """Return which field names a token that a model does not have; empty when none does."""
+        named = (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", (token for token, _ in self.logit_bias)),
+            ("logprob_token_ids", self.logprob_token_ids),
+        )
+        for name, tokens in named:
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    return f"{name} holds {token}; token ids go from 0 to {vocab_size - 1}"
+        return ""
 
 
 def _logprobs(given: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""From `Generate` messages to requests: everything that a gateway could get wrong is named here."""
+"""From `Generate` and `Embed` messages to requests: all that a gateway could get wrong is named here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mizzen.core.params import SamplingParams
-from mizzen.core.request import Int32
-from mizzen.wire.messages import Generate, Sampling
+from mizzen.core.intake import generated_fault
+from mizzen.core.params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.request import Int32, Pooling, Request
+from mizzen.wire.messages import Embed, Generate, Sampling
 
 MAX_SALT_BYTES = 256
 MAX_STOP_TOKENS = 1024
 MAX_QUEUE_SECONDS = 86_400.0
+EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class InvalidRequest(ValueError):
@@ -28,12 +30,46 @@ class Intake:
     vocab_size: int
     context_length: int
 
-    def check(self, message: Generate) -> tuple[Int32, SamplingParams]:
-        """Return the prompt (int32 [n], read-only) and the sampling parameters of a message.
+    def request(self, message: Generate | Embed, now: float) -> Request:
+        """Return the request that a message asks for; its rid is the gateway's handle, `now` its arrival.
 
         Raises:
             InvalidRequest: names the field, its value and what would be right.
         """
+        self._common(message)
+        return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
+
+    def _generate(self, message: Generate, now: float) -> Request:
+        sampling = self._sampling(message.sampling)
+        request = Request(
+            rid=message.rid,
+            prompt=self._prompt(message.prompt),
+            sampling=sampling,
+            seed=seed_in_force(sampling.seed),
+            salt=message.salt,
+            priority=message.priority,
+            generated=message.generated,
+            arrival=now,
+        )
+        if fault := generated_fault(request):
+            raise InvalidRequest(fault)
+        return request
+
+    def _embed(self, message: Embed, now: float) -> Request:
+        if message.pooling not in list(Pooling):
+            raise InvalidRequest(f"pooling must be one of {', '.join(Pooling)}, not {message.pooling[:32]!r}")
+        return Request(
+            rid=message.rid,
+            prompt=self._prompt(message.prompt),
+            sampling=EMBEDDING,
+            salt=message.salt,
+            priority=message.priority,
+            pooling=Pooling(message.pooling),
+            normalize=message.normalize,
+            arrival=now,
+        )
+
+    def _common(self, message: Generate | Embed) -> None:
         if not 0 <= message.rid < 2**32:
             raise InvalidRequest(f"rid must be between 0 and {2**32 - 1}, not {message.rid}")
         if len(message.salt) > MAX_SALT_BYTES:
@@ -43,7 +79,6 @@ class Intake:
         seconds = message.queue_seconds
         if not (math.isfinite(seconds) and 0 <= seconds <= MAX_QUEUE_SECONDS):
             raise InvalidRequest(f"queue_seconds must be between 0 and {MAX_QUEUE_SECONDS:g}, not {seconds}")
-        return self._prompt(message.prompt), self._sampling(message.sampling)
 
     def _prompt(self, packed: bytes) -> Int32:
         if len(packed) % 4:
@@ -68,14 +103,9 @@ class Intake:
             raise InvalidRequest(
                 f"stop_token_ids has {len(stops)} entries; at most {MAX_STOP_TOKENS} are allowed"
             )
-        for token in stops:
-            if not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"stop_token_ids holds {token}; token ids go from 0 to {self.vocab_size - 1}"
-                )
         most = sampling.max_tokens
         try:
-            return SamplingParams(
+            params = SamplingParams(
                 temperature=sampling.temperature,
                 top_k=min(sampling.top_k, self.vocab_size),  # more than all is all
                 top_p=sampling.top_p,
@@ -84,9 +114,30 @@ class Intake:
                 max_tokens=None if most is None else min(most, self.context_length),
                 ignore_eos=sampling.ignore_eos,
                 stop_token_ids=stops,
+                frequency_penalty=sampling.frequency_penalty,
+                presence_penalty=sampling.presence_penalty,
+                repetition_penalty=sampling.repetition_penalty,
+                min_tokens=min(sampling.min_tokens, self.context_length),
+                logit_bias=sampling.logit_bias,
+                logprobs=sampling.logprobs,
+                prompt_logprobs=sampling.prompt_logprobs,
+                logprob_token_ids=sampling.logprob_token_ids,
+                grammar=_grammar(sampling.grammar),
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
+        if fault := params.token_fault(self.vocab_size):
+            raise InvalidRequest(fault)
+        return params
+
+
+def _grammar(given: tuple[str, str] | None) -> Grammar | None:
+    if given is None:
+        return None
+    kind, text = given
+    if kind not in list(GrammarKind):
+        raise InvalidRequest(f"grammar must be one of {', '.join(GrammarKind)}, not {kind[:32]!r}")
+    return Grammar(GrammarKind(kind), text)
 
 
 def seed_in_force(seed: int | None) -> int:

@@ -15,12 +15,22 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.output import CacheEvents, Load, RequestLogprobs, RequestVector, StepOutput
 from mizzen.core.request import Finished, FinishReason
 from mizzen.wire.codec import encode
 from mizzen.wire.columns import Columns, split
 from mizzen.wire.limits import WireLimits
-from mizzen.wire.messages import Blocks, Finish, Message, Outputs, RefusalCode, Refused, Stats
+from mizzen.wire.messages import (
+    Blocks,
+    Embedding,
+    Finish,
+    Logprobs,
+    Message,
+    Outputs,
+    RefusalCode,
+    Refused,
+    Stats,
+)
 from mizzen.wire.peers import Peer, Peers, WireCounters
 from mizzen.wire.requests import RequestTable
 
@@ -45,6 +55,8 @@ class Outbox:
         self._stats_at = LONG_AGO
         self._aborts: dict[int, None] = {}
         self._held: set[int] = set()
+        self._answered: set[int] = set()
+        """Requests that got their embedding with the step that ends them."""
         self._behind: deque[bytes] = deque(maxlen=limits.peers)
         """Connections that were forgotten with a full queue and have not been told yet."""
 
@@ -54,11 +66,14 @@ class Outbox:
         """Send what a step gave; return the seconds from arrival of requests that got their first token."""
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
         parts = list(split(output, self.table))  # before ends free the handles
+        logprobs = self._logprobs(output.reports.logprobs) if output.reports.logprobs else {}
+        if output.reports.vectors:
+            self._embeddings(output.reports.vectors)
         ends = self._end(output.finished) if output.finished else {}
         for owner, columns in parts:
-            self._outputs(owner, output.step, columns, ends.pop(owner, ()))
-        for owner, finishes in ends.items():
-            self._outputs(owner, output.step, NO_COLUMNS, finishes)
+            self._outputs(owner, output.step, columns, ends.pop(owner, ()), logprobs.pop(owner, ()))
+        for owner in {*ends, *logprobs}:  # of prompts alone, and ends without a token
+            self._outputs(owner, output.step, NO_COLUMNS, ends.get(owner, ()), logprobs.get(owner, ()))
         return waits
 
     def finish(self, ended: Iterable[Finished], step: int) -> None:
@@ -76,7 +91,10 @@ class Outbox:
                 self.forget(peer)
 
     def _start(self, output: StepOutput, now: float) -> NDArray[np.float64]:
-        first = output.rids[output.offsets == 0]
+        rids = output.rids
+        if output.reports.vectors:  # an embedding is what those who ask for one wait for
+            rids = np.concatenate((rids, [vector.rid for vector in output.reports.vectors]))
+        first = rids[~self.table.started[rids]]
         if not len(first):
             return NO_WAITS
         for owner in self.table.owner[first].tolist():
@@ -99,16 +117,58 @@ class Outbox:
                 del peer.handles[handle]
                 if not table.started[rid]:
                     peer.unstarted -= 1
-                by_owner.setdefault(owner, []).append(_finish(end, handle))
+                if rid not in self._answered:
+                    by_owner.setdefault(owner, []).append(_finish(end, handle))
             table.release(rid)
+            self._answered.discard(rid)
             self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
         return by_owner
 
-    def _outputs(self, owner: int, step: int, columns: Columns, ends: Sequence[Finish]) -> bool:
+    def _logprobs(self, reports: Iterable[RequestLogprobs]) -> dict[int, list[Logprobs]]:
+        """Return what to tell each owner of its requests' log probabilities."""
+        by_owner: dict[int, list[Logprobs]] = {}
+        for report in reports:
+            part = Logprobs(
+                int(self.table.handle[report.rid]),
+                report.ids.shape[1],
+                report.ids.astype("<i4", copy=False).tobytes(),
+                report.values.astype("<f4", copy=False).tobytes(),
+                report.prompt,
+            )
+            by_owner.setdefault(int(self.table.owner[report.rid]), []).append(part)
+        return by_owner
+
+    def _embeddings(self, vectors: Iterable[RequestVector]) -> None:
+        """Answer requests for embeddings; their ends, which come with the same step, free them."""
+        for vector in vectors:
+            peer = self.peers.at(int(self.table.owner[vector.rid]))
+            if peer is None:
+                continue
+            packed = vector.vector.astype("<f4", copy=False).tobytes()
+            handle = int(self.table.handle[vector.rid])
+            self._answered.add(vector.rid)
+            self.send_to(peer, encode(Embedding(handle, packed, vector.prompt_tokens, vector.cached_tokens)))
+
+    def _outputs(
+        self,
+        owner: int,
+        step: int,
+        columns: Columns,
+        ends: Sequence[Finish],
+        logprobs: Sequence[Logprobs] = (),
+    ) -> bool:
         peer = self.peers.at(owner)
         if peer is None:
             return False
-        frame = Outputs(step, columns.rids, columns.offsets, columns.tokens, columns.counts, tuple(ends))
+        frame = Outputs(
+            step,
+            columns.rids,
+            columns.offsets,
+            columns.tokens,
+            columns.counts,
+            tuple(ends),
+            tuple(logprobs),
+        )
         return self.send_to(peer, encode(frame))
 
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from mizzen.core.request import Request
 from mizzen.wire.allow import AllowList
 from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
 from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
-from mizzen.wire.intake import Intake, InvalidRequest, seed_in_force
+from mizzen.wire.intake import Intake, InvalidRequest
 from mizzen.wire.keys import WireKeys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
@@ -150,16 +150,13 @@ class WireServer:
             return
         peer = out.peers.get(identity)
         if peer is None:
-            rid = message.rid if isinstance(message, Generate) else None
+            rid = message.rid if isinstance(message, Generate | Embed) else None
             out.refuse(identity, rid, RefusalCode.UNKNOWN_PEER, "say Hello first")
-        elif isinstance(message, Generate):
-            self._generate(peer, message, now, waiting, requests)
+        elif isinstance(message, Generate | Embed):
+            self._submit(peer, message, now, waiting, requests)
         elif isinstance(message, Abort):
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
-        elif isinstance(message, Embed):
-            text = "embeddings are not served by this engine"
-            out.refuse(identity, message.rid, RefusalCode.INVALID, text)
         else:
             self._file(peer, message)
 
@@ -184,8 +181,8 @@ class WireServer:
             if reply is not None and not out.send_to(peer, encode(reply)):
                 return
 
-    def _generate(
-        self, peer: Peer, message: Generate, now: float, waiting: int, requests: list[Request]
+    def _submit(
+        self, peer: Peer, message: Generate | Embed, now: float, waiting: int, requests: list[Request]
     ) -> None:
         out, waiting = self.out, waiting + len(requests)
         if message.rid in peer.handles:
@@ -194,7 +191,7 @@ class WireServer:
             out.refuse(peer.identity, None, RefusalCode.INVALID, text)
             return
         try:
-            prompt, sampling = self._intake.check(message)
+            request = self._intake.request(message, now)
         except InvalidRequest as error:
             out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
             return
@@ -212,17 +209,7 @@ class WireServer:
         out.counters.accepted += 1
         if message.queue_seconds:
             self._limit_wait(rid, now + message.queue_seconds)
-        requests.append(
-            Request(
-                rid=rid,
-                prompt=prompt,
-                sampling=sampling,
-                seed=seed_in_force(sampling.seed),
-                salt=message.salt,
-                priority=message.priority,
-                arrival=now,
-            )
-        )
+        requests.append(msgspec.structs.replace(request, rid=rid))
 
     def _limit_wait(self, rid: int, deadline: float) -> None:
         table = self.out.table
