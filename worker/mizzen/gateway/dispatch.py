@@ -21,8 +21,6 @@ from mizzen.gateway.route.plugins import RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
 from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
 from mizzen.gateway.running import Running
-from mizzen.gateway.text.model import NoChatTemplate, TextModel
-from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import RefusalCode
 from mizzen.wire.stream import EngineRefused, StreamLost
@@ -169,7 +167,7 @@ class Dispatcher:
         try:
             stream = engine.link.generate(
                 tokens.astype("<i4", copy=False).tobytes(),
-                job.sampling(),
+                job.sampling_in_force(),
                 salt=job.salt,
                 priority=job.priority,
                 queue_seconds=seconds,
@@ -305,7 +303,7 @@ class Dispatcher:
         if text is None:
             return None
         if text is not job.text:
-            await self._tokenize(job, text)
+            await job.tokenize(text)
         context = self._table.longest_context(text)
         if job.needed_tokens > context > 0 and not job.given:
             raise too_long(job, context)
@@ -320,21 +318,6 @@ class Dispatcher:
             pin=job.pin,
             excluded=job.tried,
         )
-
-    async def _tokenize(self, job: Job, text: TextModel) -> None:
-        wish = job.wish
-        try:
-            if wish.messages is not None:
-                job.prompt = await text.chat_prompt(wish.messages)
-            elif isinstance(wish.prompt, str):
-                job.prompt = await text.text_prompt(wish.prompt)
-            else:
-                job.prompt = np.array(wish.prompt, dtype=np.int32)
-        except (TemplateError, NoChatTemplate) as error:
-            raise invalid(str(error), "messages", "chat_template") from error
-        if not len(job.prompt):
-            raise invalid("the prompt is empty", "prompt")
-        job.text, job.blocks = text, ()
 
 
 def described(route: Route[Engine]) -> str:

@@ -10,17 +10,19 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import zmq.asyncio
 
-from mizzen.gateway.route.sketch import PrefixSketch
+from mizzen.gateway.breaker import Breaker, BreakerLimits
+from mizzen.gateway.route.index import DEFAULT_BLOCKS, EnginePrefixes, PrefixBudget, names_of
+from mizzen.gateway.route.plugins import Pin
+from mizzen.gateway.suspicion import Suspicion, SuspicionLimits
 from mizzen.gateway.text.model import TextModel, TextModels, build
 from mizzen.gateway.text.tokenizer import FILES
 from mizzen.wire.client import Link
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.keys import WireKeys
 from mizzen.wire.messages import Blocks, Welcome
-from mizzen.wire.stream import StreamLost
+from mizzen.wire.stream import EngineStream, StreamLost
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,10 @@ FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 5.0
 """Between two tries to get an engine's files."""
 FOREIGN_REQUEST_TOKENS = 512.0
-"""Counted for a request of another gateway, of which only the number is known."""
+"""Counted for a request of another gateway until this one knows how large requests are."""
+MEMORY = 0.02
+"""Weight of the newest request in the mean size of requests."""
+NO_PIN = Pin("", "", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +48,46 @@ class Found:
     """It ends what it has, and gets nothing new."""
 
 
-class Engine:
-    """One engine: its connection, tokenizer, cache sketch and load."""
+class TypicalRequest:
+    """How many tokens a request of this gateway has in work on average; one of another counts as much."""
 
-    def __init__(self, found: Found, texts: TextModels, on_change: Callable[[], None]) -> None:
+    def __init__(self) -> None:
+        self.tokens = FOREIGN_REQUEST_TOKENS
+
+    def saw(self, tokens: float) -> None:
+        """Note a request."""
+        self.tokens += MEMORY * (tokens - self.tokens)
+
+
+class Engine:
+    """One engine: its connection, tokenizer, the prefixes that it holds, its load and its health."""
+
+    def __init__(
+        self,
+        found: Found,
+        texts: TextModels,
+        on_change: Callable[[], None],
+        typical: TypicalRequest | None = None,
+        breaker: BreakerLimits | None = None,
+        suspicion: SuspicionLimits | None = None,
+    ) -> None:
         self.found = found
-        self.sketch = PrefixSketch()
+        self.prefixes = EnginePrefixes()
         self.text: TextModel | None = None
         self.requests = 0
         self.tokens = 0.0
         self.gone = False
         """Discovery no longer reports it."""
+        self.breaker = Breaker(breaker)
+        self.suspicion = Suspicion(suspicion)
+        self.waiting: set[EngineStream] = set()
+        """Requests without a first token."""
         self._texts = texts
         self._on_change = on_change
+        self._typical = typical or TypicalRequest()
         self._full_until = 0.0
         self._prepared: Welcome | None = None
+        self._incarnation = ""
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: Link
@@ -117,7 +147,14 @@ class Engine:
     @property
     def full(self) -> bool:
         """See `Candidate`."""
-        return self.requests >= self.room or time.monotonic() < self._full_until
+        if self.requests >= self.room or not self.breaker.allows:
+            return True
+        return time.monotonic() < self._full_until
+
+    @property
+    def suspect(self) -> bool:
+        """See `Candidate`."""
+        return self.suspicion.suspect
 
     @property
     def room(self) -> int:
@@ -130,7 +167,7 @@ class Engine:
         """See `Candidate`."""
         stats = self.link.stats
         foreign = max(0, stats.running + stats.waiting - self.requests) if stats else 0
-        return self.tokens + foreign * FOREIGN_REQUEST_TOKENS
+        return self.tokens + foreign * self._typical.tokens
 
     @property
     def context_length(self) -> int:
@@ -139,8 +176,14 @@ class Engine:
 
     @property
     def tokenizer_hash(self) -> str:
-        """See `Candidate`."""
+        """Of the tokenizer that its requests must be made with."""
         return self.text.name if self.text else ""
+
+    @property
+    def pin(self) -> Pin:
+        """See `Candidate`."""
+        welcome = self.link.welcome
+        return Pin(welcome.model, welcome.revision, self.tokenizer_hash) if welcome else NO_PIN
 
     @property
     def state(self) -> str:
@@ -172,6 +215,7 @@ class Engine:
         """Count a request as in work."""
         self.requests += 1
         self.tokens += tokens
+        self._typical.saw(tokens)
 
     def release(self, tokens: float) -> None:
         """End the count of a request."""
@@ -179,21 +223,53 @@ class Engine:
         self.tokens = self.tokens - tokens if self.requests else 0.0
         self._on_change()
 
+    def succeeded(self, period: int) -> None:
+        """Note that a request got its first token, or its answer."""
+        closed = self.breaker.state
+        self.breaker.success(period)
+        if closed is not self.breaker.state:
+            log.info("engine gets requests again", extra={"fields": {"engine": self.name}})
+            self._on_change()
+
+    def failed(self, period: int) -> None:
+        """Note that a request was lost here, or got no token in time."""
+        if not self.breaker.failure(period):
+            return
+        pause = self.breaker.remaining
+        fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.opened}
+        log.warning("engine fails and is left alone", extra={"fields": fields})
+        asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
+
+    def look(self) -> bool:
+        """Look after it; tell whether it has become suspect."""
+        if self.suspicion.look(self.link):
+            fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
+            log.warning("engine should have been heard", extra={"fields": fields})
+            self._on_change()
+            return self.suspect
+        return False
+
+    def give_up_waiting(self, reason: str) -> None:
+        """Fail the requests that have no token yet, so that they are tried elsewhere."""
+        for stream in tuple(self.waiting):
+            stream.abort()
+            stream.fail(StreamLost("suspect", reason))
+
     def _changed(self) -> None:
         welcome = self.link.welcome
+        if welcome is not None and welcome.incarnation != self._incarnation:
+            self._incarnation = welcome.incarnation
+            self.breaker.reset()
         if welcome is None:
             self.text = self._prepared = None
-            self.sketch.clear()
+            self.prefixes.clear()
         elif self._prepared is not welcome:
             self._prepared, self._problem = welcome, ""
             self._spawn(self._prepare(welcome))
         self._on_change()
 
     def _blocks(self, message: Blocks) -> None:
-        if message.reset:
-            self.sketch.clear()
-        self.sketch.remove(np.frombuffer(message.evicted, "<u8").tolist())
-        self.sketch.add(np.frombuffer(message.stored, "<u8").tolist())
+        self.prefixes.event(names_of(message.stored), names_of(message.evicted), message.reset)
 
     async def _prepare(self, welcome: Welcome) -> None:
         """Get the tokenizer that requests to this engine must be made with, while it stays connected."""
@@ -257,6 +333,9 @@ class EngineTable:
         keys: WireKeys | None,
         timeout_seconds: float,
         lost_seconds: float,
+        suspect_seconds: float = 2.0,
+        breaker: BreakerLimits | None = None,
+        prefix_blocks: int = DEFAULT_BLOCKS,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
@@ -266,6 +345,11 @@ class EngineTable:
         self._keys = keys
         self._timeout = timeout_seconds
         self._lost = lost_seconds
+        self._suspicion = SuspicionLimits(min(suspect_seconds, timeout_seconds))
+        self._breaker = breaker
+        self._budget = PrefixBudget(prefix_blocks)
+        self._typical = TypicalRequest()
+        self._watching: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context()
         self._texts = TextModels()
         self._engines: dict[tuple[str, str], Engine] = {}
@@ -289,7 +373,14 @@ class EngineTable:
         for key, engine in self._engines.items():
             engine.gone = key not in wanted
         self.synced = True
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
         self._changed()
+
+    @property
+    def serving(self) -> bool:
+        """Whether any engine serves."""
+        return any(engine.serving for engine in self._engines.values())
 
     def capacity(self) -> int:
         """Return how many requests may be in work: room where some are taken, and what other engines hold."""
@@ -297,7 +388,7 @@ class EngineTable:
 
     def why_closed(self) -> str:
         """Return why no engine takes a request."""
-        if not any(engine.serving for engine in self._engines.values()):
+        if not self.serving:
             return "no engine is ready"
         return "all engines are full"
 
@@ -317,23 +408,47 @@ class EngineTable:
 
     async def close(self) -> None:
         """Close all connections; their streams fail."""
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(engine.stop() for engine in self), *self._stopping)
         self._engines.clear()
         self._context.destroy(linger=0)
 
     def _add(self, key: tuple[str, str], found: Found) -> None:
-        engine = Engine(found, self._texts, self._changed)
+        engine = Engine(found, self._texts, self._changed, self._typical, self._breaker, self._suspicion)
         try:
             engine.start(self._gateway, self._context, self._keys, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
             log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
             return
         self._engines[key] = engine
+        self._share()
+
+    def _share(self) -> None:
+        self._budget.share([engine.prefixes for engine in self])
+
+    async def _watch(self) -> None:
+        """Suspect engines that should have been heard, and try elsewhere what waits there."""
+        pause = self._suspicion.look_every
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(pause)
+            late, last = time.monotonic() - last > 2 * pause, time.monotonic()
+            if late:  # this loop was held up itself: let it read what has arrived
+                continue
+            for engine in self:
+                if engine.look() and self._spare(engine):
+                    engine.give_up_waiting(f"{engine.name} should have been heard")
+
+    def _spare(self, suspect: Engine) -> bool:
+        """Tell whether another engine can take what a suspect one has."""
+        return any(e.serving and not e.suspect and not e.full and e.pin == suspect.pin for e in self)
 
     def _changed(self) -> None:
         for key, engine in tuple(self._engines.items()):
             if engine.gone and not engine.requests:
                 del self._engines[key]
+                self._share()
                 task = asyncio.get_running_loop().create_task(engine.stop())
                 self._stopping.add(task)
                 task.add_done_callback(self._stopping.discard)

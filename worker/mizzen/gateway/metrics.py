@@ -38,6 +38,23 @@ class Metrics:
         self.retries = self._counter("retries", "Attempts that failed before anything was sent", "cause")
         self.stream_errors = self._counter("stream_errors", "Answers that ended in an error", "cause")
         self.aborts = self._counter("aborts", "Requests aborted in the engine", "cause")
+        self.resumes = self._counter(
+            "resumes", "Answers that went on after their engine was lost, by cause", "cause"
+        )
+        self.resume_failures = self._counter("resume_failures", "Answers that could not go on", "cause")
+        self.resume_seconds = self._histogram(
+            "resume_seconds", "Time from an engine's loss to an answer's next token", FIRST_TOKEN_SECONDS
+        )
+        self.breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "engine")
+        self.breaker_opened = self._gauge("breaker_opened", "How often an engine's breaker opened", "engine")
+        self.suspects = self._gauge("suspect_engines", "Engines that should have been heard and were not")
+        self.waiting = self._gauge(
+            "waiting_requests", "Requests that wait while no engine serves: more than 0 asks to wake one"
+        )
+        self.prefix_blocks = self._gauge("prefix_index_blocks", "Blocks of 64 tokens in the prefix index")
+        self.prefix_forgotten = self._gauge(
+            "prefix_index_forgotten_blocks", "Blocks that the prefix index dropped for want of room"
+        )
         self.in_flight = self._gauge("in_flight_requests", "Requests in work by engine", "engine")
         self.load_tokens = self._gauge("in_flight_tokens", "Tokens in work by engine", "engine")
         self.engines = self._gauge("engines", "Engines by state", "state")

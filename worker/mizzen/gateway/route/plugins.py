@@ -6,7 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mizzen.gateway.route.sketch import PrefixSketch
+from mizzen.gateway.route.index import EnginePrefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What gave an answer's first tokens: only the same can go on with it."""
+
+    model: str
+    revision: str
+    tokenizer_hash: str
 
 
 class Candidate(Protocol):
@@ -14,7 +23,7 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for metrics."""
+        """Its name, the same in every gateway: on Kubernetes the pod's."""
         ...
 
     @property
@@ -24,7 +33,12 @@ class Candidate(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it has as much work as it should queue, or has just refused some."""
+        """Whether it has as much work as it should queue, has just refused some, or has failed too often."""
+        ...
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it has been silent for longer than an engine should be."""
         ...
 
     @property
@@ -38,12 +52,12 @@ class Candidate(Protocol):
         ...
 
     @property
-    def tokenizer_hash(self) -> str:
-        """The tokenizer that its requests must be made with."""
+    def pin(self) -> Pin:
+        """What it serves."""
         ...
 
     @property
-    def sketch(self) -> PrefixSketch:
+    def prefixes(self) -> EnginePrefixes:
         """What its prefix cache holds."""
         ...
 
@@ -58,6 +72,10 @@ class RouteRequest:
     """Of context: the prompt and as much answer as was asked for, 1 at least."""
     blocks: Sequence[int] = ()
     """Names of the prompt's full blocks."""
+    session: str = ""
+    """What the client says belongs together; empty when it says nothing."""
+    pin: Pin | None = None
+    """Of an answer that has begun."""
     excluded: Collection[Candidate] = ()
     """Engines that have refused it or lost it."""
 
@@ -65,8 +83,20 @@ class RouteRequest:
 class Filter(Protocol):
     """Says which engines may get a request at all."""
 
+    name: str
+
     def keep(self, request: RouteRequest, engine: Candidate) -> bool:
         """Tell whether the engine stays."""
+        ...
+
+
+class Preference(Protocol):
+    """Narrows the choice where that leaves one."""
+
+    name: str
+
+    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+        """Tell for each engine whether it stays; when none would, all do."""
         ...
 
 
@@ -83,6 +113,6 @@ class Scorer(Protocol):
 class Picker(Protocol):
     """Chooses among scored engines."""
 
-    def pick(self, scores: Sequence[float]) -> int:
+    def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
         """Return the index of the engine chosen; there is at least one."""
         ...

@@ -1,9 +1,10 @@
-"""Filters, scorers and pickers that the gateway routes with."""
+"""Filters, preferences, scorers and pickers that the gateway routes with."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from mizzen.core.blocks import BLOCK_TOKENS
 from mizzen.gateway.route.plugins import Candidate, RouteRequest
@@ -12,10 +13,14 @@ EXPECTED_OUTPUT_TOKENS = 256
 """Counted for an answer of unknown length."""
 SMALL_LOAD_TOKENS = 8192
 """An engine with less in work is never overloaded."""
+TIE = 0.05
+"""Scores that differ by less are equal: loads are known to no better, and several gateways see old ones."""
 
 
 class Serving:
     """Keeps engines that take requests now."""
+
+    name = "serving"
 
     def keep(self, request: RouteRequest, engine: Candidate) -> bool:
         """See `Filter`."""
@@ -23,61 +28,130 @@ class Serving:
 
 
 class SameText:
-    """Keeps engines whose tokenizer made the prompt, and whose context it fits."""
+    """Keeps engines whose tokenizer made the prompt, whose context it fits, and that can go on with it."""
+
+    name = "text"
 
     def keep(self, request: RouteRequest, engine: Candidate) -> bool:
         """See `Filter`."""
+        if request.pin is not None and engine.pin != request.pin:
+            return False
         return (
-            engine.tokenizer_hash == request.tokenizer_hash and request.needed_tokens <= engine.context_length
+            engine.pin.tokenizer_hash == request.tokenizer_hash
+            and request.needed_tokens <= engine.context_length
         )
 
 
-class PrefixScorer:
-    """The share of the prompt that an engine's cache is thought to hold; 0 where that would overload it.
+class Trusted:
+    """Prefers engines that are heard."""
 
-    Bounded load, after consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016): an
-    engine above `load_factor` times the mean load has no affinity, so a hot prefix spreads over engines.
+    name = "trusted"
+
+    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+        """See `Preference`."""
+        return [not engine.suspect for engine in engines]
+
+
+class BoundedLoad:
+    """Prefers engines that the request would not lift above `factor` times the mean load.
+
+    After consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016), so a hot prefix or a
+    busy session spreads over engines. Loads below `SMALL_LOAD_TOKENS` are no overload.
     """
 
-    name = "prefix"
+    name = "bounded"
 
-    def __init__(self, load_factor: float) -> None:
-        self._load_factor = load_factor
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+        """See `Preference`."""
+        cost = request.prompt_tokens + EXPECTED_OUTPUT_TOKENS
+        loads = [engine.load for engine in engines]
+        bound = max(SMALL_LOAD_TOKENS, self._factor * (sum(loads) + cost) / len(loads) - cost)
+        least = min(loads)
+        return [load <= bound or load == least for load in loads]
+
+
+class PrefixScorer:
+    """The share of the prompt that an engine's cache is thought to hold."""
+
+    name = "prefix"
 
     def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         if not request.blocks:
             return [0.0] * len(engines)
-        cost = request.prompt_tokens + EXPECTED_OUTPUT_TOKENS
-        loads = [engine.load for engine in engines]
-        bound = max(SMALL_LOAD_TOKENS, self._load_factor * (sum(loads) + cost) / len(engines))
         return [
-            engine.sketch.match(request.blocks) * BLOCK_TOKENS / request.prompt_tokens
-            if load <= bound
-            else 0.0
-            for engine, load in zip(engines, loads, strict=True)
+            engine.prefixes.match(request.blocks) * BLOCK_TOKENS / request.prompt_tokens for engine in engines
         ]
 
 
+class SessionScorer:
+    """1 for the engine that a session belongs to, by rendezvous hashing, in every gateway alike."""
+
+    name = "session"
+
+    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+        """See `Scorer`."""
+        if not request.session:
+            return [0.0] * len(engines)
+        return rendezvous(request.session.encode(errors="replace"), engines)
+
+
+class HomeScorer:
+    """1 for the engine where a prefix that no engine holds yet belongs, in every gateway alike.
+
+    So gateways that get the first requests of one new prefix at the same moment send them to one engine.
+    """
+
+    name = "home"
+
+    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+        """See `Scorer`."""
+        first = request.blocks[:1]
+        if not first or any(engine.prefixes.match(first) for engine in engines):
+            return [0.0] * len(engines)
+        return rendezvous(first[0].to_bytes(8, "little"), engines)
+
+
 class LoadScorer:
-    """1 for an idle engine, 0 for the one with most tokens in work."""
+    """1 for an idle engine, a half at the mean load, 0 from twice the mean on."""
 
     name = "load"
 
     def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         loads = [engine.load for engine in engines]
-        most = max(loads)
-        return [1.0 - load / most if most else 1.0 for load in loads]
+        scale = 2 * max(sum(loads) / len(loads), SMALL_LOAD_TOKENS / 2)
+        return [max(0.0, 1.0 - load / scale) for load in loads]
 
 
-class BestPicker:
-    """The best score; among equals, a random one."""
+class TwoChoicesPicker:
+    """The best score; among equals the less loaded of two drawn at random.
+
+    Two random choices (Mitzenmacher, 2001) are nearly as even as the least load, and gateways that look at
+    the same old loads do not all send to one engine.
+    """
 
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
-    def pick(self, scores: Sequence[float]) -> int:
+    def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
         """See `Picker`."""
         best = max(scores)
-        return self._random.choice([i for i, score in enumerate(scores) if score >= best - 1e-9])
+        equal = [i for i, score in enumerate(scores) if score >= best - TIE]
+        if len(equal) == 1:
+            return equal[0]
+        one, other = self._random.sample(equal, 2)
+        return one if engines[one].load <= engines[other].load else other
+
+
+def rendezvous(key: bytes, engines: Sequence[Candidate]) -> list[float]:
+    """Return 1 for the engine that a key belongs to and 0 for the others (Thaler, Ravishankar, 1998).
+
+    When an engine comes or goes, only keys of that engine move.
+    """
+    weights = [blake2b(b"%b\0%b" % (e.name.encode(), key), digest_size=8).digest() for e in engines]
+    owner = weights.index(max(weights))
+    return [1.0 if i == owner else 0.0 for i in range(len(engines))]

@@ -1,0 +1,111 @@
+"""An answer as it comes, whichever engines give it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from mizzen.core.request import FinishReason
+from mizzen.gateway.engines import Engine
+from mizzen.gateway.job import Job
+from mizzen.wire.messages import Finish
+from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs
+
+Resume = Callable[["Running", StreamLost], Awaitable["Running"]]
+"""Returns what goes on with an answer whose engine is lost; raises StreamLost when nothing does."""
+
+
+class Running:
+    """A request in an engine, from its first tokens on. `close` must be called.
+
+    When its engine is lost, `next` continues the answer in another one from the tokens that it has returned:
+    there is no gap, no token twice, and an end counts the whole answer.
+    """
+
+    def __init__(self, job: Job, engine: Engine, stream: EngineStream, cost: float, resume: Resume) -> None:
+        self.job = job
+        self.engine = engine
+        self.stream = stream
+        self.finish: Finish | None = None
+        self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
+        """Of the prompt's tokens from the second on, where asked for; complete with the first token."""
+        self._cost = cost
+        self._resume = resume
+        self._first: tuple[list[int], Finish | None] | None = None
+        self._held = True
+        engine.take(cost)
+        self.period = engine.breaker.begin()
+
+    async def next(self) -> tuple[list[int], Finish | None]:
+        """Return the next tokens, and the end if it is known.
+
+        Raises:
+            StreamLost: the answer cannot go on.
+        """
+        while True:
+            try:
+                tokens, finish = await self._next()
+            except StreamLost as error:
+                self._adopt(await self._resume(self, error))
+            except EngineRefused as error:
+                self._adopt(await self._resume(self, StreamLost("refused", str(error))))
+            else:
+                if not self.job.given:
+                    self.job.pin = self.engine.pin
+                self.job.given.extend(tokens)
+                return tokens, finish
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return one entry for each token that `next` returned since the last call; none if not asked for."""
+        return self.stream.take_logprobs()
+
+    async def begin(self, seconds: float) -> None:
+        """Wait for the first tokens; `next` returns them.
+
+        Raises:
+            EngineRefused: the engine does not take the request.
+            StreamLost: it lost the request, or has given no token after `seconds`.
+        """
+        self.engine.waiting.add(self.stream)
+        try:
+            async with asyncio.timeout(seconds):
+                self._first = await self._next()
+        except TimeoutError:
+            raise StreamLost("no_answer", f"{self.engine.name} gave no token for {seconds:.0f} s") from None
+        finally:
+            self.engine.waiting.discard(self.stream)
+
+    def close(self) -> bool:
+        """Abort what still runs, and end the count of the request; tell whether there was something."""
+        unfinished = self.finish is None
+        if unfinished:
+            self.stream.abort()
+        self.release()
+        return unfinished
+
+    def release(self) -> None:
+        """End the count of the request in its engine; the engine has nothing of it any more."""
+        if self._held:
+            self._held = False
+            self.engine.release(self._cost)
+
+    async def _next(self) -> tuple[list[int], Finish | None]:
+        """Return what the engine gives.
+
+        Raises:
+            EngineRefused, StreamLost: see `EngineStream.next`; an end in error is a StreamLost too.
+        """
+        if self._first is not None:
+            (tokens, finish), self._first = self._first, None
+        else:
+            tokens, finish = await self.stream.next()
+        if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise StreamLost("engine_error", finish.message or "the engine gave the request up")
+        self.finish = finish
+        return tokens, finish
+
+    def _adopt(self, other: Running) -> None:
+        """Go on as the same request in another engine."""
+        self.engine, self.stream, self.period = other.engine, other.stream, other.period
+        self._cost, self._first, self._held = other._cost, other._first, other._held
+        self.finish = None
