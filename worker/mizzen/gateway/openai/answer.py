@@ -1,55 +1,120 @@
-"""An answer as it grows: text, token ids, how it ends, and its usage."""
+"""One sequence's answer as it grows: from tokens to content, reasoning, calls and log probabilities."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mizzen.core.request import FinishReason
-from mizzen.gateway.openai.bodies import PromptTokensDetails, Usage
+from mizzen.core.request import FinishReason, Int32
+from mizzen.gateway.openai.logprobs import ScoredToken, scored
+from mizzen.gateway.openai.output import OutputDelta, OutputParser, PlainOutput
+from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.stream import TextStream
-from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import Finish
+from mizzen.wire.stream import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a delivery of tokens adds to an answer."""
 
-    text: str
+    delta: OutputDelta
     ids: list[int]
-    reason: str | None
+    reason: str | None = None
     """OpenAI's finish_reason, with the last piece."""
+    scored: list[ScoredToken] = field(default_factory=list)
+    """The same tokens with log probabilities, where asked for."""
 
 
 class Answer:
-    """The text of one request's tokens."""
+    """The answer to one sequence of a request."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], prompt_tokens: int) -> None:
+    def __init__(self, wish: Wish, text: TextModel, prompt: Int32, start: int = 0) -> None:
+        """Begin an answer whose text goes on from character `start` (behind a prompt that it echoes)."""
         self.tokens = 0
-        self._stream = TextStream(tokenizer, stop)
-        self._prompt_tokens = prompt_tokens
+        """Output tokens so far, those behind a stop string not counted."""
+        self.logprob = 0.0
+        """Sum of the tokens' log probabilities, where they are asked for."""
+        self._parser: OutputParser = PlainOutput() if wish.form is None else wish.form.parser(text, prompt)
+        shown = self._parser.shown
+        self._stream = TextStream(text.tokenizer, wish.sampling.stop, wish.skip_special_tokens, shown)
+        self._tokenizer = text.tokenizer
+        self._offset = start
+        self._offsets = text.tokenizer.detokenizer(wish.skip_special_tokens) if wish.logprobs else None
 
-    def add(self, tokens: list[int], finish: Finish | None) -> Piece:
-        """Take the next tokens, and the end with the last of them.
+    def add(self, tokens: list[int], finish: Finish | None, logprobs: list[TokenLogprobs]) -> Piece:
+        """Take the next tokens with their log probabilities, and the end with the last of them.
 
         A token that ended the answer (`Finish.stop_token`) is among the ids and not in the text.
         """
         visible = tokens
         if finish is not None and finish.stop_token is not None and tokens[-1:] == [finish.stop_token]:
             visible = tokens[:-1]
-        text, used = self._stream.add(visible)
+        delta, used = self._read(visible)
         if self._stream.stopped:
-            self.tokens += used
-            return Piece(text, tokens[:used], "stop")
+            tokens, reason = tokens[:used], "stop"
+        elif finish is None:
+            reason = None
+        else:
+            delta = joined(delta, self._parser.feed(self._stream.flush()))
+            stopped = self._stream.stopped or finish.reason == FinishReason.STOP
+            reason = "stop" if stopped else "length"
         self.tokens += len(tokens)
-        if finish is None:
-            return Piece(text, tokens, None)
-        text += self._stream.flush()
-        stopped = self._stream.stopped or finish.reason == FinishReason.STOP
-        return Piece(text, tokens, "stop" if stopped else "length")
+        if reason is not None:
+            delta = joined(delta, self._parser.end())
+            if reason == "stop":
+                reason = self._parser.finish_reason or reason
+        if self._offsets is None:
+            return Piece(delta, tokens, reason)
+        return Piece(delta, tokens, reason, [self._scored(entry) for entry in logprobs[: len(tokens)]])
 
-    def usage(self, finish: Finish | None) -> Usage:
-        """Return the counts of tokens."""
-        cached = finish.cached_tokens if finish is not None else 0
-        total = self._prompt_tokens + self.tokens
-        return Usage(self._prompt_tokens, self.tokens, total, PromptTokensDetails(cached))
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens were reasoning."""
+        return self._parser.reasoning_tokens
+
+    def _read(self, tokens: list[int]) -> tuple[OutputDelta, int]:
+        """Return what tokens say, and how many of them lie before the end that a stop string makes."""
+        delta, used = OutputDelta(), 0
+        while self._parser.counts_tokens and used < len(tokens) and not self._stream.stopped:
+            text, _ = self._stream.add(tokens[used : used + 1])
+            delta, used = joined(delta, self._parser.feed(text)), used + 1
+        if used == len(tokens) or self._stream.stopped:
+            return delta, used
+        text, count = self._stream.add(tokens[used:] if used else tokens)
+        return joined(delta, self._parser.feed(text)), used + count
+
+    def _scored(self, entry: TokenLogprobs) -> ScoredToken:
+        found = scored(self._tokenizer, entry, self._offset)
+        self.logprob += entry.logprob
+        if self._offsets is not None:
+            self._offset += len(self._offsets.add((entry.token,)))
+        return found
+
+
+def joined(first: OutputDelta, second: OutputDelta) -> OutputDelta:
+    """Return two deltas as one."""
+    if not second:
+        return first
+    if not first:
+        return second
+    return OutputDelta(
+        first.content + second.content,
+        first.reasoning + second.reasoning,
+        first.tool_calls + second.tool_calls,
+    )
+
+
+def whole(pieces: list[Piece]) -> Piece:
+    """Return an answer's pieces as one, its calls' arguments in pieces still."""
+    calls = [call for piece in pieces for call in piece.delta.tool_calls]
+    return Piece(
+        OutputDelta(
+            "".join([piece.delta.content for piece in pieces]),
+            "".join([piece.delta.reasoning for piece in pieces]),
+            tuple(calls),
+        ),
+        [token for piece in pieces for token in piece.ids],
+        pieces[-1].reason if pieces else None,
+        [token for piece in pieces for token in piece.scored],
+    )

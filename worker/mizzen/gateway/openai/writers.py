@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from mizzen.gateway.openai.answer import Piece
 from mizzen.gateway.openai.bodies import (
+    AnsweredCall,
+    AnsweredFunction,
     AnswerMessage,
+    CalledFunctionDelta,
     ChatChoice,
+    ChatLogprobs,
     ChatResponse,
     Chunk,
     ChunkChoice,
     CompletionResponse,
     Delta,
     TextChoice,
+    TextLogprobs,
+    ToolCallChunk,
     Usage,
 )
+from mizzen.gateway.openai.logprobs import chat_logprobs, text_logprobs
+from mizzen.gateway.openai.output import OutputDelta, ToolCallDelta
+from mizzen.gateway.openai.sequence import Echo
 from mizzen.gateway.openai.wish import Wish
 
 DONE = b"data: [DONE]\n\n"
@@ -31,22 +43,36 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-class Writer(Protocol):
-    """Writes one answer."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A whole choice."""
 
-    def first(self) -> bytes:
-        """Return the events that a stream begins with."""
+    index: int
+    piece: Piece
+    echo: Echo | None
+    prompt: list[int]
+
+
+class Writer(Protocol):
+    """Writes one response."""
+
+    def first(self, index: int, echo: Echo | None) -> bytes:
+        """Return the events that a choice begins with."""
         ...
 
-    def piece(self, text: str, ids: list[int], reason: str | None) -> bytes:
-        """Return the events for more text, or for the end."""
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+        """Return the events for more of a choice, or for its end; `usage` is that of the choice so far."""
         ...
 
     def usage(self, usage: Usage) -> bytes:
         """Return the event that holds the usage alone."""
         ...
 
-    def whole(self, text: str, ids: list[int], reason: str, usage: Usage) -> bytes:
+    def end(self) -> bytes:
+        """Return the events that a stream ends with."""
+        ...
+
+    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """Return the response of a request without stream."""
         ...
 
@@ -57,12 +83,16 @@ class _Writer:
     def __init__(self, wish: Wish) -> None:
         self._id = self.prefix + uuid.uuid4().hex
         self._created = int(time.time())
+        self._wish = wish
         self._model = wish.model
-        self._return_ids = wish.return_token_ids
         self._no_usage: UnsetType | None = None if wish.include_usage else UNSET
 
+    def end(self) -> bytes:
+        """See `Writer`."""
+        return DONE
+
     def _ids(self, ids: list[int]) -> list[int] | UnsetType:
-        return ids if self._return_ids else UNSET
+        return ids if self._wish.return_token_ids else UNSET
 
 
 class ChatWriter(_Writer):
@@ -70,30 +100,49 @@ class ChatWriter(_Writer):
 
     prefix = "chatcmpl-"
 
-    def first(self) -> bytes:
+    def first(self, index: int, echo: Echo | None) -> bytes:
         """See `Writer`."""
-        return self._chunk(ChunkChoice(Delta(role="assistant", content="")))
+        return self._chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
-    def piece(self, text: str, ids: list[int], reason: str | None) -> bytes:
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         """See `Writer`."""
-        if reason is None:
-            return self._chunk(ChunkChoice(Delta(content=text), token_ids=self._ids(ids)))
-        if not text and not (ids and self._return_ids):
-            return self._chunk(ChunkChoice(Delta(), reason))
-        last = ChunkChoice(Delta(content=text), token_ids=self._ids(ids))
-        return self._chunk(last) + self._chunk(ChunkChoice(Delta(), reason))
+        logprobs, events = self._logprobs(piece), b""
+        told = logprobs is not None or (self._wish.return_token_ids and piece.ids)
+        if piece.delta or told:
+            choice = ChunkChoice(delta(piece.delta), None, index, logprobs, self._ids(piece.ids))
+            events = self._chunk(choice, usage)
+        if piece.reason is not None:
+            events += self._chunk(ChunkChoice(Delta(), piece.reason, index), usage)
+        return events
 
     def usage(self, usage: Usage) -> bytes:
         """See `Writer`."""
         return event(_encode(Chunk(self._id, self._created, self._model, [], usage=usage)))
 
-    def whole(self, text: str, ids: list[int], reason: str, usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """See `Writer`."""
-        choice = ChatChoice(AnswerMessage(text), reason, token_ids=self._ids(ids))
-        return _encode(ChatResponse(self._id, self._created, self._model, [choice], usage))
+        written = [
+            ChatChoice(
+                message(choice.piece.delta),
+                choice.piece.reason or "stop",
+                choice.index,
+                self._logprobs(choice.piece),
+                self._ids(choice.piece.ids),
+            )
+            for choice in choices
+        ]
+        response = ChatResponse(self._id, self._created, self._model, written, usage)
+        response.prompt_token_ids = self._ids(choices[0].prompt)
+        return _encode(response)
 
-    def _chunk(self, choice: ChunkChoice) -> bytes:
-        return event(_encode(Chunk(self._id, self._created, self._model, [choice], usage=self._no_usage)))
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not piece.scored or not self._wish.logprobs:
+            return None
+        return chat_logprobs(piece.scored, self._wish.tokens_as_ids)
+
+    def _chunk(self, choice: ChunkChoice, usage: Usage | None) -> bytes:
+        told = self._no_usage if usage is None else usage
+        return event(_encode(Chunk(self._id, self._created, self._model, [choice], usage=told)))
 
 
 class CompletionWriter(_Writer):
@@ -101,22 +150,86 @@ class CompletionWriter(_Writer):
 
     prefix = "cmpl-"
 
-    def first(self) -> bytes:
+    def first(self, index: int, echo: Echo | None) -> bytes:
         """See `Writer`."""
-        return b""
+        if echo is None:
+            return b""
+        logprobs = text_logprobs(echo.scored, self._wish.tokens_as_ids) if self._wish.logprobs else None
+        return self._event(TextChoice(echo.text, None, index, logprobs, self._ids([])), None)
 
-    def piece(self, text: str, ids: list[int], reason: str | None) -> bytes:
+    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         """See `Writer`."""
-        choice = TextChoice(text, reason, token_ids=self._ids(ids))
-        return event(_encode(self._response([choice], self._no_usage)))
+        choice = TextChoice(
+            piece.delta.content, piece.reason, index, self._logprobs(piece, None), self._ids(piece.ids)
+        )
+        return self._event(choice, usage)
 
     def usage(self, usage: Usage) -> bytes:
         """See `Writer`."""
         return event(_encode(self._response([], usage)))
 
-    def whole(self, text: str, ids: list[int], reason: str, usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """See `Writer`."""
-        return _encode(self._response([TextChoice(text, reason, token_ids=self._ids(ids))], usage))
+        written = [
+            TextChoice(
+                (choice.echo.text if choice.echo else "") + choice.piece.delta.content,
+                choice.piece.reason,
+                choice.index,
+                self._logprobs(choice.piece, choice.echo),
+                self._ids(choice.piece.ids),
+                self._ids(choice.prompt),
+            )
+            for choice in choices
+        ]
+        return _encode(self._response(written, usage))
+
+    def _logprobs(self, piece: Piece, echo: Echo | None) -> TextLogprobs | None:
+        if not self._wish.logprobs:
+            return None
+        return text_logprobs([*(echo.scored if echo else ()), *piece.scored], self._wish.tokens_as_ids)
+
+    def _event(self, choice: TextChoice, usage: Usage | None) -> bytes:
+        return event(_encode(self._response([choice], self._no_usage if usage is None else usage)))
 
     def _response(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> CompletionResponse:
         return CompletionResponse(self._id, self._created, self._model, choices, usage=usage)
+
+
+def delta(given: OutputDelta) -> Delta:
+    """Return what a chunk adds to a chat's answer."""
+    if not given.reasoning and not given.tool_calls:
+        return Delta(content=given.content)
+    found = Delta(reasoning_content=given.reasoning or UNSET, content=given.content or UNSET)
+    if given.tool_calls:
+        found.tool_calls = [call_chunk(call) for call in given.tool_calls]
+    return found
+
+
+def call_chunk(call: ToolCallDelta) -> ToolCallChunk:
+    """Return more of a tool call as a chunk has it."""
+    function = CalledFunctionDelta(UNSET if call.name is None else call.name, call.arguments)
+    if call.id is None:
+        return ToolCallChunk(call.index, function)
+    return ToolCallChunk(call.index, function, call.id, "function")
+
+
+def message(given: OutputDelta) -> AnswerMessage:
+    """Return a chat's whole answer."""
+    calls = called(given.tool_calls)
+    found = AnswerMessage(given.content or None if calls else given.content)
+    if given.reasoning:
+        found.reasoning_content = given.reasoning
+    if calls:
+        found.tool_calls = calls
+    return found
+
+
+def called(pieces: Iterable[ToolCallDelta]) -> list[AnsweredCall]:
+    """Return whole tool calls of their pieces, in the order of their indices."""
+    found: dict[int, AnsweredCall] = {}
+    for piece in pieces:
+        call = found.setdefault(piece.index, AnsweredCall("", AnsweredFunction("", "")))
+        call.id = piece.id or call.id
+        call.function.name = piece.name or call.function.name
+        call.function.arguments += piece.arguments
+    return [found[index] for index in sorted(found)]

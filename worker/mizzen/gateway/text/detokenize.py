@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import tokenizers
 
 REPLACEMENT = "\ufffd"
+METASPACE = "\u2581"
+"""SentencePiece's sign for a space."""
 WINDOW_LIMIT = 64
 """Tokens that the windowed decoder holds back at most, so that its cost a token stays bounded."""
 
@@ -76,6 +78,18 @@ class Pieces:
             content = "" if token in self._skipped else self.tokenizer.id_to_token(token) or ""
             found = self._bytes[token] = token_bytes(content)
         return found
+
+    def data(self, token: int) -> bytes:
+        """Return what a token stands for by itself, whatever the vocabulary's kind."""
+        if self._form.byte_level:
+            return self.raw(token)
+        if self._form.byte_fallback:
+            piece = self.text(token)
+            return bytes([piece]) if isinstance(piece, int) else (piece or "").encode()
+        content = self.tokenizer.id_to_token(token) or ""
+        if METASPACE in content:
+            return content.replace(METASPACE, " ").encode()
+        return self.tokenizer.decode([token], skip_special_tokens=False).encode()
 
     def text(self, token: int) -> str | int | None:
         """Return the text of a token of a byte-fallback vocabulary, or its value when it is a byte.

@@ -13,8 +13,14 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_stop")
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
-        self._detokenizer = tokenizer.detokenizer()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        skip_special_tokens: bool = True,
+        shown: tuple[str, ...] = (),
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens, shown)
         self._stop = StopStrings(stop) if stop else None
 
     @property

@@ -37,6 +37,7 @@ class Tokenizer:
         self._special = special_tokens(inner)
         self._form = DecoderForm(inner)
         self._pieces: dict[tuple[bool, tuple[str, ...]], Pieces] = {}
+        self._plain = Pieces(inner, self._form, False)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
@@ -86,6 +87,10 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its exact content."""
         return self._inner.token_to_id(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return what a token stands for by itself, in UTF-8; it may be a part of a character."""
+        return self._plain.data(token)
 
     def special_token_id(self, token: str) -> int | None:
         """Return the id of a special token by its exact content; None for any other."""

@@ -1,0 +1,158 @@
+"""One HTTP request and its response, from the body to the last byte, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mizzen.gateway.errors import ApiError
+
+if TYPE_CHECKING:
+    from mizzen.gateway.service import Gateway
+
+log = logging.getLogger(__name__)
+
+SEND_SECONDS = 60.0
+"""A client that takes nothing for this long is given up."""
+BODY_SECONDS = 60.0
+
+
+class ClientGone(Exception):
+    """The client has closed the connection, or takes nothing."""
+
+
+class Call(Response):
+    """Reads a body within bounds, and serves it while the client is there; errors have OpenAI's shape."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._began = time.monotonic()
+        self._started = False
+        self.background = None
+
+    @abstractmethod
+    async def _serve(self, body: bytes) -> None:
+        """Answer a body.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request; a client that goes away ends it, and aborts it in the engine."""
+        self._scope, self._send = scope, send
+        metrics = self._gateway.metrics
+        try:
+            body = await read_body(scope, receive, self._gateway.config.max_body_bytes)
+            work = asyncio.create_task(self._serve(body))
+            gone = asyncio.create_task(disconnected(receive))
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    raise ClientGone("the client closed the connection")
+                await work
+            finally:
+                for task in (work, gone):
+                    task.cancel()
+                await asyncio.gather(work, gone, return_exceptions=True)
+        except ApiError as error:
+            await self._error(error)
+        except ClientGone as error:
+            metrics.aborts.labels("client").inc()
+            log.debug("client gone", extra={"fields": {"reason": str(error)}})
+        finally:
+            metrics.request_seconds.observe(time.monotonic() - self._began)
+
+    async def _answer(self, body: bytes) -> None:
+        """Send a whole JSON response."""
+        await self._start(200, [(b"content-type", b"application/json")], len(body))
+        await self._write(body, more=False)
+
+    async def _start(
+        self, status: int, headers: list[tuple[bytes, bytes]], length: int | None = None
+    ) -> None:
+        if length is not None:
+            headers = [*headers, (b"content-length", str(length).encode())]
+        self._started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        """Send a part of the response.
+
+        Raises:
+            ClientGone: the client takes nothing.
+        """
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except (TimeoutError, OSError) as error:
+            raise ClientGone(f"the client took nothing for {SEND_SECONDS:g} s") from error
+
+    async def _error(self, error: ApiError) -> None:
+        """Answer with an error; once a stream has begun, with an event that ends it."""
+        if self._started:
+            await self._write(self._failed(error), more=False)
+            return
+        body = error.body()
+        await self._start(error.status, error.headers(), len(body))
+        await self._write(body, more=False)
+
+    def _failed(self, error: ApiError) -> bytes:
+        """Return what ends a stream that cannot go on; there is no [DONE] behind it."""
+        return b"data: " + error.body() + b"\n\n"
+
+
+class JsonCall(Call):
+    """Answers a body with one JSON object."""
+
+    def __init__(self, gateway: Gateway, handle: Callable[[bytes], Awaitable[object]]) -> None:
+        super().__init__(gateway)
+        self._handle = handle
+
+    async def _serve(self, body: bytes) -> None:
+        await self._answer(msgspec.json.encode(await self._handle(body)))
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: 413 when it is longer than `limit` bytes, 408 when it does not come.
+        ClientGone: the client closed the connection.
+    """
+    announced = dict(scope["headers"]).get(b"content-length", b"0")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone("the client closed the connection while it sent its request")
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_large(limit)
+                if not message.get("more_body"):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+
+
+def too_large(limit: int) -> ApiError:
+    """Return a 413."""
+    return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return once the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,220 @@
+"""One sequence of a request on its way through an engine: its tokens as pieces, its counts, its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mizzen.gateway.admit import Ticket
+from mizzen.gateway.dispatch import Dispatcher
+from mizzen.gateway.errors import unavailable
+from mizzen.gateway.job import Job
+from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.openai.answer import Answer, Piece
+from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
+from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.running import Running
+from mizzen.gateway.text.model import TextModel
+from mizzen.wire.messages import Finish
+from mizzen.wire.stream import EngineRefused, StreamLost, TokenLogprobs
+
+if TYPE_CHECKING:
+    from mizzen.gateway.service import Gateway
+
+FINAL_SECONDS = 2.0
+"""How long usage waits for an engine's count after an abort."""
+
+
+class Deliveries:
+    """Counts an answer's tokens, and the time between their deliveries."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last: float | None = None
+
+    def took(self, tokens: int) -> None:
+        """Note tokens that have just come."""
+        now = time.monotonic()
+        self._metrics.output_tokens.inc(tokens)
+        if self._last is not None and tokens:
+            self._metrics.between_tokens_seconds.observe((now - self._last) / tokens)
+        self._last = now
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt at the beginning of an answer."""
+
+    text: str
+    scored: list[ScoredToken]
+    """Its tokens with log probabilities, where asked for."""
+
+
+class Sequence:
+    """A sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
+
+    def __init__(
+        self, gateway: Gateway, dispatcher: Dispatcher, wish: Wish, ticket: Ticket, index: int, began: float
+    ) -> None:
+        self.wish = wish
+        self.index = index
+        """Of the choice, in the response."""
+        self.finish: Finish | None = None
+        """The engine's end of it, once it is known."""
+        self.cached_tokens = 0
+        self._gateway = gateway
+        self._dispatcher = dispatcher
+        self._began = began
+        self._job = Job(wish=wish, ticket=ticket)
+        self._running: Running | None = None
+        self._answer: Answer | None = None
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._times = Deliveries(gateway.metrics)
+
+    # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def text(self) -> TextModel:
+        """The text side of the model that answers.
+
+        Raises:
+            ApiError: 503, the sequence has not been placed.
+        """
+        if self._job.text is None:
+            raise unavailable("no engine is ready")
+        return self._job.text
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's token ids."""
+        return self._job.prompt.tolist()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self._job.prompt)
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as text: what the client sent, or what its tokens say."""
+        if isinstance(self.wish.prompt, str):
+            return self.wish.prompt
+        return self.text.tokenizer.decode(self.prompt, self.wish.skip_special_tokens)
+
+    @property
+    def echo(self) -> Echo | None:
+        """The prompt as the answer's beginning, where that is asked for."""
+        if not self.wish.echo:
+            return None
+        tokenizer, skip = self.text.tokenizer, self.wish.skip_special_tokens
+        scored = (
+            scored_prompt(tokenizer, self.prompt, self._prompt_logprobs, skip) if self.wish.logprobs else []
+        )
+        return Echo(self.prompt_text, scored)
+
+    def like(self, other: Sequence) -> None:
+        """Take over the prompt of another sequence of the same request, which has been placed."""
+        self._job.text, self._job.prompt, self._job.blocks = (
+            other._job.text,
+            other._job.prompt,
+            other._job.blocks,
+        )
+
+    # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far."""
+        return 0 if self._answer is None else self._answer.tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of them were reasoning."""
+        return 0 if self._answer is None else self._answer.reasoning_tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log probability of its tokens, where they are asked for."""
+        return 0.0 if self._answer is None else self._answer.logprob / max(1, self._answer.tokens)
+
+    async def place(self) -> None:
+        """Wait until an engine has given the first tokens, unless it has.
+
+        Raises:
+            ApiError: it cannot be served, or not in time.
+        """
+        if self._answer is not None:
+            return
+        metrics, ticket = self._gateway.metrics, self._job.ticket
+        ticket.deadline = time.monotonic() + self._gateway.config.queue_timeout_seconds
+        self._running = await self._dispatcher.place(self._job)
+        metrics.queue_seconds.observe(ticket.waited)
+        metrics.first_token_seconds.observe(time.monotonic() - self._began)
+        metrics.prompt_tokens.inc(self.prompt_tokens)
+        self._begin()
+
+    async def next(self) -> Piece:
+        """Return the next piece; one with a reason is the last.
+
+        Raises:
+            StreamLost, EngineRefused: the engine has lost it.
+        """
+        running, answer = self._placed()
+        tokens, finish = await running.next()
+        piece = answer.add(tokens, finish, running.stream.take_logprobs() if self.wish.logprobs else [])
+        self._times.took(len(piece.ids))
+        return piece
+
+    async def collect(self) -> list[Piece]:
+        """Place it and return its whole answer. Nothing was sent yet: a lost engine costs only time.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        await self.place()
+        while True:
+            running, _ = self._placed()
+            pieces: list[Piece] = []
+            try:
+                while not pieces or pieces[-1].reason is None:
+                    pieces.append(await self.next())
+            except (StreamLost, EngineRefused) as error:
+                lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
+                running.close()
+                self._dispatcher.lost(self._job, running.engine, lost)
+                self._running = await self._dispatcher.place(self._job)
+                self._begin()
+            else:
+                await self.end()
+                return pieces
+
+    async def end(self) -> None:
+        """Wait for the engine's end of it; one that a stop string has ended is aborted first."""
+        running, _ = self._placed()
+        if running.finish is None:
+            running.stream.abort()
+            self._gateway.metrics.aborts.labels("stop_string").inc()
+            running.finish = await running.stream.final(FINAL_SECONDS)
+        self.finish = running.finish
+        self.cached_tokens = running.finish.cached_tokens if running.finish is not None else 0
+
+    def close(self) -> None:
+        """Abort what still runs, and give its turn back."""
+        if self._running is not None:
+            self._running.close()
+            if self._running.finish is not None:
+                self._gateway.metrics.cached_tokens.inc(self._running.finish.cached_tokens)
+            self._running = None
+        self._dispatcher.leave(self._job)
+
+    def _begin(self) -> None:
+        running = self._running
+        self._prompt_logprobs = (running and running.stream.prompt_logprobs) or []
+        start = len(self.prompt_text) if self.wish.echo else 0
+        self._answer = Answer(self.wish, self.text, self._job.prompt, start)
+
+    def _placed(self) -> tuple[Running, Answer]:
+        if self._running is None or self._answer is None:
+            raise RuntimeError("the sequence has not been placed")
+        return self._running, self._answer
