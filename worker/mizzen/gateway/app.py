@@ -22,7 +22,9 @@ from mizzen.gateway.openai.exchange import Exchange
 from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
 from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
+from mizzen.gateway.served import Service
 from mizzen.gateway.service import Gateway
+from mizzen.gateway.tenants.protect import protect
 
 MAX_REQUEST_ID = 128
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
@@ -78,6 +80,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
 
     app = FastAPI(title="Mizzen", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway
+    protect(app, gateway)
     app.add_middleware(Front, metrics=gateway.metrics)
     handle_errors(app)
     add_completions(app, gateway)
@@ -104,22 +107,21 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
     """Add the list of models."""
     created = int(time.time())
 
-    def model(name: str) -> Model:
-        context = max((engine.context_length for engine in gateway.table), default=0)
+    def model(name: str, service: Service) -> Model:
+        context = max((engine.context_length for engine in service.table), default=0)
         return Model(
-            name, created, root=gateway.models[0], max_model_len=context if context else msgspec.UNSET
+            name, created, root=service.models[0], max_model_len=context if context else msgspec.UNSET
         )
 
     @app.get("/v1/models")
-    async def models() -> Response:
-        """List the model and its aliases."""
-        return json_response(ModelList([model(name) for name in gateway.models]))
+    async def models(request: Request) -> Response:
+        """List the models that the request's key may use, and their aliases."""
+        return json_response(ModelList([model(*one) for one in gateway.models_of(request.scope)]))
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        """Describe the model."""
-        gateway.check_model(name)
-        return json_response(model(name))
+    async def one_model(name: str, request: Request) -> Response:
+        """Describe a model."""
+        return json_response(model(name, gateway.service_named(name, request.scope)))
 
 
 def create_admin_app(gateway: Gateway) -> FastAPI:
@@ -150,17 +152,19 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
             raise ApiError(404, "the admin API is off; --admin-token-file turns it on")
         if not gateway.is_admin(request.headers.get("authorization", "")):
             raise ApiError(401, "the admin API needs its bearer token", code="invalid_token")
-        return json_response(routing_table(gateway))
+        return json_response(routing_table(gateway, request.query_params.get("service")))
 
     return app
 
 
-def routing_table(gateway: Gateway) -> dict[str, Any]:
-    """Return the routing table as the admin API shows it."""
+def routing_table(gateway: Gateway, name: str | None = None) -> dict[str, Any]:
+    """Return the routing table as the admin API shows it; with a name, of one service alone."""
+    services = [service for service in gateway.services if name in (None, service.name)]
     return {
-        "synced": gateway.table.synced,
+        "synced": gateway.services.synced,
         "engines": [
             {
+                "service": service.name,
                 "name": engine.name,
                 "uid": engine.found.uid,
                 "state": engine.state,
@@ -168,7 +172,8 @@ def routing_table(gateway: Gateway) -> dict[str, Any]:
                 "requests": engine.requests,
                 "problem": engine.problem,
             }
-            for engine in gateway.table
+            for service in services
+            for engine in service.table
         ],
     }
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mizzen.core.options import check, option, required
+from mizzen.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """Options of `mizzen gateway`; each field is an option of the same name."""
 
-    served_name: str = required("Name of the model in requests")
+    served_name: str = option("", "Name of the model in requests; required without --services-...")
     alias: tuple[str, ...] = option((), "Further names of the model; repeatable")
     service: str = option(
         "", "Name of the InferenceService, for discovery and metrics; served_name when empty"
+    )
+    services_file: str | None = option(
+        None, "JSON file of several services behind this gateway; read again when it changes"
+    )
+    services_config_map: str = option(
+        "", "ConfigMap with such a file (services.json); it and the services' pods are watched"
     )
 
     host: str = option("127.0.0.1", "Address of the OpenAI API")
@@ -31,14 +37,48 @@ class GatewayConfig:
     namespace: str = option("", "Namespace whose pods are watched; the pod's own when empty")
     keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// beyond loopback")
 
+    api_keys_file: tuple[str, ...] = option(
+        (), "File with API keys, or folder of such files; repeatable. Without any, everyone is served"
+    )
+    cors_origin: tuple[str, ...] = option((), "Origin of web pages that may call the API; repeatable")
+    tls_cert: str | None = option(None, "Certificate chain of the OpenAI API (PEM); read when it changes")
+    tls_key: str | None = option(None, "Private key of the certificate (PEM)")
+
     suspended: bool = option(False, "Answer 503 to everything; the service is suspended")
     max_in_flight: int = option(2000, "Requests in work at once", low=1)
+    max_tokens_in_flight: int = option(
+        0, "Tokens of prompts and answers in work at once, about; 0 is no limit", low=0
+    )
     queue_size: int = option(1000, "Requests that may wait for an engine", low=0)
     queue_timeout_seconds: float = option(60.0, "How long a request waits for an engine before 503", low=0)
     max_body_bytes: int = option(8 * 1024 * 1024, "Larger request bodies are 413", low=1024)
+    max_bodies_bytes: int = option(
+        256 * 1024 * 1024, "Bytes of all request bodies in work; more are 503", low=1024
+    )
+    request_timeout_seconds: float = option(
+        0.0, "A request that asks for no timeout ends after this long; 0 is never", low=0
+    )
+    max_request_timeout_seconds: float = option(3600.0, "Longest timeout that a request may ask for", low=1)
     max_attempts: int = option(3, "Engines tried before the first token", low=1, high=10)
+    max_resumes: int = option(
+        3, "Engines that an answer may lose and go on in another; 0 ends it with an error", low=0, high=100
+    )
+    resume_timeout_seconds: float = option(
+        60.0, "How long an answer whose engine is lost waits for one that can go on with it", low=0
+    )
+    wake_timeout_seconds: float = option(
+        0.0, "How long a request waits that finds no engine, if longer than --queue-timeout-seconds", low=0
+    )
     load_factor_percent: int = option(
-        125, "An engine above this share of the mean load gets no prefix affinity", low=100
+        125, "A request goes to no engine that it would lift above this share of the mean load", low=100
+    )
+    prefix_index_blocks: int = option(
+        1 << 19, "Blocks of 64 tokens that the prefix index of a service holds; 104 bytes each", low=1024
+    )
+    breaker_failures: int = option(5, "Failures in a row after which an engine is left alone", low=1)
+    breaker_max_seconds: float = option(30.0, "How long it is left alone at most", low=1)
+    engine_suspect_seconds: float = option(
+        2.0, "An engine silent for this long gets new requests only where no other is left", low=0.1
     )
     engine_timeout_seconds: float = option(5.0, "An engine silent for this long gets nothing new", low=0.5)
     engine_lost_seconds: float = option(
@@ -53,3 +93,18 @@ class GatewayConfig:
             ValueError: names the option and what would be right.
         """
         check(self)
+        given = [self.served_name, self.services_file, self.services_config_map]
+        if sum(map(bool, given)) != 1:
+            raise ValueError("give one of --served-name, --services-file and --services-config-map")
+        if not self.served_name and (self.engine or self.alias or self.service or self.suspended):
+            raise ValueError(
+                "--engine, --alias, --service and --suspended speak of one service: with several, each says"
+                " so in --services-file"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together: give both")
+
+    @property
+    def shared(self) -> bool:
+        """Whether several services are behind this gateway."""
+        return not self.served_name

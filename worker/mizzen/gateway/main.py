@@ -68,7 +68,7 @@ async def serve(config: GatewayConfig) -> int:
     ]
     host, port = api_socket.getsockname()[:2]
     admin_port = admin_socket.getsockname()[1]
-    fields = {"url": f"http://{host}:{port}/v1", "admin_port": admin_port, "model": config.served_name}
+    fields = {"url": f"http://{host}:{port}/v1", "admin_port": admin_port, "models": list(gateway.models)}
     log.info("listening", extra={"fields": fields})
     stop = asyncio.Event()
     again = asyncio.Event()
@@ -90,7 +90,7 @@ async def serve(config: GatewayConfig) -> int:
 async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], again: asyncio.Event) -> None:
     """Take nothing new, let streams end in their time, then end those that remain with an error."""
     gateway.draining = True
-    log.info("draining", extra={"fields": {"in_flight": gateway.admission.in_flight}})
+    log.info("draining", extra={"fields": {"in_flight": gateway.in_flight}})
     api.should_exit = True
     hurry = asyncio.create_task(again.wait())
     await asyncio.wait(

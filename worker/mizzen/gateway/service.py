@@ -6,18 +6,25 @@ import asyncio
 import hmac
 import secrets
 import socket
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from mizzen.gateway.admit import Admission
+from starlette.types import Scope
+
+from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.discover import discovery
 from mizzen.gateway.dispatch import Dispatcher
-from mizzen.gateway.engines import EngineTable
-from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.route.router import default_router
-from mizzen.wire.keys import load_keys
+from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
+from mizzen.gateway.tenants.bodies import BodyBudget
+from mizzen.gateway.tenants.gate import Tenants, tenant_of
+from mizzen.gateway.tenants.tickets import new_ticket
+from mizzen.wire.keys import WireKeys, load_keys, load_pair
 
 STATES = ("connecting", "serving", "draining", "broken")
 
@@ -29,17 +36,19 @@ class Gateway:
         """Read keys and token.
 
         Raises:
-            ValueError: a key file or the token file cannot be read.
+            ValueError: a file of keys or the token file cannot be read.
         """
         self.config = config
-        self.models = tuple(dict.fromkeys((config.served_name, *config.alias)))
         self.metrics = Metrics()
         self.draining = False
+        self.tenants = Tenants(config.api_keys_file)
+        self.bodies = BodyBudget(config.max_bodies_bytes)
+        self.services = Services(self._new_service, config.drain_timeout_seconds)
         self._token = read_token(config.admin_token_file)
-        keys = load_keys(Path(config.keys), "gateway") if config.keys else None
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self._keys = keys
+        self._keys = read_keys(config)
         self._discovery: asyncio.Task[None] | None = None
+        self._reloads: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to discover engines.
@@ -47,39 +56,20 @@ class Gateway:
         Raises:
             ValueError: an endpoint is malformed or needs keys, or there is no Kubernetes configuration.
         """
-        config = self.config
-        self.table = EngineTable(
-            gateway=self._name,
-            keys=self._keys,
-            timeout_seconds=config.engine_timeout_seconds,
-            lost_seconds=config.engine_lost_seconds,
-            on_change=lambda: self.admission.poke(),
-        )
-        self.admission = Admission(
-            self.table.capacity,
-            max_in_flight=config.max_in_flight,
-            queue_size=config.queue_size,
-            why_closed=self.table.why_closed,
-        )
-        self.dispatcher = Dispatcher(
-            self.table,
-            self.admission,
-            default_router(config.load_factor_percent),
-            self.metrics,
-            config.max_attempts,
-        )
-        find = discovery(config, self._keys, self.table.sync, self.metrics)
+        find = discovery(self.config, self._keys, self.services, self.metrics)
         self._discovery = asyncio.create_task(find, name="discovery")
+        self._reloads = asyncio.create_task(self.tenants.watch(), name="keys")
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Refuse who waits, and close the connections: what still runs ends with an error."""
-        if self._discovery is None:
+        tasks = [task for task in (self._discovery, self._reloads) if task is not None]
+        if not tasks:
             return
-        self._discovery.cancel()
-        await asyncio.gather(self._discovery, return_exceptions=True)
-        self._discovery = None
-        self.admission.close(reason)
-        await self.table.close()
+        self._discovery = self._reloads = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.services.close(reason)
 
     @property
     def ready(self) -> str:
@@ -88,7 +78,55 @@ class Gateway:
             return "draining"
         if self._discovery is None or self._discovery.done():
             return "discovery does not run"
-        return "" if self.table.synced else "the engines are not known yet"
+        if not self.services.listed:
+            return "the services are not known yet"
+        return "" if self.services.synced else "the engines are not known yet"
+
+    # ── what a request asks ───────────────────────────────────────────────────────────────────────────────
+
+    def service_named(self, model: str, scope: Scope) -> Service:
+        """Return the service that has a model, for a request of a tenant that may use it.
+
+        Raises:
+            ApiError: 404 when there is none, 403 when it is not the tenant's.
+        """
+        service, tenant = self.services.find(model), tenant_of(scope)
+        if service is None:
+            raise not_found(model, (name for name, _ in self.services.models(tenant)))
+        if tenant is not None:
+            tenant.check_model(model)
+        return service
+
+    def service_of(self, model: str, scope: Scope) -> Service:
+        """Return the service that a request for a model goes to.
+
+        Raises:
+            ApiError: as `service_named`; 503 when the service is suspended.
+        """
+        service = self.service_named(model, scope)
+        service.check_open()
+        return service
+
+    def models_of(self, scope: Scope) -> list[tuple[str, Service]]:
+        """Return all names of models that a request's tenant may use, with their services."""
+        return self.services.models(tenant_of(scope))
+
+    def ticket(self, scope: Scope, wish: Wish, began: float | None = None, *, first: bool = True) -> Ticket:
+        """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
+
+        Args:
+            began: when the request arrived, in seconds of the monotonic clock; now by default.
+
+        Raises:
+            ApiError: 400 or 403 for a priority that it may not have.
+        """
+        deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
+        return new_ticket(scope, wish, deadline, first=first)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All names of models."""
+        return tuple(name for name, _ in self.services.models())
 
     def check_model(self, name: str) -> None:
         """Raise when a model is not served here.
@@ -96,13 +134,8 @@ class Gateway:
         Raises:
             ApiError: 404.
         """
-        if name not in self.models:
-            raise ApiError(
-                404,
-                f"the model {name[:200]!r} does not exist here; there is {', '.join(self.models)}",
-                param="model",
-                code="model_not_found",
-            )
+        if self.services.find(name) is None:
+            raise not_found(name, self.models)
 
     def check_open(self) -> None:
         """Raise when nothing is served at the moment.
@@ -110,8 +143,47 @@ class Gateway:
         Raises:
             ApiError: 503.
         """
-        if self.config.suspended:
-            raise unavailable("the service is suspended", 30.0, code="suspended")
+        self.only.check_open()
+
+    # ── the only service ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def only(self) -> Service:
+        """The first service, which is the only one unless the gateway is shared.
+
+        Raises:
+            LookupError: no service is known yet.
+        """
+        for service in self.services:
+            return service
+        raise LookupError("no service is known yet")
+
+    @property
+    def table(self) -> EngineTable:
+        """The routing table of the only service."""
+        return self.only.table
+
+    @property
+    def admission(self) -> Admission:
+        """The admission of the only service."""
+        return self.only.admission
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher of the only service."""
+        return self.only.dispatcher
+
+    # ── the admin API ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def engines(self) -> Iterator[Engine]:
+        """All engines of all services."""
+        return (engine for service in self.services for engine in service.table)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in work."""
+        return sum(service.admission.in_flight for service in self.services)
 
     def is_admin(self, authorization: str) -> bool:
         """Tell whether a header holds the admin API's bearer token."""
@@ -133,15 +205,32 @@ class Gateway:
         metrics.in_flight.clear()
         metrics.load_tokens.clear()
         states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
-        for engine in self.table:
+        for engine in self.engines:
             states[engine.state] += 1
             metrics.in_flight.labels(engine.name).set(engine.requests)
             metrics.load_tokens.labels(engine.name).set(engine.load)
         for state, count in states.items():
             metrics.engines.labels(state).set(count)
-        metrics.queued.set(len(self.admission))
-        metrics.synced.set(self.table.synced)
+        metrics.queued.set(sum(len(service.admission) for service in self.services))
+        metrics.synced.set(self.services.synced)
         return metrics.text()
+
+    def _new_service(self, entry: ServiceEntry) -> Service:
+        return Service(entry, self.config, self._keys, self._name, self.metrics)
+
+
+def read_keys(config: GatewayConfig) -> WireKeys | None:
+    """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of engines.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    if not config.keys:
+        return None
+    folder = Path(config.keys)
+    if config.shared and not (folder / "engine.public").exists():
+        return load_pair(folder, "gateway")
+    return load_keys(folder, "gateway")
 
 
 def read_token(path: str | None) -> bytes | None:

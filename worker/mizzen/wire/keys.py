@@ -55,6 +55,15 @@ def load_keys(folder: Path, side: str) -> WireKeys:
     )
 
 
+def load_pair(folder: Path, side: str) -> WireKeys:
+    """Read the pair of `side` alone: whom it talks to is known from elsewhere (`WireKeys.peer` is empty).
+
+    Raises:
+        KeyFileError: names the file that is missing or malformed.
+    """
+    return WireKeys(_read(folder / f"{side}.public"), _read(folder / f"{side}.secret"), b"")
+
+
 def write_keys(folder: Path) -> None:
     """Make fresh keys of both sides in a folder that only this user may read."""
     import zmq

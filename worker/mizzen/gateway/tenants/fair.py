@@ -1,0 +1,179 @@
+"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share by weight what they wait for.
+
+Each item has a cost. A flow's items go in order; among the heads of flows, the one with the least start tag
+goes first. A start tag is the flow's virtual time: what it has been given, divided by its weight. A flow that
+was idle begins at the virtual time of the queue, so that it can neither save up nor be made to wait for what
+it did before.
+
+While two flows wait, what each is given by its weight differs by at most the largest cost of an item of each,
+divided by its flow's weight: however much one sends, the other's turn comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Entry(Generic[T]):
+    item: T
+    cost: float
+
+
+@dataclass(slots=True)
+class _Flow(Generic[T]):
+    group: Hashable
+    weight: float
+    items: deque[_Entry[T]] = field(default_factory=deque)
+    start: float = 0.0
+    """Of its head, while it has one."""
+    finish: float = 0.0
+    """Where its next head starts at the earliest."""
+    owed: float = 0.0
+    """Of virtual time, for what its items have cost more than was said."""
+
+
+class FairQueue(Generic[T]):
+    """Items of flows; a flow is named by its group (a tenant) and a class (a priority) in it.
+
+    Where an item is put back to the front, it was taken before and goes before all others.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[tuple[Hashable, Hashable], _Flow[T]] = {}
+        self._heads: list[tuple[float, int, tuple[Hashable, Hashable]]] = []
+        self._front: deque[T] = deque()
+        self._where: dict[int, tuple[Hashable, Hashable]] = {}
+        self._groups: Counter[Hashable] = Counter()
+        self._time = 0.0
+        self._pushes = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._front) + self._size
+
+    def __iter__(self) -> Iterator[T]:
+        yield from tuple(self._front)
+        for flow in tuple(self._flows.values()):
+            for entry in tuple(flow.items):
+                yield entry.item
+
+    def push(self, item: T, group: Hashable, kind: Hashable, cost: float, weight: float) -> None:
+        """Add an item at the end of its flow; the flow has the weight of its last item."""
+        name = (group, kind)
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = _Flow(group, weight)
+        flow.weight = weight
+        flow.items.append(_Entry(item, cost))
+        self._where[id(item)] = name
+        self._groups[group] += 1
+        self._size += 1
+        if len(flow.items) == 1:
+            self._lead(name, flow)
+
+    def push_front(self, item: T) -> None:
+        """Put an item back that was taken."""
+        self._front.appendleft(item)
+
+    def peek(self) -> T | None:
+        """Return the next item; None when there is none."""
+        if self._front:
+            return self._front[0]
+        flow = self._next()
+        return flow.items[0].item if flow is not None else None
+
+    def pop(self) -> T:
+        """Take the next item.
+
+        Raises:
+            IndexError: there is none.
+        """
+        if self._front:
+            return self._front.popleft()
+        flow = self._next()
+        if flow is None:
+            raise IndexError("the queue is empty")
+        name = heapq.heappop(self._heads)[2]
+        self._time = flow.start
+        entry = flow.items[0]
+        flow.finish = flow.start + max(0.0, entry.cost / flow.weight + flow.owed)
+        flow.owed = 0.0
+        self._drop_head(name, flow)
+        return entry.item
+
+    def remove(self, item: T) -> bool:
+        """Take an item out, wherever it is, at no cost for its flow; tell whether it was there."""
+        name = self._where.get(id(item))
+        if name is None:
+            try:
+                self._front.remove(item)
+            except ValueError:
+                return False
+            return True
+        flow = self._flows[name]
+        if flow.items[0].item is item:
+            self._drop_head(name, flow)
+            return True
+        entry = next(entry for entry in flow.items if entry.item is item)
+        flow.items.remove(entry)
+        self._forget(item, flow.group)
+        return True
+
+    def correct(self, group: Hashable, kind: Hashable, cost: float) -> None:
+        """Charge a flow for what an item cost more than was said; below 0, for what it cost less."""
+        flow = self._flows.get((group, kind))
+        if flow is not None:
+            flow.owed += cost / flow.weight
+
+    def last_of_longest(self, group: Hashable) -> T | None:
+        """Return the newest item of the group that has most; None when `group` would have as many itself."""
+        if not self._groups:
+            return None
+        longest, count = self._groups.most_common(1)[0]
+        if longest == group or count <= self._groups[group] + 1:
+            return None
+        flows = [flow for flow in self._flows.values() if flow.group == longest and flow.items]
+        return min(flows, key=lambda flow: flow.weight).items[-1].item
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.__init__()
+
+    def _next(self) -> _Flow[T] | None:
+        """Return the flow whose head is next; its entry is the first of the heads then."""
+        while self._heads:
+            start, _, name = self._heads[0]
+            flow = self._flows.get(name)
+            if flow is not None and flow.items and flow.start == start:
+                return flow
+            heapq.heappop(self._heads)  # of a head that was removed
+        return None
+
+    def _lead(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
+        flow.start = max(self._time, flow.finish)
+        self._pushes += 1
+        heapq.heappush(self._heads, (flow.start, self._pushes, name))
+
+    def _drop_head(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
+        entry = flow.items.popleft()
+        self._forget(entry.item, flow.group)
+        if flow.items:
+            self._lead(name, flow)
+        if not self._size:  # nobody waits: nobody is owed anything
+            self._flows.clear()
+            self._heads.clear()
+            self._time = 0.0
+
+    def _forget(self, item: T, group: Hashable) -> None:
+        del self._where[id(item)]
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
+        self._size -= 1

@@ -1,0 +1,78 @@
+"""From a request to its place in the queue: whose it is, how urgent, how much, and until when."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from starlette.types import Scope
+
+from mizzen.gateway.admit import NOBODY, Ticket
+from mizzen.gateway.errors import invalid
+from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
+from mizzen.gateway.tenants.gate import tenant_of
+
+CHARACTERS_A_TOKEN = 4
+"""Of a text that is not tokenized yet; most are a little longer."""
+TIMEOUT_HEADER = b"x-request-timeout"
+
+
+def new_ticket(scope: Scope, wish: Wish, deadline: float, *, first: bool = True) -> Ticket:
+    """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
+
+    Raises:
+        ApiError: 400 or 403 for a priority that it may not have.
+    """
+    tenant = tenant_of(scope) or NOBODY
+    return Ticket(
+        deadline,
+        tenant=tenant,
+        priority=tenant.priority(wish.priority),
+        expected_tokens=expected_tokens(wish, prompt=first),
+        charges_prompt=first,
+    )
+
+
+def expected_tokens(wish: Wish, *, prompt: bool = True) -> int:
+    """Return about how many tokens a sequence will need, before anything is tokenized."""
+    answer = wish.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
+    return (prompt_tokens(wish) if prompt else 0) + answer
+
+
+def prompt_tokens(wish: Wish) -> int:
+    """Return about how many tokens a prompt has."""
+    if wish.messages is not None:
+        return sum(map(text_tokens, wish.messages)) + 4 * len(wish.messages)
+    return text_tokens(wish.prompt)
+
+
+def text_tokens(value: Any) -> int:
+    """Return about how many tokens a part of a body has: texts by length, token ids by number."""
+    if isinstance(value, str):
+        return math.ceil(len(value) / CHARACTERS_A_TOKEN)
+    if isinstance(value, dict):
+        return sum(map(text_tokens, value.values()))
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], int):
+            return len(value)
+        return sum(map(text_tokens, value))
+    return 0
+
+
+def timeout_seconds(scope: Scope) -> float | None:
+    """Return what a request's header x-request-timeout asks for, such as 30, 1.5s or 500ms.
+
+    Raises:
+        ApiError: 400 for something else.
+    """
+    given = dict(scope["headers"]).get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    found = re.fullmatch(rb"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s)?\s*", given)
+    seconds = float(found[1]) / (1000 if found[2] == b"ms" else 1) if found else 0.0
+    if seconds <= 0:
+        text = "the header x-request-timeout must be a time above 0, such as 30, 1.5s or 500ms"
+        raise invalid(text, "x-request-timeout", "invalid_value")
+    return seconds
