@@ -48,6 +48,7 @@ class Draft(Struct):
                 length=sequence.computed,
                 sampling=request.sampling,
                 seed=request.seed,
+                output=len(sequence.tokens) - sequence.prompt_tokens,
                 asks=asks_of(sequence),
             )
         )

@@ -66,6 +66,8 @@ class SlotStart(Struct, frozen=True, kw_only=True):
     length: int
     sampling: SamplingParams
     seed: int
+    output: int = 0
+    """So many last ones of its known tokens (those of KV and of its chunks) are output already."""
     asks: Asks | None = None
 
 

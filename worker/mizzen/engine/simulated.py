@@ -129,12 +129,18 @@ def simulated_runner(
     page_size: int,
     context_length: int,
     script: Script,
+    vocab_size: int = 1 << 17,
     speed: Speed | None = None,
     delay: Callable[[StepPlan], float] | None = None,
 ) -> SimulatedRunner:
     """Return a runner with a device of the given sizes, and a guard of its fences."""
     device = SimulatedDevice(
-        slots=slots, pages=pages, page_size=page_size, context_length=context_length, script=script
+        slots=slots,
+        pages=pages,
+        page_size=page_size,
+        context_length=context_length,
+        script=script,
+        vocab_size=vocab_size,
     )
     guard = FenceGuard(slots=slots, page_size=page_size, context_length=context_length)
     return SimulatedRunner(device, speed, delay, guard)

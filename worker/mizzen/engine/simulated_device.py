@@ -10,6 +10,7 @@ from mizzen.core.params import SamplingParams
 from mizzen.core.plan import PrefillChunk, StepPlan, StepTokens
 from mizzen.core.request import Int32
 from mizzen.engine.simulated_scripts import Context, Script
+from mizzen.engine.simulated_side import SideTable
 
 
 class PlanViolation(RuntimeError):
@@ -20,9 +21,17 @@ class SimulatedDevice:
     """The state that plans change, and the rules that they must keep."""
 
     def __init__(
-        self, *, slots: int, pages: int, page_size: int, context_length: int, script: Script
+        self,
+        *,
+        slots: int,
+        pages: int,
+        page_size: int,
+        context_length: int,
+        script: Script,
+        vocab_size: int = 1 << 17,
     ) -> None:
         """Arguments as in `SchedulerConfig`: `slots` is its max_running_requests, `pages` its pages_total."""
+        self._side = SideTable(vocab_size)
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
@@ -49,18 +58,27 @@ class SimulatedDevice:
             raise PlanViolation(f"step {plan.step}: a page is out of range")
         self._table[writes.slots, writes.columns] = writes.pages
         for start in plan.starts:
-            self._lengths[start.slot] = self._prompts[start.slot] = start.length
+            self._lengths[start.slot] = start.length
+            self._prompts[start.slot] = -start.output
             self._started[start.slot] = (start.sampling, start.seed)
+            self._side.start(start.slot, start.sampling, start.asks)
             self._decoding.discard(start.slot)
         # A step reads what steps before it have written, so all reading comes before any writing.
         runs = [self._decode_run(plan, slot) for slot in plan.decode.tolist()]
         runs += [self._chunk_run(plan, chunk) for chunk in plan.prefill]
         for slot, before, tokens, _ in runs:
             self._write(slot, len(before), tokens)
-        sampled = [
-            self._sample(slot, np.append(before, tokens)) for slot, before, tokens, last in runs if last
+        drawn = {
+            slot: self._sample(slot, np.append(before, tokens)) for slot, before, tokens, last in runs if last
+        }
+        sampled = np.array(list(drawn.values()), np.int32).reshape(-1, 1)
+        if not self._side.asks:
+            return StepTokens(plan.step, sampled)
+        chunks = [
+            (chunk, np.append(before, tokens))
+            for chunk, (_, before, tokens, _) in zip(plan.prefill, runs[len(plan.decode) :], strict=True)
         ]
-        return StepTokens(plan.step, np.array(sampled, np.int32).reshape(-1, 1))
+        return StepTokens(plan.step, sampled, None, self._side.side(chunks, drawn))
 
     def _check_batch(self, plan: StepPlan) -> None:
         if plan.step != self._step + 1:
@@ -116,8 +134,10 @@ class SimulatedDevice:
         sampling, seed = self._started[slot]
         if slot not in self._decoding:
             self._decoding.add(slot)
-            self._prompts[slot] = len(tokens)
-        token = self._script(Context(tokens, int(self._prompts[slot]), sampling, seed))
+            self._prompts[slot] += len(tokens)
+        prompt_tokens = int(self._prompts[slot])
+        token = self._script(Context(tokens, prompt_tokens, sampling, seed))
+        token = self._side.allowed(slot, token, len(tokens) - prompt_tokens)
         self._last[slot] = token
         return token
 

@@ -16,7 +16,7 @@ class Context:
 
     tokens: Int32
     prompt_tokens: int
-    """Known when the slot was started: the prompt, after a retraction also the output before it."""
+    """How many of them are the prompt's; the others are output."""
     sampling: SamplingParams
     seed: int
 

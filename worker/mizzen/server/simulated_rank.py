@@ -127,6 +127,7 @@ def load_simulated(config: SimulateConfig, report: Report) -> Engine:
         page_size=config.page_size,
         context_length=scheduling.capacity_tokens,
         script=make_script(config, vocab_size, end_tokens),
+        vocab_size=vocab_size,
         speed=Speed(
             step=config.step_milliseconds / 1e3, prefill_token=config.prefill_token_microseconds / 1e6
         ),
