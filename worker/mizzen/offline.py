@@ -13,14 +13,18 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mizzen.core.output import Reports
 from mizzen.core.params import SamplingParams
-from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.request import Finished, FinishReason, Int32, Pooling, Request
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.progress import ProgressBar
+from mizzen.wire.stream import TokenLogprobs, entries
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 Advance = Callable[[int, int], None]
@@ -39,6 +43,10 @@ class Completion:
     """stop (an end token, a stop token or a stop string) or length."""
     cached_tokens: int
     """Prompt tokens whose KV came from the prefix cache."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One for each token of the prompt from the second on, where `SamplingParams.prompt_logprobs` asks."""
 
 
 @dataclass(slots=True)
@@ -52,6 +60,9 @@ class Answer:
     text: str = ""
     stopped: bool = False
     finished: Finished | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: NDArray[np.float32] | None = None
 
 
 class LLM:
@@ -130,13 +141,41 @@ class LLM:
         answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
         if not answers:
             return []
-        shown = sys.stderr.isatty() if progress is None else progress
-        if shown:
-            with ProgressBar(len(answers)) as bar:
-                self._run(answers, bar.advance)
-        else:
-            self._run(answers, lambda ended, tokens: None)
+        self._run_all(answers, progress)
         return [self._completion(answer) for answer in answers]
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: str = "last",
+        normalize: bool = True,
+        progress: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """Return one vector for each prompt (texts or token ids), float32 [prompts, hidden size].
+
+        Args:
+            prompts: All of them together form one batch, whatever their number.
+            pooling: "last" takes the last token's hidden state (after the final norm), "mean" the mean over
+                all tokens.
+            normalize: Scale vectors to length 1.
+            progress: Show a bar; by default where the error output is a terminal.
+
+        Raises:
+            ValueError: a prompt cannot be embedded, or the pooling is unknown; nothing has run.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be a list: [prompt] for a single one")
+        if pooling not in list(Pooling):
+            raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {pooling!r}")
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        answers = [
+            Answer(self._request(self._ids(i, prompt), sampling, Pooling(pooling), normalize), None)
+            for i, prompt in enumerate(prompts)
+        ]
+        self._run_all(answers, progress)
+        vectors = [answer.vector for answer in answers if answer.vector is not None]
+        return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def chat(
         self,
@@ -168,8 +207,8 @@ class LLM:
             raise ValueError(f"params must be one for all or one for each: {len(params)} for {count} prompts")
         return list(params)
 
-    def _answer(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> Answer:
-        """Check one prompt and make its request."""
+    def _ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
+        """Return a prompt's token ids, checked."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
@@ -183,19 +222,39 @@ class LLM:
             )
         if ids.min() < 0 or ids.max() >= info.vocab_size:
             raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
+        return ids.astype(np.int32)
+
+    def _answer(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> Answer:
+        """Check one prompt and its parameters, and make its request."""
+        ids = self._ids(index, prompt)
+        if fault := params.token_fault(self.engine.info.vocab_size):
+            raise ValueError(fault)
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
-        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        stream = TextStream(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        return Answer(self._request(ids, params), stream)
+
+    def _request(
+        self, ids: Int32, params: SamplingParams, pooling: Pooling | None = None, normalize: bool = True
+    ) -> Request:
         self._rid += 1
-        request = Request(
+        return Request(
             rid=self._rid,
-            prompt=ids.astype(np.int32),
+            prompt=ids,
             sampling=params,
-            seed=seed,
+            seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
+            pooling=pooling,
+            normalize=normalize,
             arrival=time.monotonic(),
         )
-        stream = TextStream(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
-        return Answer(request, stream)
+
+    def _run_all(self, answers: list[Answer], progress: bool | None) -> None:
+        """Run requests to their ends, with a bar where one is wanted."""
+        if sys.stderr.isatty() if progress is None else progress:
+            with ProgressBar(len(answers)) as bar:
+                self._run(answers, bar.advance)
+        else:
+            self._run(answers, lambda ended, tokens: None)
 
     def _run(self, answers: list[Answer], advance: Advance) -> None:
         """Run requests to their ends, feeding the engine as its queue has room."""
@@ -225,6 +284,7 @@ class LLM:
         if output is not None:
             finished += output.finished
             tokens = len(output.tokens)
+            take_reports(output.reports, live)
             for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
                 if (answer := live.get(rid)) is not None:
                     self._take(answer, token)
@@ -267,45 +327,31 @@ class LLM:
             text += answer.stream.flush()
         elif self.tokenizer is not None:
             text = self.tokenizer.decode(answer.tokens[:-1] if end.stop_token is not None else answer.tokens)
+        sampling, count = answer.request.sampling, len(answer.tokens)
         return Completion(
-            text=text, token_ids=answer.tokens, finish_reason=reason, cached_tokens=end.cached_tokens
+            text=text,
+            token_ids=answer.tokens,
+            finish_reason=reason,
+            cached_tokens=end.cached_tokens,
+            # Tokens that came behind a stop string are passed over, and so is what was said of them.
+            logprobs=None if sampling.logprobs is None else answer.logprobs[:count],
+            prompt_logprobs=None if sampling.prompt_logprobs is None else answer.prompt_logprobs,
         )
 
 
-class ProgressBar:
-    """Requests done and tokens a second, on the error output."""
-
-    def __init__(self, requests: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("answers"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self.task = self.bar.add_task("answers", total=requests, rate=0.0)
-        self.tokens = 0
-        self.begin = time.monotonic()
-
-    def __enter__(self) -> ProgressBar:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
-    def advance(self, ended: int, tokens: int) -> None:
-        """Count requests that ended and tokens that came."""
-        self.tokens += tokens
-        rate = self.tokens / max(time.monotonic() - self.begin, 1e-3)
-        self.bar.update(self.task, advance=ended, rate=rate)
+def take_reports(reports: Reports, live: Mapping[int, Answer]) -> None:
+    """Take what a step gives requests beside their tokens."""
+    for part in reports.logprobs:
+        if (answer := live.get(part.rid)) is None:
+            continue
+        if part.prompt:
+            answer.prompt_logprobs += entries(part.ids, part.values, 0)
+        else:
+            named = len(answer.request.sampling.logprob_token_ids)
+            answer.logprobs += entries(part.ids, part.values, named)
+    for vector in reports.vectors:
+        if (answer := live.get(vector.rid)) is not None:
+            answer.vector = vector.vector
 
 
 def has_gpu() -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from mizzen.core.request import Int32
 from mizzen.wire.messages import Embedding, Finish, Logprobs
 
 MAX_UNREAD_TOKENS = 65_536
@@ -235,7 +237,12 @@ def unpack(message: Logprobs, asked: int) -> list[TokenLogprobs]:
     ids, values = np.frombuffer(message.ids, "<i4"), np.frombuffer(message.values, "<f4")
     if width < 1 + asked or len(ids) % width or len(ids) != len(values):
         raise ValueError(f"{len(ids)} ids and {len(values)} values are no rows of {width}")
-    top = width - asked
+    return entries(ids.reshape(-1, width), values.reshape(-1, width), asked)
+
+
+def entries(ids: Int32, values: NDArray[np.float32], asked: int) -> list[TokenLogprobs]:
+    """Return the entries of a table of ids and log probabilities, each [tokens, width > asked]."""
+    top = ids.shape[1] - asked
     return [
         TokenLogprobs(
             token=tokens[0],
@@ -243,7 +250,5 @@ def unpack(message: Logprobs, asked: int) -> list[TokenLogprobs]:
             top=tuple(zip(tokens[1:top], logprobs[1:top], strict=True)),
             asked=tuple(logprobs[top:]),
         )
-        for tokens, logprobs in zip(
-            ids.reshape(-1, width).tolist(), values.reshape(-1, width).tolist(), strict=True
-        )
+        for tokens, logprobs in zip(ids.tolist(), values.tolist(), strict=True)
     ]

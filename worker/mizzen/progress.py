@@ -1,0 +1,42 @@
+"""How far a batch is, on a terminal."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+
+class ProgressBar:
+    """Requests done and tokens a second, on the error output."""
+
+    def __init__(self, requests: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("answers"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.task = self.bar.add_task("answers", total=requests, rate=0.0)
+        self.tokens = 0
+        self.begin = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def advance(self, ended: int, tokens: int) -> None:
+        """Count requests that ended and tokens that came."""
+        self.tokens += tokens
+        rate = self.tokens / max(time.monotonic() - self.begin, 1e-3)
+        self.bar.update(self.task, advance=ended, rate=rate)
