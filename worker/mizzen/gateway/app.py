@@ -19,6 +19,7 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse, Model, ModelList
 from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
 from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
@@ -90,7 +91,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
 
 def add_completions(app: FastAPI, gateway: Gateway) -> None:
     """Add the two endpoints that generate."""
-    parser = Parser()
+    parser = Parser(families(gateway.config))
 
     @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, ChatResponse))
     async def chat_completions() -> Response:
@@ -101,6 +102,11 @@ def add_completions(app: FastAPI, gateway: Gateway) -> None:
     async def completions() -> Response:
         """Continue a text or token ids, streamed or whole."""
         return Exchange(gateway, parser.completion, CompletionWriter)
+
+
+def families(config: GatewayConfig) -> FamilyOptions:
+    """Return which families' tool calls and reasoning are read."""
+    return FamilyOptions(tools=config.tool_parser, reasoning=config.reasoning_parser)
 
 
 def add_models(app: FastAPI, gateway: Gateway) -> None:

@@ -44,6 +44,17 @@ class GatewayConfig:
     tls_cert: str | None = option(None, "Certificate chain of the OpenAI API (PEM); read when it changes")
     tls_key: str | None = option(None, "Private key of the certificate (PEM)")
 
+    tool_parser: str = option(
+        "auto",
+        "How the model writes tool calls; auto looks at its chat template",
+        choices=("auto", "none", "hermes", "llama3", "mistral"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "How the model marks its reasoning; auto looks at its chat template and its tokens",
+        choices=("auto", "none", "qwen3", "deepseek-r1", "magistral"),
+    )
+
     suspended: bool = option(False, "Answer 503 to everything; the service is suspended")
     max_in_flight: int = option(2000, "Requests in work at once", low=1)
     max_tokens_in_flight: int = option(

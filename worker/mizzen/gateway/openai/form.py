@@ -64,10 +64,13 @@ class ChatForm:
         reasoning = self._reasoning(text)
         end = prompt_end(text, prompt)
         calls = self._calls(text, given)
-        if reasoning is None or reasoning.closed(end) or (calls is None and given is None):
+        if reasoning is None or reasoning.closed(end):
             return given if calls is None else formats.grammar(calls)
-        rest = calls if calls is not None else as_format(given) if given is not None else {}
-        return formats.grammar(reasoning.before(rest, end, text.tokenizer))
+        if calls is None:
+            if given is None:
+                return None
+            calls = text_format(given)
+        return formats.grammar(reasoning.before(calls, end, text.tokenizer))
 
     def parser(self, text: TextModel, prompt: Int32) -> FormedOutput:
         """See `OutputForm`."""
@@ -89,7 +92,7 @@ class ChatForm:
         if tools.forced:
             return family.forced(calls, tools.many, text.tokenizer)
         if given is not None:
-            return formats.either(family.forced(calls, tools.many, text.tokenizer), as_format(given))
+            return formats.either(family.forced(calls, tools.many, text.tokenizer), text_format(given))
         if tools.strict or tools.limited:
             return family.free(calls, tools.many, text.tokenizer)
         return None
@@ -109,6 +112,18 @@ def output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
     """
     tools = chosen(request.tools, request.tool_choice, request.parallel_tool_calls)
     return ChatForm(tools=tools, options=options)
+
+
+def text_format(given: Grammar) -> Format:
+    """Return the form that a request wants for an answer in text.
+
+    Raises:
+        ApiError: 400, it cannot stand beside reasoning or calls.
+    """
+    try:
+        return as_format(given)
+    except ValueError as error:
+        raise invalid(f"response_format: {error}", "response_format", "unsupported_parameter") from None
 
 
 def template_source(text: TextModel) -> str:

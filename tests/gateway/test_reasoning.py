@@ -1,0 +1,136 @@
+"""Reasoning split from content, however the text is cut; its tokens counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.params import Grammar, GrammarKind
+from mizzen.gateway.openai.output import OutputDelta
+from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, as_format
+from mizzen.gateway.tools.families import HERMES
+from mizzen.gateway.tools.output import FormedOutput
+
+texts = st.text("ab \n<>/thinkTHINK[]ü", max_size=20).filter(
+    lambda text: not any(tag in text for tag in ("<think>", "</think>", "[THINK]", "[/THINK]"))
+)
+fragments = st.sampled_from(["<think>", "</think>", "<thi", "</th", "think>", " ", "\n\n", "a", "<", "ü"])
+
+
+def parse(family: ReasoningFamily, pieces: Sequence[str], prompt: str = "") -> tuple[str, str]:
+    parser = family.parser(prompt)
+    if parser is None:
+        return "", "".join(pieces)
+    found = [parser.feed(piece) for piece in pieces] + [parser.end()]
+    return "".join(reasoning for reasoning, _ in found), "".join(content for _, content in found)
+
+
+@pytest.mark.parametrize("family", [QWEN, DEEPSEEK, MAGISTRAL], ids=lambda family: family.name)
+@settings(max_examples=150, deadline=None)
+@given(thought=texts, content=texts, opened=st.booleans(), space=st.sampled_from(["", "\n", "\n\n"]))
+def test_reasoning_and_content(
+    family: ReasoningFamily, thought: str, content: str, opened: bool, space: str
+) -> None:
+    prompt = f"<|assistant|>{family.begin}\n" if opened else "<|assistant|>\n"
+    begin = "" if opened else family.begin + space
+    text = f"{begin}{thought}{space}{family.end}{space}{content}"
+    found = parse(family, [text], prompt)
+    assert found == (thought.strip(" \n"), content.lstrip(" \n"))
+    assert parse(family, list(text), prompt) == found
+
+
+@pytest.mark.parametrize("family", [QWEN, DEEPSEEK], ids=lambda family: family.name)
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(fragments | texts, max_size=10),
+    places=st.lists(st.integers(0, 60), max_size=8),
+    prompt=st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n"]),
+)
+def test_any_text_is_read_alike_however_it_is_cut(
+    family: ReasoningFamily, parts: list[str], places: list[int], prompt: str
+) -> None:
+    text = "".join(parts)
+    cuts = sorted(min(place, len(text)) for place in places)
+    pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(family, [text], prompt)
+    assert parse(family, pieces, prompt) == whole
+    assert parse(family, list(text), prompt) == whole
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "text", "found"),
+    [
+        (QWEN, "", "<think>\nhm\n</think>\n\nyes", ("hm", "yes")),
+        (QWEN, "", "no thought", ("", "no thought")),
+        (QWEN, "", " <b>", ("", " <b>")),
+        (QWEN, "", "<think>\n\n</think>\n\nyes", ("", "yes")),
+        (QWEN, "", "<think>cut sho", ("cut sho", "")),
+        (QWEN, "", "<think>cut </thi", ("cut </thi", "")),
+        (QWEN, "", "<thi", ("", "<thi")),
+        (QWEN, "", "a <think>b</think>", ("", "a <think>b</think>")),
+        (QWEN, "x<think>\n", "hm</think>yes", ("hm", "yes")),
+        (QWEN, "x<think>\n\n</think>\n\n", "yes</think>", ("", "yes</think>")),
+        (DEEPSEEK, "", "hm</think>yes", ("hm", "yes")),
+        (DEEPSEEK, "", "<think>hm</think>yes", ("hm", "yes")),
+        (DEEPSEEK, "", "<thi", ("<thi", "")),
+        (DEEPSEEK, "x</think>", "yes", ("", "yes")),
+        (MAGISTRAL, "", "[THINK]hm[/THINK]yes", ("hm", "yes")),
+    ],
+)
+def test_cases(family: ReasoningFamily, prompt: str, text: str, found: tuple[str, str]) -> None:
+    assert parse(family, [text], prompt) == found
+    assert parse(family, list(text), prompt) == found
+
+
+def feed(output: FormedOutput, tokens: Sequence[str]) -> OutputDelta:
+    deltas = [output.feed(token) for token in tokens] + [output.end()]
+    return OutputDelta(
+        "".join(delta.content for delta in deltas),
+        "".join(delta.reasoning for delta in deltas),
+        tuple(call for delta in deltas for call in delta.tool_calls),
+    )
+
+
+def test_reasoning_then_a_call() -> None:
+    output = FormedOutput(QWEN.parser(""), HERMES.parser(["f"]), ())
+    tokens = ["<think>", "\n", "a ", "call", "\n", "</think>", "\n\n", "<tool_call>", '{"name": "f"}']
+    assert output.counts_tokens
+    found = feed(output, tokens)
+    assert (found.reasoning, found.content) == ("a call", "")
+    assert [call.name for call in found.tool_calls if call.name] == ["f"]
+    assert output.reasoning_tokens == 6
+    assert not output.counts_tokens
+    assert output.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt", "count"),
+    [
+        (["yes", " no"], "", 0),
+        ([" ", "<", "b"], "", 0),
+        (["<think>", "x", "</think>", "y"], "", 3),
+        (["x", "</think>", "y"], "<think>", 2),
+        (["x", "", "y"], "<think>", 3),
+        (["y"], "<think></think>", 0),
+    ],
+)
+def test_tokens_of_reasoning(tokens: list[str], prompt: str, count: int) -> None:
+    output = FormedOutput(QWEN.parser(prompt), None, ())
+    feed(output, tokens)
+    assert output.reasoning_tokens == count
+    assert output.finish_reason is None
+
+
+def test_grammars_behind_reasoning() -> None:
+    schema = as_format(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array"}'))
+    assert (schema["type"], schema["json_schema"]) == ("json_schema", {"type": "array"})
+    assert as_format(Grammar(GrammarKind.JSON_OBJECT))["json_schema"] == {"type": "object"}
+    assert as_format(Grammar(GrammarKind.REGEX, "a+")) == {"type": "regex", "pattern": "a+"}
+    assert as_format(Grammar(GrammarKind.EBNF, "root ::= x")) == {"type": "grammar", "grammar": "root ::= x"}
+    tag = Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "format": {"type": "any_text"}}')
+    assert as_format(tag) == {"type": "any_text"}
+    with pytest.raises(ValueError, match="format"):
+        as_format(Grammar(GrammarKind.STRUCTURAL_TAG, '{"type": "structural_tag", "structures": []}'))
