@@ -16,6 +16,7 @@ from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.protocol import BoundedProtocol
 from mizzen.gateway.service import Gateway
+from mizzen.gateway.tenants.tls import ServerTls
 from mizzen.wire.log import set_up_logging
 
 log = logging.getLogger(__name__)
@@ -56,19 +57,25 @@ async def serve(config: GatewayConfig) -> int:
         ValueError: the configuration, keys or Kubernetes access are wrong.
     """
     gateway = Gateway(config)
+    tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     api_socket = listen(config.host, config.port)
     admin_socket = listen(config.admin_host, config.admin_port)
     await gateway.start()
     last = int(config.drain_timeout_seconds) + LAST_SECONDS
-    api = new_server(create_app(config, gateway), last)
+    api = new_server(create_app(config, gateway), last, tls)
     admin = new_server(create_admin_app(gateway), 1)
     tasks = [
         asyncio.create_task(api.serve([api_socket])),
         asyncio.create_task(admin.serve([admin_socket])),
     ]
+    certificates = asyncio.create_task(tls.watch(), name="certificates") if tls else None
     host, port = api_socket.getsockname()[:2]
     admin_port = admin_socket.getsockname()[1]
-    fields = {"url": f"http://{host}:{port}/v1", "admin_port": admin_port, "models": list(gateway.models)}
+    fields = {
+        "url": f"{'https' if tls else 'http'}://{host}:{port}/v1",
+        "admin_port": admin_port,
+        "models": list(gateway.models),
+    }
     log.info("listening", extra={"fields": fields})
     stop = asyncio.Event()
     again = asyncio.Event()
@@ -79,6 +86,8 @@ async def serve(config: GatewayConfig) -> int:
     done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
     await drain(gateway, api, tasks[0], again)
     admin.should_exit = True
+    if certificates is not None:
+        certificates.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     if stopped not in done:
         log.error("a server has ended by itself")
@@ -104,7 +113,7 @@ async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], agai
     api.force_exit = True  # a client that takes nothing keeps its connection, and would keep the process
 
 
-def new_server(app: ASGIApp, shutdown_seconds: int) -> Server:
+def new_server(app: ASGIApp, shutdown_seconds: int, tls: ServerTls | None = None) -> Server:
     """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
     return Server(
         uvicorn.Config(
@@ -118,6 +127,7 @@ def new_server(app: ASGIApp, shutdown_seconds: int) -> Server:
             log_level="warning",
             server_header=False,
             timeout_keep_alive=75,
+            ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
             timeout_graceful_shutdown=shutdown_seconds,
         )
     )

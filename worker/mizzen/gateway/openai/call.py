@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.tenants.bodies import Body, ClientGone
+from mizzen.gateway.tenants.times import RequestTime
 
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
@@ -22,11 +24,6 @@ log = logging.getLogger(__name__)
 
 SEND_SECONDS = 60.0
 """A client that takes nothing for this long is given up."""
-BODY_SECONDS = 60.0
-
-
-class ClientGone(Exception):
-    """The client has closed the connection, or takes nothing."""
 
 
 class Call(Response):
@@ -51,8 +48,20 @@ class Call(Response):
         self._scope, self._send = scope, send
         metrics = self._gateway.metrics
         try:
-            body = await read_body(scope, receive, self._gateway.config.max_body_bytes)
-            work = asyncio.create_task(self._serve(body))
+            async with RequestTime(self._gateway.config, scope, self._began) as self._time:
+                await self._read_and_serve(scope, receive)
+        except ApiError as error:
+            await self._error(error)
+        except ClientGone as error:
+            metrics.aborts.labels("client").inc()
+            log.debug("client gone", extra={"fields": {"reason": str(error)}})
+        finally:
+            metrics.request_seconds.observe(time.monotonic() - self._began)
+
+    async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
+        gateway = self._gateway
+        with Body(gateway.bodies, gateway.config.max_body_bytes) as body:
+            work = asyncio.create_task(self._serve(await body.read(scope, receive)))
             gone = asyncio.create_task(disconnected(receive))
             try:
                 await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -63,13 +72,6 @@ class Call(Response):
                 for task in (work, gone):
                     task.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
-        except ApiError as error:
-            await self._error(error)
-        except ClientGone as error:
-            metrics.aborts.labels("client").inc()
-            log.debug("client gone", extra={"fields": {"reason": str(error)}})
-        finally:
-            metrics.request_seconds.observe(time.monotonic() - self._began)
 
     async def _answer(self, body: bytes) -> None:
         """Send a whole JSON response."""
@@ -119,37 +121,6 @@ class JsonCall(Call):
 
     async def _serve(self, body: bytes) -> None:
         await self._answer(msgspec.json.encode(await self._handle(body)))
-
-
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ApiError: 413 when it is longer than `limit` bytes, 408 when it does not come.
-        ClientGone: the client closed the connection.
-    """
-    announced = dict(scope["headers"]).get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > limit:
-        raise too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone("the client closed the connection while it sent its request")
-                body += message.get("body", b"")
-                if len(body) > limit:
-                    raise too_large(limit)
-                if not message.get("more_body"):
-                    return bytes(body)
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-
-
-def too_large(limit: int) -> ApiError:
-    """Return a 413."""
-    return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")
 
 
 async def disconnected(receive: Receive) -> None:

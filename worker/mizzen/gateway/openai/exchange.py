@@ -36,6 +36,7 @@ class Exchange(Call):
 
     async def _serve(self, body: bytes) -> None:
         wish = self._parse(body)
+        self._time.bound(wish.timeout_seconds)
         dispatcher = self._gateway.service_of(wish.model, self._scope).dispatcher
         self._wish, self._writer = wish, self._new_writer(wish)
         groups = self._groups(wish, dispatcher)

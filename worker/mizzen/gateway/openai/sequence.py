@@ -66,7 +66,7 @@ class Sequence:
         self._gateway = gateway
         self._dispatcher = dispatcher
         self._began = began
-        self._job = Job(wish=wish, ticket=ticket)
+        self._job = Job(wish=wish, ticket=ticket, priority=ticket.priority)
         self._running: Running | None = None
         self._answer: Answer | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []

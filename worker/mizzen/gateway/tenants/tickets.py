@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from starlette.types import Scope
 
 from mizzen.gateway.admit import NOBODY, Ticket
-from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
 from mizzen.gateway.tenants.gate import tenant_of
 
 CHARACTERS_A_TOKEN = 4
 """Of a text that is not tokenized yet; most are a little longer."""
-TIMEOUT_HEADER = b"x-request-timeout"
 
 
 def new_ticket(scope: Scope, wish: Wish, deadline: float, *, first: bool = True) -> Ticket:
@@ -59,20 +56,3 @@ def text_tokens(value: Any) -> int:
             return len(value)
         return sum(map(text_tokens, value))
     return 0
-
-
-def timeout_seconds(scope: Scope) -> float | None:
-    """Return what a request's header x-request-timeout asks for, such as 30, 1.5s or 500ms.
-
-    Raises:
-        ApiError: 400 for something else.
-    """
-    given = dict(scope["headers"]).get(TIMEOUT_HEADER)
-    if given is None:
-        return None
-    found = re.fullmatch(rb"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s)?\s*", given)
-    seconds = float(found[1]) / (1000 if found[2] == b"ms" else 1) if found else 0.0
-    if seconds <= 0:
-        text = "the header x-request-timeout must be a time above 0, such as 30, 1.5s or 500ms"
-        raise invalid(text, "x-request-timeout", "invalid_value")
-    return seconds

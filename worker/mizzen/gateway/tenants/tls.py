@@ -1,0 +1,74 @@
+"""TLS of the OpenAI API: a certificate that is read anew when its files change, without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+RELOAD_SECONDS = 2.0
+"""How often the files are looked at for changes."""
+
+
+class CertificateUnusable(ValueError):
+    """The certificate or its key cannot be read, or they do not belong together."""
+
+
+class ServerTls:
+    """One TLS context; new connections get the newest certificate."""
+
+    def __init__(self, cert: str, key: str, reload_seconds: float = RELOAD_SECONDS) -> None:
+        """Read both files.
+
+        Raises:
+            CertificateUnusable: names the file and what is wrong.
+        """
+        self._cert, self._key = Path(cert), Path(key)
+        self._seconds = reload_seconds
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._seen = self._load()
+
+    async def watch(self) -> None:
+        """Take changes of the files until cancelled. Files that cannot be used change nothing."""
+        problem = ""
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                if self._read() != self._seen:
+                    self._seen = self._load()
+                    log.info("the certificate was read again", extra={"fields": {"file": str(self._cert)}})
+                problem = ""
+            except CertificateUnusable as error:
+                if str(error) != problem:  # said once, not every time
+                    log.error("the certificate cannot be read", extra={"fields": {"reason": str(error)}})
+                problem = str(error)
+
+    def _load(self) -> tuple[bytes, bytes]:
+        content = self._read()
+        # A context that could not take them would be left with half of them: they are tried in another one.
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
+            try:
+                context.load_cert_chain(self._cert, self._key, password=_no_password)
+            except (ssl.SSLError, ValueError) as error:
+                reason = getattr(error, "reason", None) or str(error)
+                text = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
+                raise CertificateUnusable(text) from None
+        return content
+
+    def _read(self) -> tuple[bytes, bytes]:
+        contents: list[bytes] = []
+        for name, path in (("--tls-cert", self._cert), ("--tls-key", self._key)):
+            try:
+                contents.append(path.read_bytes())
+            except OSError as error:
+                raise CertificateUnusable(f"{name} {path} cannot be read: {error.strerror}") from error
+        return contents[0], contents[1]
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one without a password")
