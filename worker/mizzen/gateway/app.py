@@ -17,18 +17,20 @@ from mizzen import __version__
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse, Model, ModelList
-from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.bodies import Model, ModelList
+from mizzen.gateway.openai.describe import answered, describe
+from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
 from mizzen.gateway.openai.form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
-from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
 from mizzen.gateway.served import Service
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.protect import protect
 
 MAX_REQUEST_ID = 128
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/embeddings", "/v1/score",
+    "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize",
+)  # fmt: skip
 
 
 class Front:
@@ -84,24 +86,12 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     protect(app, gateway)
     app.add_middleware(Front, metrics=gateway.metrics)
     handle_errors(app)
-    add_completions(app, gateway)
+    add_generation(app, gateway, Parser(families(gateway.config)))
+    add_vectors(app, gateway)
+    add_texts(app, gateway)
     add_models(app, gateway)
+    describe(app)
     return app
-
-
-def add_completions(app: FastAPI, gateway: Gateway) -> None:
-    """Add the two endpoints that generate."""
-    parser = Parser(families(gateway.config))
-
-    @app.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, ChatResponse))
-    async def chat_completions() -> Response:
-        """Answer a conversation, streamed or whole."""
-        return Exchange(gateway, parser.chat, ChatWriter)
-
-    @app.post("/v1/completions", openapi_extra=documented(CompletionRequest, CompletionResponse))
-    async def completions() -> Response:
-        """Continue a text or token ids, streamed or whole."""
-        return Exchange(gateway, parser.completion, CompletionWriter)
 
 
 def families(config: GatewayConfig) -> FamilyOptions:
@@ -119,12 +109,12 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
             name, created, root=service.models[0], max_model_len=context if context else msgspec.UNSET
         )
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", openapi_extra=answered(ModelList))
     async def models(request: Request) -> Response:
         """List the models that the request's key may use, and their aliases."""
         return json_response(ModelList([model(*one) for one in gateway.models_of(request.scope)]))
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", openapi_extra=answered(Model))
     async def one_model(name: str, request: Request) -> Response:
         """Describe a model."""
         return json_response(model(name, gateway.service_named(name, request.scope)))
@@ -181,19 +171,6 @@ def routing_table(gateway: Gateway, name: str | None = None) -> dict[str, Any]:
             for service in services
             for engine in service.table
         ],
-    }
-
-
-def documented(request: type, response: type) -> dict[str, Any]:
-    """Return the OpenAPI description of a body that is read without FastAPI."""
-
-    def content(kind: type) -> dict[str, Any]:
-        (schema,), parts = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
-        return {"application/json": {"schema": {**parts.pop(kind.__name__, schema), "$defs": parts}}}
-
-    return {
-        "requestBody": {"required": True, "content": content(request)},
-        "responses": {"200": {"description": "The answer", "content": content(response)}},
     }
 
 

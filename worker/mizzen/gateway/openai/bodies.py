@@ -30,6 +30,13 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class InputUsage(msgspec.Struct):
+    """Counts of tokens of a request that generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
 class TopLogprob(msgspec.Struct):
     """A token that could have come, in chat's form."""
 

@@ -73,9 +73,9 @@ class Call(Response):
                     task.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _answer(self, body: bytes) -> None:
+    async def _answer(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Send a whole JSON response."""
-        await self._start(200, [(b"content-type", b"application/json")], len(body))
+        await self._start(200, [(b"content-type", b"application/json"), *(headers or ())], len(body))
         await self._write(body, more=False)
 
     async def _start(
@@ -115,12 +115,12 @@ class Call(Response):
 class JsonCall(Call):
     """Answers a body with one JSON object."""
 
-    def __init__(self, gateway: Gateway, handle: Callable[[bytes], Awaitable[object]]) -> None:
+    def __init__(self, gateway: Gateway, handle: Callable[[bytes, Scope], Awaitable[object]]) -> None:
         super().__init__(gateway)
         self._handle = handle
 
     async def _serve(self, body: bytes) -> None:
-        await self._answer(msgspec.json.encode(await self._handle(body)))
+        await self._answer(msgspec.json.encode(await self._handle(body, self._scope)))
 
 
 async def disconnected(receive: Receive) -> None:

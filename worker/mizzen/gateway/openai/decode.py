@@ -11,6 +11,8 @@ from mizzen.gateway.errors import ApiError, invalid
 
 R = TypeVar("R")
 
+BOUNDS = {"<=": "at most", "<": "below", ">=": "at least", ">": "above"}
+
 
 def decode(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
     """Return the request in a body.
@@ -40,11 +42,14 @@ def validation_error(text: str) -> ApiError:
         return invalid(f"{name} is required", name, "missing_field")
     if not path:
         return invalid(f"the body must be a JSON object: {reason}", code="invalid_type")
+    bound = re.fullmatch(r"Expected `(?:int|float)` (<=|<|>=|>) (-?[0-9.e+-]+)", reason)
+    if bound:
+        text = f"{path} must be {BOUNDS[bound[1]]} {float(bound[2]):.12g}"
+        return invalid(text, path, "out_of_range")
     reason = reason[0].lower() + reason[1:]
     if path.endswith(".role"):
         reason += "; it must be system, developer, user, assistant, tool or function"
-    code = "out_of_range" if re.search(r"[<>]=? ?-?\d|of length", reason) else "invalid_type"
-    return invalid(f"{path}: {reason}", path, code)
+    return invalid(f"{path}: {reason}", path, "invalid_type")
 
 
 def refuse_unserved(request: msgspec.Struct, harmless: dict[str, tuple[Any, ...]]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.answer import Piece, whole
 from mizzen.gateway.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
 from mizzen.gateway.openai.call import Call
-from mizzen.gateway.openai.sequence import Echo, Sequence
+from mizzen.gateway.openai.jobs import AT_ONCE, new_job, together
+from mizzen.gateway.openai.sequence import Sequence
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import Choice, Writer
 from mizzen.wire.stream import EngineRefused, StreamLost
@@ -19,8 +20,6 @@ from mizzen.wire.stream import EngineRefused, StreamLost
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
-AT_ONCE = 128
-"""Sequences of one request that are in work at a time."""
 NO_CACHE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -57,10 +56,11 @@ class Exchange(Call):
         """
         gateway, size, groups = self._gateway, wish.best_of, []
         for index, one in enumerate(wish.sequences()):
-            ticket = gateway.ticket(self._scope, one, self._began, first=index % size == 0)
-            if index % size == 0:
+            first = index % size == 0
+            if first:
                 groups.append([])
-            groups[-1].append(Sequence(gateway, dispatcher, one, ticket, index, self._began))
+            job = new_job(gateway, self._scope, one, self._began, first=first)
+            groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began))
         return groups
 
     # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────
@@ -68,7 +68,9 @@ class Exchange(Call):
     async def _stream(self, groups: list[list[Sequence]]) -> None:
         first = groups[0][0]
         await first.place()  # an error up to here has a status code of its own
-        await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), *NO_CACHE])
+        await self._start(
+            200, [(b"content-type", b"text/event-stream; charset=utf-8"), *NO_CACHE, *first.headers]
+        )
         self._sending = asyncio.Lock()
         if len(groups) == len(groups[0]) == 1:
             await self._pump(first)
@@ -86,7 +88,7 @@ class Exchange(Call):
         writer, wish, index = self._writer, self._wish, sequence.index
         detailed = wish.logprobs or wish.return_token_ids
         await sequence.place()
-        events, held, reason = writer.first(index, self._echo(sequence)), [], None
+        events, held, reason = writer.first(index, sequence.echo), [], None
         try:
             while reason is None:
                 piece = await sequence.next()
@@ -128,10 +130,9 @@ class Exchange(Call):
             await self._all(groups, collect)
         chosen = [sequence for group in groups for sequence in best(group, self._wish.n)]
         choices = [
-            Choice(index, whole(found[one.index]), self._echo(one), one.prompt)
-            for index, one in enumerate(chosen)
+            Choice(index, whole(found[one.index]), one.echo, one.prompt) for index, one in enumerate(chosen)
         ]
-        await self._answer(self._writer.whole(choices, self._usage(groups)))
+        await self._answer(self._writer.whole(choices, self._usage(groups)), chosen[0].headers)
 
     # ── both ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,9 +165,6 @@ class Exchange(Call):
             ]
         )
 
-    def _echo(self, sequence: Sequence) -> Echo | None:
-        return sequence.echo if self._wish.echo else None
-
     def _usage(self, groups: list[list[Sequence]]) -> Usage:
         """Return the counts of all sequences; a prompt counts once, whatever comes of it."""
         prompts = sum(group[0].prompt_tokens for group in groups)
@@ -190,19 +188,6 @@ def counts(prompt: int, output: int, cached: int, reasoning: int) -> Usage:
     if reasoning:
         usage.completion_tokens_details = CompletionTokensDetails(reasoning)
     return usage
-
-
-async def together(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines side by side; when one fails, end the others and raise its error."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def best(sequences: list[Sequence], count: int) -> list[Sequence]:

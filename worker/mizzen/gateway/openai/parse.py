@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,19 +65,14 @@ class Parser:
             )
         if request.top_logprobs is not None and not request.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
-        continues = bool(request.continue_final_message)
-        opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
-        if continues and opens:
-            raise invalid(
-                "continue_final_message needs add_generation_prompt: false", "continue_final_message"
-            )
+        opens = opens_turn(request)
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         return Wish(
             **common(request),
             messages=tuple(conversation(request.messages)),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
-            continue_final_message=continues,
+            continue_final_message=bool(request.continue_final_message),
             form=output_form(request, self._families),
             sampling=sampling(
                 request, most, logprobs=(request.top_logprobs or 0) if request.logprobs else None
@@ -155,18 +150,47 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
     Raises:
         ApiError: 400 for one that the gateway itself sets.
     """
-    found = dict(request.chat_template_kwargs or {})
-    for name in RESERVED_ARGUMENTS:
-        if name in found:
-            where = f"chat_template_kwargs.{name}"
-            raise invalid(f"{where} is no variable of the template; it is a field of the request", where)
+    found = check_arguments(request.chat_template_kwargs)
     if request.reasoning_effort is not None:
         found.setdefault("reasoning_effort", request.reasoning_effort)
     return found
 
 
-def prompts(given: str | list[Any]) -> tuple[Prompt, ...]:
-    """Return a completion's prompts, each a text or token ids.
+def check_arguments(given: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of `chat_template_kwargs`.
+
+    Raises:
+        ApiError: 400 for one that the gateway itself sets.
+    """
+    for name in RESERVED_ARGUMENTS:
+        if given and name in given:
+            where = f"chat_template_kwargs.{name}"
+            raise invalid(f"{where} is no variable of the template; it is a field of the request", where)
+    return dict(given or {})
+
+
+class OpensTurn(Protocol):
+    """A request with a conversation."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+
+
+def opens_turn(request: OpensTurn) -> bool:
+    """Return whether a conversation's prompt opens the assistant's turn.
+
+    Raises:
+        ApiError: 400 when it shall, and continue the last message too.
+    """
+    continues = bool(request.continue_final_message)
+    opens = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    if continues and opens:
+        raise invalid("continue_final_message needs add_generation_prompt: false", "continue_final_message")
+    return opens
+
+
+def prompts(given: str | list[Any], name: str = "prompt") -> tuple[Prompt, ...]:
+    """Return the prompts of a body's field, each a text or token ids.
 
     Raises:
         ApiError: 400 for an empty one, or something else.
@@ -174,10 +198,10 @@ def prompts(given: str | list[Any]) -> tuple[Prompt, ...]:
     if isinstance(given, str):
         return (given,)
     if not given:
-        raise invalid("prompt is empty; give text or token ids", "prompt")
+        raise invalid(f"{name} is empty; give text or token ids", name)
     if all(isinstance(one, (str, list)) for one in given):
-        return tuple(one if isinstance(one, str) else token_ids(one, "prompt") for one in given)
-    return (token_ids(given, "prompt"),)
+        return tuple(one if isinstance(one, str) else token_ids(one, name) for one in given)
+    return (token_ids(given, name),)
 
 
 def token_ids(given: list[Any], name: str) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Priority = Annotated[int, Meta(ge=-8, le=8)]
 Top = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -92,7 +93,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     max_tokens: Annotated[Count | None, doc("Output tokens at most.")] = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-8, le=8)] | None,
+        Priority | None,
         doc("Each step doubles the share while requests wait; up to the API key's own, the default."),
     ] = None
     timeout: Annotated[

@@ -6,14 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mizzen.gateway.admit import Ticket
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.errors import unavailable
 from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.answer import Answer, Piece
 from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
-from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.running import Running
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Finish
@@ -54,10 +52,8 @@ class Echo:
 class Sequence:
     """A sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
 
-    def __init__(
-        self, gateway: Gateway, dispatcher: Dispatcher, wish: Wish, ticket: Ticket, index: int, began: float
-    ) -> None:
-        self.wish = wish
+    def __init__(self, gateway: Gateway, dispatcher: Dispatcher, job: Job, index: int, began: float) -> None:
+        self.wish = job.wish
         self.index = index
         """Of the choice, in the response."""
         self.finish: Finish | None = None
@@ -66,11 +62,16 @@ class Sequence:
         self._gateway = gateway
         self._dispatcher = dispatcher
         self._began = began
-        self._job = Job(wish=wish, ticket=ticket, priority=ticket.priority)
+        self._job = job
         self._running: Running | None = None
         self._answer: Answer | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times = Deliveries(gateway.metrics)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers of a response: where the sequence went, and why."""
+        return [(b"x-mizzen-route", self._job.route.encode())] if self._job.route else []
 
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,7 +163,7 @@ class Sequence:
         """
         running, answer = self._placed()
         tokens, finish = await running.next()
-        piece = answer.add(tokens, finish, running.stream.take_logprobs() if self.wish.logprobs else [])
+        piece = answer.add(tokens, finish, running.take_logprobs() if self.wish.logprobs else [])
         self._times.took(len(piece.ids))
         return piece
 
@@ -210,7 +211,7 @@ class Sequence:
 
     def _begin(self) -> None:
         running = self._running
-        self._prompt_logprobs = (running and running.stream.prompt_logprobs) or []
+        self._prompt_logprobs = (running and running.prompt_logprobs) or []
         start = len(self.prompt_text) if self.wish.echo else 0
         self._answer = Answer(self.wish, self.text, self._job.prompt, start)
 

@@ -1,0 +1,96 @@
+"""The OpenAPI document: bodies that are read without FastAPI are described by their structs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+TEMPLATE = "#/components/schemas/{name}"
+
+
+class ErrorDetail(msgspec.Struct):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """Every error's body."""
+
+    error: ErrorDetail
+
+
+def described(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
+    """Return the description of an operation's bodies; schemas are named, see `describe`."""
+    answers = [reference(response) for response in responses]
+    content: dict[str, Any] = {
+        "application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
+    }
+    if stream:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference(request)}}},
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            **{code: failed(text) for code, text in FAILURES.items()},
+        },
+        "x-mizzen-bodies": [request, *responses],
+    }
+
+
+def answered(response: type) -> dict[str, Any]:
+    """Return the description of an operation without a body."""
+    content = {"application/json": {"schema": reference(response)}}
+    return {
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "404": failed(FAILURES["404"]),
+        },
+        "x-mizzen-bodies": [response],
+    }
+
+
+FAILURES = {
+    "400": "The request is wrong; `param` names the field",
+    "404": "There is no such model",
+    "413": "The body is too large",
+    "429": "Too many requests; try again after Retry-After seconds",
+    "503": "No engine can take the request; try again after Retry-After seconds",
+}
+
+
+def failed(text: str) -> dict[str, Any]:
+    """Return the description of an error."""
+    return {"description": text, "content": {"application/json": {"schema": reference(ErrorBody)}}}
+
+
+def reference(kind: type) -> dict[str, str]:
+    """Return a reference to a struct's schema."""
+    return {"$ref": TEMPLATE.format(name=kind.__name__)}
+
+
+def describe(app: FastAPI) -> None:
+    """Let an application's OpenAPI document hold the schemas of all structs that its operations name."""
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        found = document()
+        kinds: dict[str, type] = {ErrorBody.__name__: ErrorBody}
+        for path in found["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+                for kind in operation.pop("x-mizzen-bodies", ()):
+                    kinds[kind.__name__] = kind
+        _, parts = msgspec.json.schema_components(tuple(kinds.values()), ref_template=TEMPLATE)
+        found.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        app.openapi_schema = found
+        return found
+
+    app.openapi = openapi

@@ -1,0 +1,69 @@
+"""The OpenAI API's endpoints, and those of vLLM and SGLang that clients use beside them."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Response
+
+from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse
+from mizzen.gateway.openai.call import JsonCall
+from mizzen.gateway.openai.describe import described
+from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
+from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest, Scores
+from mizzen.gateway.openai.texts import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Texts,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from mizzen.gateway.openai.vectors import EmbeddingRequest, EmbeddingResponse, Embeddings
+from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
+from mizzen.gateway.service import Gateway
+
+
+def add_generation(app: FastAPI, gateway: Gateway, parser: Parser) -> None:
+    """Add the endpoints that generate text."""
+
+    @app.post("/v1/chat/completions", openapi_extra=described(ChatRequest, ChatResponse, stream=True))
+    async def chat_completions() -> Response:
+        """Answer a conversation, streamed or whole."""
+        return Exchange(gateway, parser.chat, ChatWriter)
+
+    @app.post("/v1/completions", openapi_extra=described(CompletionRequest, CompletionResponse, stream=True))
+    async def completions() -> Response:
+        """Continue a text or token ids, streamed or whole."""
+        return Exchange(gateway, parser.completion, CompletionWriter)
+
+
+def add_vectors(app: FastAPI, gateway: Gateway) -> None:
+    """Add the endpoints for embeddings and scores."""
+    embeddings, scores = Embeddings(gateway), Scores(gateway)
+
+    @app.post("/v1/embeddings", openapi_extra=described(EmbeddingRequest, EmbeddingResponse))
+    async def embed() -> Response:
+        """Return a vector for each input."""
+        return JsonCall(gateway, embeddings)
+
+    @app.post("/v1/score", openapi_extra=described(ScoreRequest, PairsResponse, LabelsResponse))
+    async def score() -> Response:
+        """Return how near texts are, or how probable labels come next."""
+        return JsonCall(gateway, scores)
+
+
+def add_texts(app: FastAPI, gateway: Gateway) -> None:
+    """Add the endpoints for tokens."""
+    texts = Texts(gateway)
+
+    @app.post("/v1/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))
+    @app.post("/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))
+    async def tokenize() -> Response:
+        """Return the token ids of a text or a conversation."""
+        return JsonCall(gateway, texts.tokenize)
+
+    @app.post("/v1/detokenize", openapi_extra=described(DetokenizeRequest, DetokenizeResponse))
+    @app.post("/detokenize", openapi_extra=described(DetokenizeRequest, DetokenizeResponse))
+    async def detokenize() -> Response:
+        """Return the text of token ids."""
+        return JsonCall(gateway, texts.detokenize)

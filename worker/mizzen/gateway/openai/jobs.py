@@ -1,0 +1,63 @@
+"""Work of one HTTP request for engines: jobs, and several of them side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.types import Scope
+
+from mizzen.gateway.dispatch import Job
+from mizzen.gateway.openai.wish import Wish
+
+if TYPE_CHECKING:
+    from mizzen.gateway.service import Gateway
+
+AT_ONCE = 128
+"""Sequences of one request that are in work at a time."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def new_job(
+    gateway: Gateway, scope: Scope, wish: Wish, began: float | None = None, *, first: bool = True
+) -> Job:
+    """Return the job of one sequence of a request; only the `first` is charged for the prompt.
+
+    Raises:
+        ApiError: the tenant may not have it.
+    """
+    ticket = gateway.ticket(scope, wish, began, first=first)
+    return Job(wish=wish, ticket=ticket, priority=ticket.priority)
+
+
+async def together(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines side by side; when one fails, end the others and raise its error."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = AT_ONCE) -> list[R]:
+    """Return what the work gives for each item, in their order; at most `at_once` are in work at a time.
+
+    Raises:
+        Exception: what the first failure raised; the others are ended.
+    """
+    slots = asyncio.Semaphore(at_once)
+    found: dict[int, R] = {}
+
+    async def one(index: int, item: T) -> None:
+        async with slots:
+            found[index] = await work(item)
+
+    await together([one(index, item) for index, item in enumerate(items)])
+    return [found[index] for index in range(len(items))]

@@ -1,0 +1,219 @@
+"""POST /v1/score: how near texts are (vLLM's form), or how probable labels come next (SGLang's)."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from starlette.types import Scope
+
+from mizzen.core.params import SamplingParams
+from mizzen.gateway.errors import ApiError, invalid, unavailable
+from mizzen.gateway.openai.bodies import InputUsage
+from mizzen.gateway.openai.decode import decode
+from mizzen.gateway.openai.jobs import each, new_job
+from mizzen.gateway.openai.parse import prompts
+from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
+from mizzen.gateway.openai.vectors import embed
+from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
+from mizzen.wire.stream import EngineRefused, StreamLost
+
+if TYPE_CHECKING:
+    from mizzen.gateway.service import Gateway
+
+MAX_LABELS = 256
+TEXTS = [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/score, in one of two forms."""
+
+    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
+    text_1: Annotated[
+        str | list[str] | None,
+        doc("vLLM's form: a text, or as many as `text_2`. Scores are cosines of their embeddings."),
+    ] = None
+    text_2: Annotated[str | list[str] | None, doc("The texts beside them, up to 1,024.")] = None
+    query: Annotated[
+        str | list[Any] | None,
+        Meta(description="SGLang's form: how each prompt begins.", extra_json_schema={"anyOf": PROMPTS[:2]}),
+    ] = None
+    items: Annotated[
+        str | list[Any] | None,
+        Meta(
+            description="How each prompt goes on: texts, or token ids where `query` is token ids.",
+            extra_json_schema={"anyOf": PROMPTS},
+        ),
+    ] = None
+    label_token_ids: Annotated[
+        list[TokenId] | None, doc("Up to 256 tokens whose probabilities to come next are the scores.")
+    ] = None
+    apply_softmax: Annotated[
+        bool | None, doc("Scale each prompt's scores to a sum of 1 (not by default).")
+    ] = None
+    item_first: Annotated[bool | None, doc("Put items before the query (not by default).")] = None
+    priority: Annotated[Priority | None, doc("As in completions.")] = None
+    user: Annotated[str | None, doc("Accepted, not used.")] = None
+
+
+class ScoreItem(msgspec.Struct):
+    """The score of one pair of texts."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class PairsResponse(msgspec.Struct):
+    """Response to vLLM's form."""
+
+    id: str
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: InputUsage
+    object: str = "list"
+
+
+class LabelsResponse(msgspec.Struct):
+    """Response to SGLang's form."""
+
+    scores: Annotated[list[list[float]], Meta(description="One row an item, one number a label.")]
+    model: str
+    usage: InputUsage
+    object: str = "scoring"
+
+
+class Scores:
+    """Answers requests for scores."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._decoder = msgspec.json.Decoder(ScoreRequest)
+
+    async def __call__(self, body: bytes, scope: Scope) -> PairsResponse | LabelsResponse:
+        """Return the scores that a body asks for.
+
+        Raises:
+            ApiError: the request is wrong, or cannot be served.
+        """
+        request = decode(self._decoder, body)
+        pairs, labels = ("text_1", "text_2"), ("query", "items", "label_token_ids")
+        given = [name for name in pairs + labels if getattr(request, name) is not None]
+        form = labels if given and given[0] in labels else pairs
+        for name in form:
+            if name not in given:
+                raise invalid(
+                    f"{name} is required beside {given[0] if given else 'model'}", name, "missing_field"
+                )
+        for name in given:
+            if name not in form:
+                raise invalid(f"{name} does not belong beside {form[0]}: the forms are two", name)
+        return await (self._pairs(request, scope) if form is pairs else self._labels(request, scope))
+
+    async def _pairs(self, request: ScoreRequest, scope: Scope) -> PairsResponse:
+        left, right = texts(request.text_1, "text_1"), texts(request.text_2, "text_2")
+        if len(left) not in (1, len(right)):
+            text = f"text_1 must hold one text or as many as text_2 ({len(right)}), not {len(left)}"
+            raise invalid(text, "text_1")
+        wishes = [wish_of(request, one, GREEDY) for one in [*left, *right]]
+        found = await embed(self._gateway, scope, wishes, "last", normalize=True)
+        first, second = found[: len(left)], found[len(left) :]
+        scores = [
+            ScoreItem(index, float(np.dot(first[index if len(left) > 1 else 0].vector, other.vector)))
+            for index, other in enumerate(second)
+        ]
+        tokens = sum(one.prompt_tokens for one in found)
+        name = f"score-{secrets.token_hex(12)}"
+        return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
+
+    async def _labels(self, request: ScoreRequest, scope: Scope) -> LabelsResponse:
+        labels = tuple(request.label_token_ids or ())
+        if not 0 < len(labels) <= MAX_LABELS:
+            raise invalid(f"label_token_ids must hold 1 to {MAX_LABELS} tokens", "label_token_ids")
+        asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
+        wishes = [wish_of(request, prompt, asked) for prompt in joined(request)]
+        found = await each(wishes, lambda wish: self._label_scores(wish, scope))
+        scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
+        tokens = sum(count for _, count in found)
+        return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
+
+    async def _label_scores(self, wish: Wish, scope: Scope) -> tuple[tuple[float, ...], int]:
+        """Return the labels' log probabilities to come next, and how many tokens the prompt has."""
+        dispatcher = self._gateway.service_of(wish.model, scope).dispatcher
+        job = new_job(self._gateway, scope, wish)
+        try:
+            running = await dispatcher.place(job)
+            try:
+                await running.next()
+                return running.take_logprobs()[0].asked, len(job.prompt)
+            except (StreamLost, EngineRefused) as error:
+                raise unavailable(str(error), code="engine_lost") from error
+            finally:
+                running.close()
+        finally:
+            dispatcher.leave(job)
+
+
+def texts(given: str | list[str] | None, name: str) -> list[str]:
+    """Return the texts of a field.
+
+    Raises:
+        ApiError: 400 for none, or too many.
+    """
+    found = [given] if isinstance(given, str) else given or []
+    if not 0 < len(found) <= MAX_SEQUENCES:
+        raise invalid(f"{name} must hold 1 to {MAX_SEQUENCES} texts", name)
+    return found
+
+
+def joined(request: ScoreRequest) -> list[Prompt]:
+    """Return the prompts of a request in SGLang's form: its query with each of its items.
+
+    Raises:
+        ApiError: 400 for a mixture of texts and token ids, or too many.
+    """
+    (query, *others), items = prompts(request.query or "", "query"), prompts(request.items or "", "items")
+    if others:
+        raise invalid("query must be one text, or token ids", "query")
+    if len(items) > MAX_SEQUENCES:
+        raise invalid(f"items holds {len(items)} items; at most {MAX_SEQUENCES} are allowed", "items")
+    return [pair(query, item, bool(request.item_first)) for item in items]
+
+
+def pair(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
+    """Return one prompt.
+
+    Raises:
+        ApiError: 400 when one is text and the other is not.
+    """
+    if isinstance(query, str) and isinstance(item, str):
+        return item + query if item_first else query + item
+    if isinstance(query, tuple) and isinstance(item, tuple):
+        return item + query if item_first else query + item
+    raise mixed()
+
+
+def mixed() -> ApiError:
+    """Return the 400 of a query and an item of two kinds."""
+    return invalid("items must be texts when query is one, and token ids when query is token ids", "items")
+
+
+def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> Wish:
+    """Return what a request asks for with one prompt."""
+    return Wish(model=request.model, prompt=prompt, sampling=sampling, priority=request.priority)
+
+
+def scaled(logprobs: tuple[float, ...], softmax: bool) -> list[float]:
+    """Return probabilities, of all tokens or among the labels."""
+    if not softmax:
+        return [math.exp(one) for one in logprobs]
+    most = max(logprobs)
+    shares = [math.exp(one - most) for one in logprobs]
+    return [share / sum(shares) for share in shares]
