@@ -51,13 +51,8 @@ class Frame:
         """Index of that position in a flat page table of pages of one token, less the step's number."""
 
 
-class Growth(NamedTuple):
-    """Cells of the page table that a step is the first to write to."""
-
-    slots: Int32
-    columns: Int64
-    cells: Int64
-    """Indices in the flat page table."""
+Growth = tuple[Int32, Int64, Int64]
+"""Cells of the page table that a step is the first to write to: slots, columns, and their indices in it."""
 
 
 class DecodeBatch:
@@ -101,7 +96,8 @@ class DecodeBatch:
             rows = self._active.nonzero()[0]
             slots = rows.astype(np.int32)
             # A slot that left comes back after a launch without it, so equal slots are equal requests.
-            if slots.tobytes() == self._launched.slots.tobytes():
+            before = self._launched.slots
+            if len(slots) == len(before) and slots.tobytes() == before.tobytes():
                 self._frame = self._launched
             else:
                 self._frame = Frame(self._launched.version + 1, slots, rows)
@@ -120,14 +116,14 @@ class DecodeBatch:
             if frame.lengths is None or frame.cells is None:
                 frame.lengths = self._lengths.take(frame.rows)
                 frame.cells = frame.rows * self._page_cells + frame.lengths
-            return Growth(frame.slots, frame.lengths + step, frame.cells + step)
+            return frame.slots, frame.lengths + step, frame.cells + step
         rows = (self._phases == step % size).nonzero()[0]
         if not len(rows):
             return None
         columns = self._lengths.take(rows)
         columns += step
         columns //= size
-        return Growth(rows.astype(np.int32), columns, rows * self._page_cells + columns)
+        return rows.astype(np.int32), columns, rows * self._page_cells + columns
 
     def computed(self, sequence: Sequence) -> int:
         """Return the tokens whose KV exists after all launched steps, of a request in the batch."""

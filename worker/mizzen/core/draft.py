@@ -28,11 +28,7 @@ class Draft(Struct):
     prefilled: list[Sequence] = field(default_factory=list)
     """The chunks' requests."""
     writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
-    """Slots, columns and pages."""
-
-    def write(self, slots: Int32, columns: Int32, pages: Int32) -> None:
-        """Set cells of the page table; arrays must not change later."""
-        self.writes.append((slots, columns, pages))
+    """Slots, columns and pages of cells to set; the arrays must not change later."""
 
     def write_row(self, slot: int, first: int, pages: Int32) -> None:
         """Set the cells of one slot from column `first` on."""

@@ -23,12 +23,13 @@ class Intake:
         fault = self._fault(request, queue_full)
         if not fault:
             return None
+        output = min(max(request.generated, 0), len(request.prompt))
         return Finished(
             rid=request.rid,
             reason=FinishReason.ERROR,
-            prompt_tokens=len(request.prompt),
+            prompt_tokens=len(request.prompt) - output,
             cached_tokens=0,
-            output_tokens=0,
+            output_tokens=output,
             message=fault,
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mizzen.core.admission import Admission
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import Columns, DecodeBatch
+from mizzen.core.decode import DecodeBatch
 from mizzen.core.draft import Draft
 from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.flight import Flight, Flights, Release
@@ -26,7 +26,7 @@ from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.radix import Duplicate
 from mizzen.core.report import reports
-from mizzen.core.request import Finished, FinishReason, Int32, Int64, Request
+from mizzen.core.request import Finished, FinishReason, Int32, Request
 from mizzen.core.sequence import Phase, Sequence
 from mizzen.core.stops import StopTable
 
@@ -82,7 +82,8 @@ class Scheduler:
                 self._abort(event)
         if len(self.flights) >= self.config.steps_in_flight:
             return None
-        draft = Draft(self.prefill_budget(), self.memory)
+        prompts = bool(self.prefilling or self.admission.queue)
+        draft = Draft(self.prefill_budget() if prompts else 0, self.memory)
         if self.decode.size and not self._grow(draft):
             return None
         if self._rewrites:
@@ -105,14 +106,22 @@ class Scheduler:
         """
         flight = self.flights.land(result.step)
         self.pace.landed(flight.launched, now, flight.prompt_tokens, len(flight.frame.rows) > 0)
-        tokens, columns, step = flight.tokens(result), self._columns(flight), flight.step
-        told = reports(result.side, self.memory.holders)  # ahead of the ends, which free the slots
+        tokens, rows, step, frame = flight.tokens(result), flight.rows, flight.step, flight.frame
+        if rows is not frame.rows:
+            columns = self.decode.columns(rows)
+        else:
+            columns = frame.columns = frame.columns or self.decode.columns(rows)
+        holders = self.memory.holders
+        told = reports(result.side, holders)  # ahead of the ends, which free the slots
         # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
         self.memory.flat_tokens[columns.tokens + step] = tokens
-        finished = [
-            self._end(sequence, FinishReason.STOP, token)
-            for sequence, token in self._stopped(flight.rows, tokens)
-        ]
+        finished: list[Finished] = []
+        for row in self._stops.candidates(tokens, rows, self.decode.stops):
+            slot, token = rows.item(row), tokens.item(row)
+            sequence = holders[slot]
+            # One that ended (or was retracted) since the launch has left its slot.
+            if sequence is not None and sequence.slot == slot and token in sequence.stops:
+                finished.append(self._end(sequence, FinishReason.STOP, token))
         if flight.leaving:
             leaving = [sequence for sequence in flight.leaving if sequence.phase is Phase.LEAVING]
             finished += [self._end(sequence, FinishReason.LENGTH) for sequence in leaving]
@@ -169,26 +178,6 @@ class Scheduler:
         """Return all requests that wait or run."""
         return self._live.values()
 
-    def _columns(self, flight: Flight) -> Columns:
-        frame = flight.frame
-        if flight.rows is not frame.rows:
-            return self.decode.columns(flight.rows)
-        if frame.columns is None:
-            frame.columns = self.decode.columns(frame.rows)
-        return frame.columns
-
-    def _stopped(self, rows: Int64, tokens: Int32) -> list[tuple[Sequence, int]]:
-        """Return the requests that a token of theirs ends, with that token."""
-        stopped: list[tuple[Sequence, int]] = []
-        for row in self._stops.candidates(tokens, rows, self.decode.stops):
-            slot, token = rows.item(row), tokens.item(row)
-            sequence = self.memory.holders[slot]
-            assert sequence is not None
-            # One that ended (or was retracted) since the launch has left its slot.
-            if sequence.slot == slot and token in sequence.stops:
-                stopped.append((sequence, token))
-        return stopped
-
     def _arrive(self, request: Request) -> None:
         if request.rid in self._live:
             raise ValueError(f"rid {request.rid} is that of a living request")
@@ -207,7 +196,17 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Finished:
         """End a request in any phase; what it holds goes behind its fence."""
-        if sequence.slot >= 0:
+        if (
+            sequence.phase is Phase.DECODE
+        ):  # as `_leave_batch` and `_surrender`, in one piece: two or three a step
+            flights = self.flights
+            self.decode.remove(sequence, Phase.LEAVING, flights.launched)
+            unread = flights.drop(sequence.slot, sequence.first_sample, flights.launched)
+            known = sequence.computed + 1 - unread
+            release = self.memory.surrender(sequence, sequence.computed, known)
+            if not flights.fence(release, flights.launched):
+                self.memory.release(release)
+        elif sequence.slot >= 0:
             known = self._leave_batch(sequence)
             self._surrender(sequence, known)
         else:
@@ -277,7 +276,7 @@ class Scheduler:
             pages = self.memory.take(len(columns))
             if pages is not None:
                 self.memory.flat_table[cells] = pages
-                draft.write(slots, columns.astype(np.int32), pages)
+                draft.writes.append((slots, columns.astype(np.int32), pages))
                 return True
             if self.flights.pending():
                 return False

@@ -72,7 +72,7 @@ class StopTable:
             slots: the row's slot.
             bits: the bits of each slot.
         """
-        marks = self._table.take(tokens, mode="wrap")
+        marks = self._table.take(tokens.astype(np.int64), mode="wrap")
         rows = marks.nonzero()[0]
         if len(rows) > _FEW:
             rows = rows[(marks.take(rows) & bits.take(slots.take(rows))) != 0]
