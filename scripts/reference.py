@@ -3,7 +3,8 @@
     python scripts/reference.py
 
 `docs/api.md` comes from the CRD, `docs/options.md` from the configuration dataclasses, `docs/metrics.md` from
-the programs' registries. A test compares them with what this script would write.
+the programs' registries, the tables of `docs/openai.md` from the gateway's schemas. A test compares them with
+what this script would write.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +23,7 @@ from mizzen.commands.options import Setting, settings
 from mizzen.core.options import flag
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.metrics import Metrics as GatewayMetrics
+from mizzen.gateway.openai.describe import REQUESTS
 from mizzen.server.catalogue import FIELDS
 from mizzen.server.config import EngineConfig
 from mizzen.server.metrics import EngineView
@@ -53,6 +56,9 @@ METRICS_HEAD = """\
 Every program serves `/metrics` in Prometheus' text format. This page is made from the programs' registries by
 `scripts/reference.py`. Engine metrics that other tools know under SGLang's names are there under both.
 """
+
+
+OPENAI_MARK = "<!-- The rest is made from the gateway's schemas by scripts/reference.py. -->"
 
 
 def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -151,7 +157,56 @@ def metrics_page() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"docs/api.md": api_page, "docs/options.md": options_page, "docs/metrics.md": metrics_page}
+def body_type(schema: dict[str, Any]) -> str:
+    """Return the type of a body's field for a reader."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    if options:
+        return " or ".join(dict.fromkeys(body_type(one) for one in options))
+    if "enum" in schema or "const" in schema:
+        return " \\| ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {body_type(schema['items'])}" if schema.get("items") else "list"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above = f" above {schema['exclusiveMinimum']}" if "exclusiveMinimum" in schema else ""
+    upto = f" up to {high}" if high is not None else ""
+    bounds = f" {low} to {high}" if low is not None and high is not None else above + upto
+    if low is not None and high is None:
+        bounds = f" from {low}"
+    return schema.get("type", "any") + bounds
+
+
+def body_rows(schema: dict[str, Any]) -> list[str]:
+    """Return the rows of a body's table, one a field."""
+    rows = []
+    for name, field in schema.get("properties", {}).items():
+        needed = "required" if name in schema.get("required", ()) else ""
+        meaning = field.get("description", "").replace("|", "\\|")
+        rows.append(f"| `{name}` | {body_type(field)} | {needed} | {meaning} |")
+    return rows
+
+
+def openai_page() -> str:
+    """Return the page of the OpenAI API: what is written there by hand, and the tables of its bodies."""
+    written = (ROOT / "docs/openai.md").read_text(encoding="utf-8").partition(OPENAI_MARK)[0]
+    lines = [written + OPENAI_MARK, "", "## Fields of requests", ""]
+    _, parts = msgspec.json.schema_components(REQUESTS, ref_template="#/{name}")
+    first = [kind.__name__ for kind in REQUESTS]
+    for name in [*first, *sorted(set(parts) - set(first))]:
+        text = parts[name].get("description", "").replace("\n", " ")
+        lines += [f"### {name}", "", text, "", "| field | type | | meaning |", "|---|---|---|---|"]
+        lines += [*body_rows(parts[name]), ""]
+    return "\n".join(lines)
+
+
+PAGES = {
+    "docs/api.md": api_page,
+    "docs/options.md": options_page,
+    "docs/metrics.md": metrics_page,
+    "docs/openai.md": openai_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -7,6 +7,15 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
+from mizzen.gateway.openai.score import ScoreRequest
+from mizzen.gateway.openai.texts import DetokenizeRequest, TokenizeRequest
+from mizzen.gateway.openai.vectors import EmbeddingRequest
+
+REQUESTS: tuple[type, ...] = (
+    ChatRequest, CompletionRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest,
+)  # fmt: skip
+"""Bodies of all requests, in the order of the documentation."""
 TEMPLATE = "#/components/schemas/{name}"
 
 

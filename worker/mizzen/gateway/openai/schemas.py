@@ -91,7 +91,9 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: Annotated[
         dict[str, Bias] | None, doc("Token ids (as text) to what is added to their logits; -100 bans one.")
     ] = None
-    max_tokens: Annotated[Count | None, doc("Output tokens at most.")] = None
+    max_tokens: Annotated[
+        Count | None, doc("Output tokens at most: 16 by default in completions, what the context holds in chats.")
+    ] = None
     priority: Annotated[
         Priority | None,
         doc("Each step doubles the share while requests wait; up to the API key's own, the default."),
