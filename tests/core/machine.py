@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from world import MakeScheduler, World, request
 
 from mizzen.core.config import SchedulerConfig
+from mizzen.core.request import Pooling
 from mizzen.core.scheduler import Scheduler
 
 BASES = ([1, 2, 1, 2] * 12, [1, 2, 1, 2, 5, 5] * 8, [7] * 48)
@@ -69,6 +70,47 @@ class SchedulerMachine(RuleBasedStateMachine):
                 salt=salt,
             )
         )
+
+    @rule(
+        base=st.sampled_from(BASES),
+        shared=st.sampled_from((1, 8, 17, 33)),
+        own=st.lists(st.integers(0, 11), max_size=8),
+        generated=st.sampled_from((0, 0, 1, 3)),
+        max_tokens=st.sampled_from((1, 4, 20)),
+        min_tokens=st.sampled_from((0, 3, 10)),
+        logprobs=st.sampled_from((None, 0, 2)),
+        prompt_logprobs=st.sampled_from((None, None, 1)),
+    )
+    def arrive_with_wishes(
+        self,
+        base: list[int],
+        shared: int,
+        own: list[int],
+        generated: int,
+        max_tokens: int,
+        min_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> None:
+        self.rid += 1
+        prompt = base[:shared] + own
+        self.world.arrive(
+            request(
+                self.rid,
+                prompt,
+                generated=min(generated, len(prompt) - 1),
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                logprobs=logprobs,
+                logprob_token_ids=() if logprobs is None else (5,),
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+
+    @rule(base=st.sampled_from(BASES), length=st.integers(1, 40), pooling=st.sampled_from(tuple(Pooling)))
+    def arrive_for_a_vector(self, base: list[int], length: int, pooling: Pooling) -> None:
+        self.rid += 1
+        self.world.arrive(request(self.rid, base[:length], pooling=pooling))
 
     @precondition(lambda self: self.rid > 0)
     @rule(data=st.data())

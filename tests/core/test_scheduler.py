@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from world import END_TOKEN, World, request
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
 from mizzen.core.plan import StepPlan, StepTokens
-from mizzen.core.request import FinishReason
+from mizzen.core.request import FinishReason, Pooling
 from mizzen.core.sequence import Phase
 
 BASE = SchedulerConfig(
@@ -258,3 +259,46 @@ def test_config_names_the_field() -> None:
         dataclasses.replace(BASE, pages_total=0)
     with pytest.raises(ValueError, match="--policy must be one of fcfs, lpm, not 'random'"):
         dataclasses.replace(BASE, policy="random")
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_a_prompt_retracted_halfway_is_reported_once(steps_in_flight: int) -> None:
+    here = world(pages_total=16, prefill_chunk_tokens=2, reserve_tokens=0, steps_in_flight=steps_in_flight)
+    here.arrive(request(1, prompt(8), ignore_eos=True, max_tokens=40))
+    here.arrive(request(2, prompt(40, 1), max_tokens=3, ignore_eos=True, prompt_logprobs=1, logprobs=0))
+    here.arrive(request(3, prompt(40, 2), pooling=Pooling.MEAN))
+    here.drain()
+    starts = [start for plan in here.plans for start in plan.starts]
+    assert len(starts) > 3, "nothing was retracted"
+    assert here.finished[2].reason is FinishReason.LENGTH
+
+
+def test_generated_tokens_are_output() -> None:
+    whole = world()
+    whole.arrive(request(1, prompt(9), ignore_eos=True, max_tokens=12, logprobs=0))
+    whole.drain()
+    tokens = whole.output[1]
+    for cut in (1, 5, 11):
+        here = world()
+        rest = request(1, prompt(9) + tokens[:cut], generated=cut, ignore_eos=True, max_tokens=12, logprobs=0)
+        here.arrive(rest)
+        here.drain()
+        assert here.output[1] == tokens
+        assert (here.finished[1].prompt_tokens, here.finished[1].output_tokens) == (9, 12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"generated": 9}, "generated is 9; of 9 tokens at least one must be the prompt's"),
+        ({"generated": -1}, "generated is -1"),
+        ({"generated": 4, "max_tokens": 4}, "generated is 4, max_tokens 4: the output is complete already"),
+        ({"generated": 1, "pooling": Pooling.LAST}, "an embedding has no output"),
+    ],
+)
+def test_generated_counts_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
+    scheduler = world().scheduler
+    scheduler.next([Arrive(request(1, prompt(9), **wrong))], 0.0)
+    (end,) = scheduler.take_ended()
+    assert end.reason is FinishReason.ERROR
+    assert message in end.message

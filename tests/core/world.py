@@ -12,9 +12,10 @@ from mizzen.core.events import Abort, Arrive, Event
 from mizzen.core.output import StepOutput
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import StepPlan
-from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.request import Finished, FinishReason, Pooling, Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.engine.simulated import Context, FenceGuard, SimulatedDevice, hashed
+from mizzen.engine.simulated_side import hidden_states
 
 VOCABULARY = 12
 END_TOKEN = 3
@@ -24,9 +25,16 @@ MakeScheduler = Callable[[SchedulerConfig], Scheduler]
 
 
 def request(rid: int, prompt: list[int], **sampling: object) -> Request:
-    salt = bytes(sampling.pop("salt", b""))  # type: ignore[call-overload]
+    own = {name: sampling.pop(name) for name in ("salt", "generated", "pooling") if name in sampling}
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
-    return Request(rid=rid, prompt=np.array(prompt, np.int32), sampling=params, seed=rid, salt=salt)
+    return Request(rid=rid, prompt=np.array(prompt, np.int32), sampling=params, seed=rid, **own)  # type: ignore[arg-type]
+
+
+def embedding(asked: Request) -> np.ndarray:
+    """Return the vector of a request for one, token by token."""
+    states = [hidden_states(asked.prompt, i)[0] for i in range(len(asked.prompt))]
+    pooled = states[-1] if asked.pooling is Pooling.LAST else np.mean(states, axis=0)
+    return pooled / np.linalg.norm(pooled)
 
 
 def run_alone(asked: Request, capacity: int) -> tuple[list[int], FinishReason]:
@@ -34,12 +42,16 @@ def run_alone(asked: Request, capacity: int) -> tuple[list[int], FinishReason]:
     params = asked.sampling
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {END_TOKEN})
     tokens = asked.prompt.tolist()
-    limit = min(len(tokens) + (params.max_tokens or capacity), capacity)
+    first = len(tokens) - asked.generated
+    limit = min(first + (params.max_tokens or capacity), capacity)
     while len(tokens) < limit:
-        tokens.append(SCRIPT(Context(np.array(tokens, np.int32), 0, params, asked.seed)))
-        if tokens[-1] in stops:
-            return tokens[len(asked.prompt) :], FinishReason.STOP
-    return tokens[len(asked.prompt) :], FinishReason.LENGTH
+        token = SCRIPT(Context(np.array(tokens, np.int32), first, params, asked.seed))
+        while token in stops and len(tokens) - first < params.min_tokens:
+            token = (token + 1) % VOCABULARY
+        tokens.append(token)
+        if token in stops:
+            return tokens[first:], FinishReason.STOP
+    return tokens[first:], FinishReason.LENGTH
 
 
 class World:
@@ -53,12 +65,16 @@ class World:
             "page_size": config.page_size,
             "context_length": config.capacity_tokens,
         }
-        self.device = SimulatedDevice(**sizes, pages=config.pages_total, script=SCRIPT)
+        self.device = SimulatedDevice(**sizes, pages=config.pages_total, script=SCRIPT, vocab_size=VOCABULARY)
         self.guard = FenceGuard(**sizes)
         self.flying: deque[StepPlan] = deque()
         self.events: list[Event] = []
         self.requests: dict[int, Request] = {}
         self.output: dict[int, list[int]] = {}
+        self.reported: dict[int, list[int]] = {}
+        """The tokens whose log probabilities came, by request."""
+        self.prompts_reported: dict[int, list[int]] = {}
+        self.vectors: dict[int, np.ndarray] = {}
         self.finished: dict[int, Finished] = {}
         self.plans: list[StepPlan] = []
         self.aborted: set[int] = set()
@@ -66,7 +82,9 @@ class World:
 
     def arrive(self, asked: Request) -> None:
         self.requests[asked.rid] = asked
-        self.output[asked.rid] = []
+        self.output[asked.rid] = asked.prompt.tolist()[len(asked.prompt) - asked.generated :]
+        self.reported[asked.rid] = list(self.output[asked.rid])
+        self.prompts_reported[asked.rid] = []
         self.events.append(Arrive(asked))
 
     def abort(self, rid: int) -> None:
@@ -94,12 +112,14 @@ class World:
         tokens = self.device.execute(plan)
         self.guard.land()
         output = self.scheduler.complete(tokens, 0.0)
+        self._take_reports(output)
         for rid, offset, token in zip(
             output.rids.tolist(), output.offsets.tolist(), output.tokens.tolist(), strict=True
         ):
             assert rid not in self.finished, f"request {rid} got a token after its end"
             assert offset == len(self.output[rid]), f"request {rid} has a gap or a repetition"
             self.output[rid].append(token)
+            self._check_reports(rid)
         for end in output.finished:
             self._finish(end)
         self._take_ended()
@@ -140,6 +160,31 @@ class World:
         assert end.output_tokens == len(self.output[end.rid]), f"request {end.rid}: tokens are missing"
         self.finished[end.rid] = end
 
+    def _take_reports(self, output: StepOutput) -> None:
+        for part in output.reports.logprobs:
+            assert part.rid not in self.finished
+            params = self.requests[part.rid].sampling
+            top = params.prompt_logprobs if part.prompt else params.logprobs
+            assert top is not None
+            assert part.ids.shape == part.values.shape
+            assert part.ids.shape[1] == 1 + top + (0 if part.prompt else len(params.logprob_token_ids))
+            into = self.prompts_reported if part.prompt else self.reported
+            into[part.rid] += part.ids[:, 0].tolist()
+        for vector in output.reports.vectors:
+            assert vector.rid not in self.vectors, "an embedding came twice"
+            assert [end.rid for end in output.finished].count(vector.rid) == 1
+            self.vectors[vector.rid] = vector.vector
+
+    def _check_reports(self, rid: int) -> None:
+        """Check what was reported of a request that has just got a token."""
+        asked = self.requests[rid]
+        assert asked.pooling is None, "a request for an embedding got a token"
+        prompt = asked.prompt.tolist()[: len(asked.prompt) - asked.generated]
+        if asked.sampling.logprobs is not None:
+            assert self.reported[rid] == self.output[rid]
+        if asked.sampling.prompt_logprobs is not None:
+            assert self.prompts_reported[rid] == prompt[1:], "the prompt's report is late or not whole"
+
     def _take_ended(self) -> None:
         for end in self.scheduler.take_ended():
             self._finish(end)
@@ -147,17 +192,32 @@ class World:
     def _check_output(self, asked: Request, end: Finished) -> None:
         tokens, reason = run_alone(asked, self.config.capacity_tokens)
         got = self.output[asked.rid]
-        assert end.prompt_tokens == len(asked.prompt)
+        assert end.prompt_tokens == len(asked.prompt) - asked.generated
+        if asked.sampling.prompt_logprobs is not None and end.prompt_tokens > 1:
+            assert end.cached_tokens == 0
+        if asked.pooling is not None:
+            self._check_embedding(asked, end)
+            return
         assert 0 <= end.cached_tokens <= self._cacheable(asked)
         if end.reason is FinishReason.ERROR:
             assert end.message
-            assert not got
+            assert len(got) == asked.generated
         elif end.reason is FinishReason.ABORT:
             assert asked.rid in self.aborted
             assert got == tokens[: len(got)]
         else:
             assert (got, end.reason) == (tokens, reason), f"request {asked.rid} differs from itself run alone"
             assert end.stop_token == (tokens[-1] if reason is FinishReason.STOP else None)
+
+    def _check_embedding(self, asked: Request, end: Finished) -> None:
+        assert end.output_tokens == 0
+        assert not self.output[asked.rid]
+        if end.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            assert asked.rid not in self.vectors
+            return
+        assert end.reason is FinishReason.LENGTH
+        assert asked.pooling is Pooling.LAST or end.cached_tokens == 0
+        np.testing.assert_allclose(self.vectors[asked.rid], embedding(asked), atol=1e-5)
 
     def _cacheable(self, asked: Request) -> int:
         """Return how many prompt tokens other requests under the same salt may have left in the cache."""
@@ -168,7 +228,7 @@ class World:
             tokens = other.prompt.tolist() + self.output[other.rid]
             shared = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), None)
             most = max(most, min(len(prompt), len(tokens)) if shared is None else shared)
-        return min(most, max(len(prompt) - 1, 0))
+        return min(most, max(len(prompt) - 1, 0), len(prompt) - asked.generated)
 
     def _check_empty(self) -> None:
         memory = self.scheduler.memory

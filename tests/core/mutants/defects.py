@@ -199,6 +199,11 @@ def salt_ignored(
     return walk(data, limit, b"")
 
 
+@replace(memory, "matchable")
+def whole_prompts_come_from_the_cache(kv: KvMemory, matchable: Callable[..., int], sequence: Sequence) -> int:
+    return (len(sequence.tokens) - 1) // kv.page_size
+
+
 @replace(lambda scheduler: scheduler.decode, "advance")
 def limit_seen_late(batch: DecodeBatch, advance: Callable[..., Any], step: int) -> list[Sequence]:
     batch.next_leave = max(batch.next_leave, step + 1 if step % 2 else step)
