@@ -24,6 +24,7 @@ from mizzen.wire.messages import (
     Finish,
     Generate,
     Hello,
+    Logprobs,
     Message,
     Outputs,
     RefusalCode,
@@ -59,6 +60,8 @@ class Behaviour:
     """gap, garbage, short, error, forget, restart, silent or mute: what goes wrong after `fault_after`
     tokens."""
     fault_after: int = 2
+    cuts: tuple[int, ...] = ()
+    """After which tokens of each answer `fault` strikes; instead of `fault_after`."""
     deaf_to_files: int = 0
     """How many more requests for files go unanswered."""
 
@@ -124,11 +127,12 @@ class ScriptedEngine:
         self._socket, decode, stats_at = socket, engine_decoder(), 0.0
         self._ready.set()
         while not self._stop.is_set():
+            if self.does.fault == "silent" and self.does.fault_after == 0:  # it takes nothing either
+                time.sleep(0.01)
+                continue
             if socket.poll(max(1, int(self.does.step_seconds * 1000)) if self._runs else 10):
                 peer, frame = socket.recv_multipart()
                 self._take(peer, decode(frame))
-                continue
-            if self.does.fault == "silent" and self.does.fault_after == 0:
                 continue
             if self._runs:
                 self._step()
@@ -167,21 +171,21 @@ class ScriptedEngine:
         if self.does.refuse is not None:
             self._send(peer, Refused(message.rid, int(self.does.refuse), "max_tokens is refused", 0.2))
             return
-        room = self._welcome["context_length"] - len(message.prompt) // 4
+        room = self._welcome["context_length"] - len(message.prompt) // 4 + message.generated
         limit = min(message.sampling.max_tokens or room, room)
         reply = self.does.reply
         tokens = reply[:limit] if self.does.end is not None else (reply * (limit // len(reply) + 1))[:limit]
-        self._runs[peer, message.rid] = Run(peer, message, tokens)
+        self._runs[peer, message.rid] = Run(peer, message, tokens, message.generated)
 
     def _finish(self, run: Run, reason: FinishReason, stop: int | None = None) -> Finish:
-        prompt = len(run.message.prompt) // 4
+        prompt = len(run.message.prompt) // 4 - run.message.generated
         return Finish(run.message.rid, int(reason), prompt, self.does.cached_tokens, run.given, stop)
 
     def _step(self) -> None:
         for key, run in list(self._runs.items()):
-            if self.does.fault and run.given >= self.does.fault_after and self._fail(run):
+            if self._strikes(run) and self._fail(run):
                 continue
-            tokens = run.tokens[run.given : run.given + self.does.tokens_a_step]
+            tokens = run.tokens[run.given : self._step_end(run)]
             offset, run.given = run.given, run.given + len(tokens)
             ends: tuple[Finish, ...] = ()
             if run.given == len(run.tokens):
@@ -191,13 +195,29 @@ class ScriptedEngine:
                 ends = (self._finish(run, reason, self.does.end if stops else None),)
             self._send(run.peer, self._outputs(run, offset, tokens, ends))
 
+    def _strikes(self, run: Run) -> bool:
+        if self.does.cuts:
+            return run.given in self.does.cuts and run.given > run.message.generated
+        return bool(self.does.fault) and run.given >= self.does.fault_after
+
+    def _step_end(self, run: Run) -> int:
+        return min([run.given + self.does.tokens_a_step, *(cut for cut in self.does.cuts if cut > run.given)])
+
     def _outputs(self, run: Run, offset: int, tokens: list[int], ends: tuple[Finish, ...]) -> Outputs:
         def packed(form: str, *values: int) -> bytes:
             return np.array(values, dtype=form).tobytes()
 
+        rid, asked = run.message.rid, run.message.sampling.logprobs
         counts = packed("<u2", len(tokens)) if len(tokens) != 1 else b""
+        reports: tuple[Logprobs, ...] = ()
+        if asked is not None:
+            ids = [entry for token in tokens for entry in (token, *range(asked))]
+            values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + asked)
+            reports = (
+                Logprobs(rid, 1 + asked, packed("<i4", *ids), values.astype("<f4").tobytes()),
+            )
         return Outputs(
-            1, packed("<u4", run.message.rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends
+            1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports
         )
 
     def _fail(self, run: Run) -> bool:

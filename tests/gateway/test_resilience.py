@@ -37,7 +37,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(live: Any, scripted
     """Never shortened silently: what came is the beginning of the answer, then the client gets an error."""
     engine = scripted()
     engine.does.fault, engine.does.step_seconds = fault if fault != "kill" else "", 0.02
-    gateway = await live(engine, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
+    gateway = await live(engine, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
     parts: list[str] = []
     body = {**CHAT, "stream": True, "max_tokens": 50, "return_token_ids": True}
     async with (
@@ -61,16 +61,17 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(live: Any, scripted
 async def test_the_official_client_raises_when_a_stream_breaks(live: Any, scripted: Any) -> None:
     engine = scripted()
     engine.does.fault = "gap"
-    gateway = await live(engine)
+    gateway = await live(engine, max_resumes=0)
     with pytest.raises(openai.APIError, match="broke off"):
         await text_of(gateway.client(), max_tokens=50)
 
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 async def test_a_whole_answer_is_tried_again_elsewhere(live: Any, scripted: Any, fault: str) -> None:
+    """Without resuming it starts over: nothing of it has reached the client."""
     bad, good = scripted(), scripted()
     bad.does.fault = fault
-    gateway = await live(bad, good, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
+    gateway = await live(bad, good, max_resumes=0, engine_timeout_seconds=0.5, engine_lost_seconds=1.0)
     client = gateway.client()
     for _ in range(4):
         answer = await client.chat.completions.create(**CHAT, max_tokens=6)
