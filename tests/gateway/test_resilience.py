@@ -313,8 +313,10 @@ async def test_admin_api(live: Any, scripted: Any, tmp_path: Any, until: Any) ->
         assert found["engines"][0]["requests"] == 0
         await text_of(gateway.client(), max_tokens=3)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text
-        assert 'mizzen_gateway_requests_total{code="200",path="/v1/chat/completions"} 1.0' in metrics
-        assert "mizzen_gateway_output_tokens_total 3.0" in metrics
+        assert (
+            'mizzen_gateway_requests_total{code="200",model="demo",path="/v1/chat/completions"} 1.0' in metrics
+        )
+        assert 'mizzen_gateway_output_tokens_total{model="demo"} 3.0' in metrics
         assert 'mizzen_gateway_engines{state="serving"} 1.0' in metrics
         assert (await http.get(f"{gateway.admin}/healthz")).status_code == 200
         gateway.gateway.draining = True

@@ -26,7 +26,16 @@ from mizzen.server.config import EngineConfig
 POLL_SECONDS = 0.1
 SET_BY_SERVE = {
     "engine": {"model", "wire_bind", "keys", "engine_id", "revision", "termination_message", "http_host"},
-    "gateway": {"engine", "keys", "service", "namespace", "admin_host", "admin_token_file", "suspended"},
+    "gateway": {
+        "access_log",
+        "admin_host",
+        "admin_token_file",
+        "engine",
+        "keys",
+        "namespace",
+        "service",
+        "suspended",
+    },
 }
 ANY_PORT = {
     "http_port": "Port of the engine's /healthz, /readyz, /metrics; 0 is any free one",
@@ -121,6 +130,7 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
         "keys": str(folder),
         "admin_host": local,
         "admin_token_file": str(folder / "admin.token"),
+        "access_log": "off",
     }
     plan = Plan(options.build(EngineConfig, engine), options.build(GatewayConfig, gateway), folder)
     try:

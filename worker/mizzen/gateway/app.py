@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,12 +10,11 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen import __version__
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.front import Front
 from mizzen.gateway.openai.bodies import Model, ModelList
 from mizzen.gateway.openai.describe import answered, describe
 from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
@@ -25,43 +23,6 @@ from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.served import Service
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.protect import protect
-
-MAX_REQUEST_ID = 128
-PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/embeddings", "/v1/score",
-    "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize",
-)  # fmt: skip
-
-
-class Front:
-    """Outermost layer: request ids, and counts by path and status code."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; its id is the client's x-request-id, or a new one."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        usable = 0 < len(given) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in given)
-        request_id = given if usable else b"req-" + secrets.token_hex(12).encode()
-        code = "499"
-
-        async def sending(message: Message) -> None:
-            nonlocal code
-            if message["type"] == "http.response.start":
-                code = str(message["status"])
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, sending)
-        finally:
-            path = next((known for known in PATHS if scope["path"].startswith(known)), "other")
-            self._metrics.requests.labels(path, code).inc()
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
@@ -84,7 +45,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     app = FastAPI(title="Mizzen", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway
     protect(app, gateway)
-    app.add_middleware(Front, metrics=gateway.metrics)
+    app.add_middleware(Front, metrics=gateway.metrics, access_log=gateway.access_log, tracing=gateway.tracing)
     handle_errors(app)
     add_generation(app, gateway, Parser(families(gateway.config)))
     add_vectors(app, gateway)

@@ -97,6 +97,15 @@ class GatewayConfig:
     )
     drain_timeout_seconds: float = option(120.0, "On SIGTERM, open streams get this long", low=0)
 
+    access_log: str = option(
+        "on",
+        "A line of JSON a request on standard output; with `prompts`, prompts are in it",
+        choices=("off", "on", "prompts"),
+    )
+    otlp_endpoint: str = option(
+        "", "Base URL of an OpenTelemetry collector (OTLP over HTTP); OTEL_EXPORTER_OTLP_ENDPOINT when empty"
+    )
+
     def __post_init__(self) -> None:
         """Check every field.
 

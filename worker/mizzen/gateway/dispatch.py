@@ -136,8 +136,11 @@ class Dispatcher:
         """Route and try until an engine gives something."""
         if not job.admitted:
             self._hold(job)
+            began = time.monotonic()
             await self._admission.enter(job.ticket)
             job.admitted = True
+            if job.record is not None:
+                job.record.phase("queue", began)
         while True:
             engine = await self._route(job)
             if engine is None or len(job.tried) >= self._max_attempts:
@@ -179,16 +182,18 @@ class Dispatcher:
         engine.prefixes.guess(job.blocks)
         cost = len(tokens) - matched * BLOCK_TOKENS + self._answer_tokens(job)
         running = Running(job, engine, stream, cost, self._resumes.resume)
+        if job.record is not None:
+            running.attempt = job.record.attempt(engine.name, job.reason)
         try:
             await running.begin(seconds + ANSWER_MARGIN_SECONDS)
         except EngineRefused as refusal:
-            running.close()
+            running.close("refused")
             engine.breaker.cancel(running.period)
             engine.prefixes.doubt(job.blocks[matched:])
             self._refused(job, engine, refusal)
             return None
         except StreamLost as error:
-            running.close()
+            running.close(error.cause)
             self._lost_early(job, engine, error, running.period)
             return None
         except BaseException:
@@ -196,11 +201,14 @@ class Dispatcher:
             engine.breaker.cancel(running.period)
             raise
         engine.succeeded(running.period)
+        if job.record is not None and running.attempt is not None:
+            job.record.token(running.attempt)
         return running
 
     async def _embed(self, job: Job, engine: Engine, pooling: str, normalize: bool) -> Embedded | None:
         """Return the embedding; None when this engine does not give one."""
         seconds, cost = self._seconds(job), float(len(job.prompt))
+        attempt = job.record.attempt(engine.name, job.reason) if job.record is not None else None
         engine.take(cost)
         period = engine.breaker.begin()
         settled = False
@@ -216,6 +224,9 @@ class Dispatcher:
                 )
             settled = True
             engine.succeeded(period)
+            if job.record is not None:
+                job.record.prompt_tokens += prompt
+                job.record.cached_tokens += cached
             return Embedded(vector, prompt, cached)
         except EngineRefused as refusal:
             self._refused(job, engine, refusal)
@@ -228,6 +239,8 @@ class Dispatcher:
         finally:
             if not settled:
                 engine.breaker.cancel(period)
+            if attempt is not None:
+                attempt.end()
             engine.release(cost)
         return None
 
@@ -290,11 +303,14 @@ class Dispatcher:
 
     async def _route(self, job: Job) -> Engine | None:
         request = await self._request(job)
+        began = time.monotonic()
         route = self._router.route(request, self._table) if request is not None else None
         if route is None:
             return None
         self._metrics.routes.labels(route.reason).inc()
-        job.route = described(route)
+        job.route, job.reason = described(route), route.reason
+        if job.record is not None:
+            job.record.phase("route", began)
         return route.engine
 
     async def _request(self, job: Job) -> RouteRequest | None:

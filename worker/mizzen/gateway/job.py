@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from mizzen.core.request import Int32
 from mizzen.gateway.admit import Ticket
 from mizzen.gateway.openai.prompt import prompt_ids, wire_sampling
 from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.record import Record
 from mizzen.gateway.route.plugins import Pin
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Sampling
@@ -55,6 +57,10 @@ class Job:
     admitted: bool = False
     route: str = ""
     """Where it went and why, for the response's header."""
+    reason: str = ""
+    """What decided the route: one word."""
+    record: Record | None = None
+    """What the access log and traces get to know of the request."""
 
     @property
     def tokens(self) -> Int32:
@@ -96,7 +102,10 @@ class Job:
         Raises:
             ApiError: 400, it cannot be made.
         """
+        began = time.monotonic()
         self.prompt = await prompt_ids(self.wish, text)
+        if self.record is not None:
+            self.record.phase("tokenize", began)
         self.text, self.sampling, self.blocks = text, None, ()
 
     def start_over(self) -> None:

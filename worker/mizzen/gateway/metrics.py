@@ -1,39 +1,65 @@
-"""The gateway's metrics. Labels take few values, whatever clients send."""
+"""The gateway's metrics. Labels take few values, whatever clients send: see `LABELS`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from mizzen.gateway.record import Record
+from mizzen.gateway.tally import OTHER, Count, CountFamily, Spread, SpreadFamily
 
 FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+PREFIX = "mizzen_gateway_"
+MAX_MODELS = 256
+"""Names of models that become labels; further ones are `other`."""
+
+LABELS: dict[str, tuple[str, str]] = {
+    "model": ("names of models that are served, 256 at most, and `other`", "the model asked for"),
+    "path": ("the API's paths, and `other`", "the endpoint"),
+    "code": ("status codes that the gateway gives, about 15", "status of the response; 499: the client left"),
+    "reason": ("names of scorers, `only`, `random`", "what decided a route, see routing"),
+    "cause": ("words in the source, about 20", "why"),
+    "engine": ("engines of the services", "name of the engine; its pod's, on Kubernetes"),
+    "state": ("`connecting`, `serving`, `draining`, `broken`", "state of an engine, as in the admin API"),
+}
+"""Of each label: its values, which bound how many series a metric has, and its meaning."""
+
+
+class ModelMetrics:
+    """What is counted for one model."""
+
+    __slots__ = (
+        "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens", "prompt_tokens",
+        "queue_seconds", "request_seconds",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.prompt_tokens = Count()
+        self.cached_tokens = Count()
+        self.output_tokens = Count()
+        self.request_seconds = Spread(REQUEST_SECONDS)
+        self.first_token_seconds = Spread(FIRST_TOKEN_SECONDS)
+        self.between_tokens_seconds = Spread(BETWEEN_TOKENS_SECONDS)
+        self.queue_seconds = Spread(FIRST_TOKEN_SECONDS)
 
 
 class Metrics:
     """All metrics of one gateway process, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Callable[[], Collection[str]] = tuple) -> None:
+        """Make them; `models` returns the names of models that are served."""
         self.registry = CollectorRegistry()
-        self.requests = self._counter("requests", "Requests by endpoint and status code", "path", "code")
-        self.request_seconds = self._histogram(
-            "request_seconds", "Time from a request's arrival to its last byte", REQUEST_SECONDS
+        self._served = models
+        self._models: dict[str, ModelMetrics] = {OTHER: ModelMetrics()}
+        self.requests = self._counter(
+            "requests", "Requests by endpoint, status code and model", "path", "code", "model"
         )
-        self.first_token_seconds = self._histogram(
-            "time_to_first_token_seconds",
-            "Time from a request's arrival to its first token",
-            FIRST_TOKEN_SECONDS,
-        )
-        self.between_tokens_seconds = self._histogram(
-            "inter_token_seconds", "Time between two deliveries of tokens, by token", BETWEEN_TOKENS_SECONDS
-        )
-        self.queue_seconds = self._histogram(
-            "queue_seconds", "Time that a request waited for an engine", FIRST_TOKEN_SECONDS
-        )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were routed")
-        self.cached_tokens = self._counter(
-            "cached_prompt_tokens", "Prompt tokens from engines' prefix caches"
-        )
-        self.output_tokens = self._counter("output_tokens", "Tokens received from engines")
+        self._of_models()
         self.routes = self._counter("route", "Routed requests by what decided", "reason")
         self.retries = self._counter("retries", "Attempts that failed before anything was sent", "cause")
         self.stream_errors = self._counter("stream_errors", "Answers that ended in an error", "cause")
@@ -62,15 +88,62 @@ class Metrics:
         self.synced = self._gauge("synced", "1 once the routing table has been filled")
         self.watch_errors = self._counter("watch_errors", "Failed lists and watches of pods")
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"mizzen_gateway_{name}", text, labels, registry=self.registry)
+    def of(self, model: str) -> ModelMetrics:
+        """Return what is counted for a model; for all that are not served, one and the same."""
+        return self._models.get(model) or self._new(model)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"mizzen_gateway_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"mizzen_gateway_{name}", text, (), registry=self.registry, buckets=buckets)
+    def ended(self, record: Record, path: str) -> None:
+        """Count a request that has ended; `path` is one of the API's, or `other`."""
+        model = record.model
+        counted = self.of(model)
+        label = model if model in self._models else OTHER
+        self.requests.labels(path, str(record.status), label).inc()
+        if not record.tried and not record.model:
+            return
+        counted.request_seconds.observe(record.seconds)
+        if record.first_token is not None:
+            counted.first_token_seconds.observe(record.first_token - record.began)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def _new(self, model: str) -> ModelMetrics:
+        if len(self._models) > MAX_MODELS or model not in self._served():
+            return self._models[OTHER]
+        found = self._models[model] = ModelMetrics()
+        return found
+
+    def _of_models(self) -> None:
+        for field, name, text in (
+            ("request_seconds", "request_seconds", "Time from a request's arrival to its last byte"),
+            (
+                "first_token_seconds",
+                "time_to_first_token_seconds",
+                "Time from a request's arrival to its first token",
+            ),
+            (
+                "between_tokens_seconds",
+                "inter_token_seconds",
+                "Time between two deliveries of tokens, by token",
+            ),
+            ("queue_seconds", "queue_seconds", "Time that a request waited for an engine"),
+            ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that were routed"),
+            ("cached_tokens", "cached_prompt_tokens", "Prompt tokens from engines' prefix caches"),
+            ("output_tokens", "output_tokens", "Tokens received from engines"),
+        ):
+            family = CountFamily if field.endswith("_tokens") else SpreadFamily
+            values = partial(self._column, field)
+            self.registry.register(family(PREFIX + name, text, "model", values))  # pyright: ignore
+
+    def _column(self, field: str) -> list[tuple[str, Any]]:
+        return [(model, getattr(counted, field)) for model, counted in self._models.items()]
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, (), registry=self.registry, buckets=buckets)

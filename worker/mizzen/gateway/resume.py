@@ -55,7 +55,7 @@ class Resumes:
         job, engine = running.job, running.engine
         leaving = engine.draining
         running.stream.abort()
-        running.release()
+        running.release(lost.cause)
         if not leaving:
             engine.failed(running.period)
         if not self.limits.resumes or lost.cause in FINAL_CAUSES:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from mizzen.core.request import FinishReason
 from mizzen.gateway.engines import Engine
 from mizzen.gateway.job import Job
+from mizzen.gateway.record import Attempt
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs
 
@@ -33,6 +34,8 @@ class Running:
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
         self._held = True
+        self.attempt: Attempt | None = None
+        """What the request's record is told of its time in the engine."""
         engine.take(cost)
         self.period = engine.breaker.begin()
 
@@ -75,18 +78,23 @@ class Running:
         finally:
             self.engine.waiting.discard(self.stream)
 
-    def close(self) -> bool:
-        """Abort what still runs, and end the count of the request; tell whether there was something."""
+    def close(self, error: str = "") -> bool:
+        """Abort what still runs, and end the count of the request; tell whether there was something.
+
+        `error` is a word for why the engine did not finish it.
+        """
         unfinished = self.finish is None
         if unfinished:
             self.stream.abort()
-        self.release()
+        self.release(error)
         return unfinished
 
-    def release(self) -> None:
+    def release(self, error: str = "") -> None:
         """End the count of the request in its engine; the engine has nothing of it any more."""
         if self._held:
             self._held = False
+            if self.attempt is not None:
+                self.attempt.end(error)
             self.engine.release(self._cost)
 
     async def _next(self) -> tuple[list[int], Finish | None]:
@@ -108,4 +116,5 @@ class Running:
         """Go on as the same request in another engine."""
         self.engine, self.stream, self.period = other.engine, other.stream, other.period
         self._cost, self._first, self._held = other._cost, other._first, other._held
+        self.attempt = other.attempt
         self.finish = None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
+from mizzen.gateway.access_log import AccessLog
 from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.discover import discovery
@@ -24,6 +25,7 @@ from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
 from mizzen.gateway.tenants.bodies import BodyBudget
 from mizzen.gateway.tenants.gate import Tenants, tenant_of
 from mizzen.gateway.tenants.tickets import new_ticket
+from mizzen.gateway.tracing import start_tracing
 from mizzen.wire.keys import WireKeys, load_keys, load_pair
 
 STATES = ("connecting", "serving", "draining", "broken")
@@ -36,10 +38,12 @@ class Gateway:
         """Read keys and token.
 
         Raises:
-            ValueError: a file of keys or the token file cannot be read.
+            ValueError: a file of keys or the token file cannot be read, or tracing lacks its packages.
         """
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda: self.models)
+        self.access_log = AccessLog(config.access_log == "prompts") if config.access_log != "off" else None
+        self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
         self.tenants = Tenants(config.api_keys_file)
         self.bodies = BodyBudget(config.max_bodies_bytes)
@@ -70,6 +74,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.services.close(reason)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     @property
     def ready(self) -> str:

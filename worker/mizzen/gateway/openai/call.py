@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.record import record_of
 from mizzen.gateway.tenants.bodies import Body, ClientGone
 from mizzen.gateway.tenants.times import RequestTime
 
@@ -46,17 +47,15 @@ class Call(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; a client that goes away ends it, and aborts it in the engine."""
         self._scope, self._send = scope, send
-        metrics = self._gateway.metrics
         try:
             async with RequestTime(self._gateway.config, scope, self._began) as self._time:
                 await self._read_and_serve(scope, receive)
         except ApiError as error:
             await self._error(error)
         except ClientGone as error:
-            metrics.aborts.labels("client").inc()
+            record_of(scope).error = "client_gone"
+            self._gateway.metrics.aborts.labels("client").inc()
             log.debug("client gone", extra={"fields": {"reason": str(error)}})
-        finally:
-            metrics.request_seconds.observe(time.monotonic() - self._began)
 
     async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
         gateway = self._gateway
@@ -100,6 +99,7 @@ class Call(Response):
 
     async def _error(self, error: ApiError) -> None:
         """Answer with an error; once a stream has begun, with an event that ends it."""
+        record_of(self._scope).error = error.code or error.kind
         if self._started:
             await self._write(self._failed(error), more=False)
             return

@@ -15,6 +15,7 @@ from mizzen.gateway.openai.jobs import AT_ONCE, new_job, together
 from mizzen.gateway.openai.sequence import Sequence
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import Choice, Writer
+from mizzen.gateway.record import record_of
 from mizzen.wire.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Exchange(Call):
         finally:
             for sequence in (one for group in groups for one in group):
                 sequence.close()
+            self._note(groups)
 
     def _groups(self, wish: Wish, dispatcher: Dispatcher) -> list[list[Sequence]]:
         """Return the sequences of each prompt.
@@ -164,6 +166,13 @@ class Exchange(Call):
                 for sequence in group
             ]
         )
+
+    def _note(self, groups: list[list[Sequence]]) -> None:
+        """Tell the request's record what came of it."""
+        record, usage = record_of(self._scope), self._usage(groups)
+        record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        record.finish_reasons = [one.reason for group in groups for one in group if one.reason is not None]
 
     def _usage(self, groups: list[list[Sequence]]) -> Usage:
         """Return the counts of all sequences; a prompt counts once, whatever comes of it."""

@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from mizzen.gateway.dispatch import Job
 from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.record import record_of
 
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
@@ -30,7 +31,11 @@ def new_job(
         ApiError: the tenant may not have it.
     """
     ticket = gateway.ticket(scope, wish, began, first=first)
-    return Job(wish=wish, ticket=ticket, priority=ticket.priority)
+    record = record_of(scope)
+    record.model, record.stream = wish.model, wish.stream
+    if record.keeps_prompt:
+        record.prompt = wish.messages or wish.prompt
+    return Job(wish=wish, ticket=ticket, priority=ticket.priority, record=record)
 
 
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:

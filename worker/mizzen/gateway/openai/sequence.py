@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.errors import unavailable
 from mizzen.gateway.job import Job
-from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.metrics import ModelMetrics
 from mizzen.gateway.openai.answer import Answer, Piece
 from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
 from mizzen.gateway.running import Running
@@ -27,7 +27,7 @@ FINAL_SECONDS = 2.0
 class Deliveries:
     """Counts an answer's tokens, and the time between their deliveries."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._last: float | None = None
 
@@ -66,7 +66,10 @@ class Sequence:
         self._running: Running | None = None
         self._answer: Answer | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._times = Deliveries(gateway.metrics)
+        self.reason: str | None = None
+        """OpenAI's finish_reason, once it has ended."""
+        self._metrics = gateway.metrics.of(job.wish.model)
+        self._times = Deliveries(self._metrics)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -147,12 +150,11 @@ class Sequence:
         """
         if self._answer is not None:
             return
-        metrics, ticket = self._gateway.metrics, self._job.ticket
+        ticket = self._job.ticket
         ticket.deadline = time.monotonic() + self._gateway.config.queue_timeout_seconds
         self._running = await self._dispatcher.place(self._job)
-        metrics.queue_seconds.observe(ticket.waited)
-        metrics.first_token_seconds.observe(time.monotonic() - self._began)
-        metrics.prompt_tokens.inc(self.prompt_tokens)
+        self._metrics.queue_seconds.observe(ticket.waited)
+        self._metrics.prompt_tokens.inc(self.prompt_tokens)
         self._begin()
 
     async def next(self) -> Piece:
@@ -165,6 +167,7 @@ class Sequence:
         tokens, finish = await running.next()
         piece = answer.add(tokens, finish, running.take_logprobs() if self.wish.logprobs else [])
         self._times.took(len(piece.ids))
+        self.reason = piece.reason
         return piece
 
     async def collect(self) -> list[Piece]:
@@ -205,7 +208,7 @@ class Sequence:
         if self._running is not None:
             self._running.close()
             if self._running.finish is not None:
-                self._gateway.metrics.cached_tokens.inc(self._running.finish.cached_tokens)
+                self._metrics.cached_tokens.inc(self._running.finish.cached_tokens)
             self._running = None
         self._dispatcher.leave(self._job)
 

@@ -1,0 +1,78 @@
+"""The outermost layer of the OpenAI API: each request's id, and what is counted, logged and traced of it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mizzen.gateway.access_log import AccessLog
+from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.record import SCOPE_KEY, Record
+from mizzen.gateway.tally import OTHER
+from mizzen.gateway.tenants.gate import tenant_of
+from mizzen.gateway.tracing import Tracing
+
+MAX_REQUEST_ID = 128
+
+
+class Front:
+    """Outermost layer: request ids, records, and whoever reads them."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        access_log: AccessLog | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; its id is the client's x-request-id, or a new one."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = usable(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
+        record = Record(request_id=request_id.decode(), method=scope["method"], path=scope["path"])
+        record.keeps_prompt = self._access_log is not None and self._access_log.prompts
+        scope[SCOPE_KEY] = record
+        root = self._tracing.begin(record, headers) if self._tracing else None
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            record.ended = time.monotonic()
+            self._tell(record, scope)
+            if self._tracing:
+                self._tracing.end(record, root)
+
+    def _tell(self, record: Record, scope: Scope) -> None:
+        tenant = tenant_of(scope)
+        if tenant is not None:
+            record.key = tenant.name
+        self._metrics.ended(record, endpoint(scope))
+        if self._access_log is not None:
+            self._access_log.write(record)
+
+
+def usable(given: bytes) -> bytes:
+    """Return a client's request id, or nothing when it is none that may be repeated in headers and logs."""
+    fits = 0 < len(given) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in given)
+    return given if fits else b""
+
+
+def endpoint(scope: Scope) -> str:
+    """Return the path of the API's that a request has matched, without what clients fill in; or `other`."""
+    return getattr(scope.get("route"), "path", OTHER)

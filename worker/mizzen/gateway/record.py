@@ -1,0 +1,116 @@
+"""What is known of one request, for the access log and traces. Filling it costs a few assignments."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Scope
+
+SCOPE_KEY = "mizzen.record"
+MAX_ATTEMPTS = 32
+"""Attempts that are kept; what comes after is counted only."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A request's time in one engine. Times are seconds of the monotonic clock."""
+
+    engine: str
+    reason: str
+    """Why it was routed there."""
+    sent: float
+    first_token: float | None = None
+    ended: float | None = None
+    error: str = ""
+    """Why the engine did not finish it: one word."""
+
+    def end(self, error: str = "") -> None:
+        """Note that the engine has nothing of the request any more."""
+        if self.ended is None:
+            self.ended, self.error = time.monotonic(), error
+
+
+@dataclass(slots=True)
+class Phase:
+    """A named part of a request's time, on the monotonic clock."""
+
+    name: str
+    began: float
+    ended: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """A request, from its arrival to its last byte."""
+
+    request_id: str
+    method: str
+    path: str
+    began: float = field(default_factory=time.monotonic)
+    clock: float = field(default_factory=time.time)
+    """Unix time of `began`."""
+    traceparent: str = ""
+    """W3C trace context that engines get; empty while nothing is traced."""
+    model: str = ""
+    key: str = ""
+    """Name of the API key, never the key."""
+    stream: bool = False
+    status: int = 499
+    """Of the response; 499 when the client left before there was one."""
+    keeps_prompt: bool = False
+    """Whether the access log is to hold the prompt."""
+    prompt: Any = None
+    """Messages or prompt, where they are kept."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float | None = None
+    ended: float = 0.0
+    finish_reasons: list[str] = field(default_factory=list)
+    """One a choice."""
+    error: str = ""
+    """What went wrong after the response had begun, or with the request: OpenAI's error code or a word."""
+    attempts: list[Attempt] = field(default_factory=list)
+    tried: int = 0
+    """Attempts in all."""
+    phases: list[Phase] = field(default_factory=list)
+
+    def phase(self, name: str, began: float) -> None:
+        """Note a part of the request's time that ends now."""
+        if len(self.phases) < MAX_ATTEMPTS:
+            self.phases.append(Phase(name, began, time.monotonic()))
+
+    def attempt(self, engine: str, reason: str) -> Attempt:
+        """Note that the request is sent to an engine; returns what the attempt fills."""
+        attempt = Attempt(engine, reason, time.monotonic())
+        self.tried += 1
+        if len(self.attempts) < MAX_ATTEMPTS:
+            self.attempts.append(attempt)
+        return attempt
+
+    def token(self, attempt: Attempt) -> None:
+        """Note the first token of an attempt."""
+        attempt.first_token = now = time.monotonic()
+        if self.first_token is None:
+            self.first_token = now
+
+    @property
+    def seconds(self) -> float:
+        """From its arrival to its last byte."""
+        return self.ended - self.began
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_token is None else self.first_token - self.began
+
+
+def record_of(scope: Scope) -> Record:
+    """Return the record of a request; one that nobody reads where no front made it."""
+    record = scope.get(SCOPE_KEY)
+    if not isinstance(record, Record):
+        record = Record(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))
+        scope[SCOPE_KEY] = record
+    return record
