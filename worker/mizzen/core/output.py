@@ -76,3 +76,17 @@ class Load(Struct, frozen=True, kw_only=True):
     """Held by running requests."""
     pages_cached: int
     """Held by the prefix cache alone; free on demand."""
+
+
+class GrammarCounts(Struct, kw_only=True):
+    """What structured output cost since the engine began."""
+
+    compiled: int = 0
+    refused: int = 0
+    hits: int = 0
+    """Requests whose grammar was known already."""
+    compile_seconds: float = 0.0
+    masks: int = 0
+    """Masks of tokens, one a constrained row and step."""
+    mask_seconds: float = 0.0
+    """The engine's loop spent on them, in matching and waiting for tokens not counted."""

@@ -73,3 +73,5 @@ class Finished(Struct, frozen=True, kw_only=True):
     stop_token: int | None = None
     """The token that ended the request (counted in `output_tokens`), when `reason` is STOP."""
     message: str = ""
+    refused: bool = False
+    """It would be refused everywhere: `message` begins with the field's name. Nothing has run."""

@@ -19,6 +19,8 @@ from mizzen.core.plan import PageWrites, PrefillChunk, Runner, SlotStart, StepPl
 from mizzen.core.scheduler import Scheduler
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
+from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
@@ -164,6 +166,11 @@ def load_engine(
         state = SlotState(
             options.max_running_requests, scheduling.columns, upload, scratch, vocab=config.vocab_size
         )
+    compiler = GrammarCompiler(options.model, config.vocab_size, end_token_ids)
+    masks = GrammarMasks(config.vocab_size, upload, compiler.counts)
+    state.extras.masks = masks
+    if device.type == "cuda":
+        compiler.warm()
     with phases("warmup"):
         step = Step(model, attention, state, upload, fused=is_fused(options))
         runner = make_runner(options, step, device, delay)
@@ -182,7 +189,7 @@ def load_engine(
         device=options.device,
         phases=phases.seconds,
     )
-    return Engine(info, Scheduler(scheduling), runner)
+    return Engine(info, Scheduler(scheduling), runner, compiler, masks)
 
 
 def scheduler_config(

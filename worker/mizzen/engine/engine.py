@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from mizzen.core.output import CacheEvents, Load, StepOutput
+from collections import deque
+
+from msgspec.structs import replace
+
+from mizzen.core.events import Abort, Arrive, Event
+from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.plan import Runner
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
+from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.engine.grammar.intake import GrammarIntake
+from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loop import OverlapLoop
 
@@ -13,25 +21,37 @@ from mizzen.engine.loop import OverlapLoop
 class Engine:
     """A scheduler and a device with a model; see `mizzen.engine.build.load_engine`.
 
-    `submit` and `abort` may be called from any thread; the rest from one.
+    `submit` and `abort` may be called from any thread; the rest from one. A request with a grammar waits for
+    its compilation outside of the scheduler, so that it holds up nobody.
     """
 
-    def __init__(self, info: EngineInfo, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        compiler: GrammarCompiler,
+        masks: GrammarMasks,
+    ) -> None:
         self.info = info
         self._loop = OverlapLoop(scheduler, runner)
+        self._compiler = compiler
+        self._grammars = GrammarIntake(compiler)
+        self._masks = masks
+        self._events: deque[Event] = deque()
 
     @property
     def busy(self) -> bool:
         """Tell whether `step` has anything to do."""
-        return self._loop.busy
+        return bool(self._events) or len(self._grammars) > 0 or self._loop.busy
 
     def submit(self, request: Request) -> None:
         """Let a request join the queue at the next step; a refusal comes back through `take_ended`."""
-        self._loop.submit(request)
+        self._events.append(Arrive(request))
 
     def abort(self, rid: int) -> None:
         """End a request at the next step; its `Finished` follows in a step or in `take_ended`."""
-        self._loop.abort(rid)
+        self._events.append(Abort(rid))
 
     def step(self, now: float) -> StepOutput | None:
         """Launch what can be launched and wait for the oldest step; None when nothing is in flight.
@@ -39,11 +59,30 @@ class Engine:
         Raises:
             StepFailed: the device failed; the engine cannot go on.
         """
-        return self._loop.step(now)
+        while self._events:
+            self._take(self._events.popleft())
+        grammars = self._grammars
+        if not grammars.active:
+            return self._loop.step(now)
+        for request in grammars.ready():
+            self._loop.submit(request)
+        for rid in grammars.fail(self._masks.take_faults()):
+            self._loop.abort(rid)
+        output = self._loop.step(now)
+        if output is None:
+            if len(grammars) and not self._loop.busy:
+                grammars.pause()
+            return None
+        if output.finished:
+            return replace(output, finished=grammars.settle(output.finished))
+        return output
 
     def take_ended(self) -> tuple[Finished, ...]:
         """Return the requests that ended outside a step since the last call."""
-        return tuple(self._loop.take_ended())
+        ended = self._loop.take_ended()
+        if not self._grammars.active:
+            return ended
+        return (*self._grammars.settle(ended), *self._grammars.take_ended())
 
     def take_cache_events(self) -> CacheEvents:
         """Return the blocks that entered or left the prefix cache since the last call."""
@@ -54,14 +93,38 @@ class Engine:
         return self._loop.cache_snapshot()
 
     def load(self) -> Load:
-        """Return how busy the engine is."""
-        return self._loop.load()
+        """Return how busy the engine is; requests whose grammar is compiled count as waiting."""
+        load, grammars = self._loop.load(), self._grammars
+        if not len(grammars):
+            return load
+        return replace(
+            load,
+            waiting=load.waiting + len(grammars),
+            waiting_tokens=load.waiting_tokens + grammars.tokens,
+        )
 
     @property
     def integrity_faults(self) -> int:
         """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
         return self._loop.integrity_faults
 
+    @property
+    def grammar_counts(self) -> GrammarCounts:
+        """What structured output cost so far."""
+        return self._compiler.counts
+
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._loop.close()
+        self._compiler.close()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Abort):
+            if not self._grammars.drop(event.rid):
+                self._loop.abort(event.rid)
+            return
+        request: Request | None = event.request
+        if event.request.sampling.grammar is not None:
+            request = self._grammars.take(event.request)
+        if request is not None:
+            self._loop.submit(request)

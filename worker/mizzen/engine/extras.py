@@ -10,6 +10,7 @@ and a vocabulary of 152,000: 156 MB).
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mizzen.core.params import Grammar
 from mizzen.core.plan import Asks, SlotStart
 from mizzen.core.request import Int32, Int64
 
@@ -49,6 +51,23 @@ PROCESSED = Ask.BIAS | Ask.PENALTIES | Ask.END_BAN | Ask.GRAMMAR
 
 class TokenMasks(Protocol):
     """Where grammars say which tokens may be drawn."""
+
+    @property
+    def active(self) -> bool:
+        """Tell whether any slot has a grammar."""
+        ...
+
+    def start(self, slot: int, grammar: Grammar, output: Int32) -> None:
+        """Let a request take a slot, with the output tokens [n] that it has already."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Forget a slot's request."""
+        ...
+
+    def sampled(self, slots: Int64, tokens: Callable[[], NDArray[Any]]) -> None:
+        """Take note of a launched step: `tokens` waits for the one of each slot of `slots` [rows]."""
+        ...
 
     def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
         """Return a bitmask int32 [slots, ceil(vocab / 32)] on the device, for slots that have a grammar.
@@ -241,6 +260,8 @@ class SlotExtras:
                 self.flags[slot] = 0
                 del self.asks[slot]
                 self.counts.release(slot)
+                if self.masks is not None:
+                    self.masks.release(slot)
             if start.asks is None:
                 continue
             asks = SlotAsks.of(start, start.asks)
@@ -250,6 +271,9 @@ class SlotExtras:
             self.asks[slot] = asks
             if asks.flags & Ask.PENALTIES:
                 self.counts.start(slot, start.asks.tokens, start.asks.prompt_tokens)
+            if start.sampling.grammar is not None and self.masks is not None:
+                output = start.asks.tokens[start.asks.prompt_tokens :]
+                self.masks.start(slot, start.sampling.grammar, output)
 
     def batch(self, slots: Int64, positions: Int64) -> BatchExtras | None:
         """Return what a batch asks (its slots, and the positions of the tokens to be drawn), or None."""

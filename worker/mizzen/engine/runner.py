@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mizzen.core.plan import StepPlan, StepTokens
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 from mizzen.engine.graphs import DecodeGraphs
 from mizzen.engine.side import DeviceSide
 from mizzen.engine.step import Outcome, Step
@@ -31,6 +31,11 @@ class Launched:
     event: torch.cuda.Event
     side: DeviceSide | None
     """In pinned memory too."""
+
+    def read(self) -> Int64:
+        """Wait for the tokens."""
+        self.event.synchronize()
+        return self.tokens.numpy()
 
 
 def column(tokens: torch.Tensor) -> Int32:
@@ -65,7 +70,9 @@ class CpuRunner:
         with torch.inference_mode():
             outcome = self.step(plan)
             side = None if outcome.side is None else outcome.side.read()
-            return StepTokens(plan.step, column(outcome.tokens), None, side)
+            tokens = column(outcome.tokens)
+        self.step.sampled(plan, lambda: tokens[:, 0])
+        return StepTokens(plan.step, tokens, None, side)
 
     def ready(self) -> bool:
         """Tell whether `collect` would return without waiting."""
@@ -109,7 +116,9 @@ class CudaRunner:
             side = None if outcome.side is None else outcome.side.copied(pinned)
             event = torch.cuda.Event()
             event.record(self.stream)
-        return Launched(plan.step, host, event, side)
+        launched = Launched(plan.step, host, event, side)
+        self.step.sampled(plan, launched.read)
+        return launched
 
     def run(self, plan: StepPlan) -> Outcome:
         """Enqueue a step."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
 from mizzen.core.plan import PrefillChunk, StepPlan
@@ -125,6 +128,15 @@ class Step:
         if sampled.logprobs is not None:
             side = (side or DeviceSide()).reporting(sampled.logprobs)
         return Outcome(sampled.tokens, side)
+
+    def sampled(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
+        """Tell the masks where a step's tokens will be, for those that have to follow them."""
+        masks = self.state.extras.masks
+        if masks is None or not masks.active:
+            return
+        final = [chunk.slot for chunk in plan.prefill if chunk.last]
+        slots = plan.decode.astype(np.int64)
+        masks.sampled(np.concatenate([slots, np.array(final, np.int64)]) if final else slots, tokens)
 
     def wanted(self, layout: Layout, looked: Int64 | None = None) -> torch.Tensor | None:
         """Return the rows whose hidden states yield tokens, then those that are looked at; None wants all."""

@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled off the engine's loop, matchers, and masks of allowed tokens."""

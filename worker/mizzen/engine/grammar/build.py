@@ -1,0 +1,117 @@
+"""From a grammar's text to what matches it, with xgrammar. Runs where it may take long: see `tryout`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xgrammar
+
+from mizzen.core.params import Grammar, GrammarKind
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.patterns import check_pattern
+from mizzen.engine.grammar.schema import check_schema, read_json
+from mizzen.engine.grammar.vocabulary import read_vocabulary
+
+SEPARATORS = (",", ":")
+JSON_OBJECT = r"""
+root ::= object
+object ::= "{" (member ("," member)*)? "}"
+member ::= string ":" value
+value ::= object | array | string | number | "true" | "false" | "null"
+array ::= "[" (value ("," value)*)? "]"
+string ::= "\"" character* "\""
+character ::= [^\x00-\x1f"\\] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
+"""
+"""RFC 8259 without blanks, beginning with an object."""
+_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The model that grammars are compiled for."""
+
+    folder: str
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+
+
+class Builder:
+    """Compiles grammars for one model. Used from one thread at a time."""
+
+    def __init__(self, target: Target, *, threads: int, nesting: int) -> None:
+        """Read the model's vocabulary.
+
+        Raises:
+            GrammarError: the folder has no tokenizer that can be used.
+        """
+        tokens = read_vocabulary(Path(target.folder), target.vocab_size)
+        self._target = target
+        self._nesting = nesting
+        self._text = self._compiler(tokens, threads)
+        # In JSON without blanks no control character stands anywhere, and not all rules of it see to that.
+        printable = [b"" if any(byte < 0x20 for byte in token) else token for token in tokens]
+        self._json = self._compiler(printable, threads)
+
+    def _compiler(self, tokens: list[bytes], threads: int) -> xgrammar.GrammarCompiler:
+        info = xgrammar.TokenizerInfo(
+            tokens,
+            xgrammar.VocabType.RAW,
+            vocab_size=self._target.vocab_size,
+            stop_token_ids=list(self._target.end_token_ids),
+        )
+        return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        """Compile a grammar.
+
+        Raises:
+            GrammarError: it is wrong, or asks for what is not enforced; says what.
+        """
+        try:
+            return self._compile(grammar.kind, grammar.text)
+        except GrammarError:
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = _PLACE.sub("", str(error).strip().split("\n")[0])
+            raise GrammarError(f"the {grammar.kind} cannot be used: {reason[:500]}") from None
+
+    def _compile(self, kind: GrammarKind, text: str) -> xgrammar.CompiledGrammar:
+        if kind is GrammarKind.JSON_OBJECT:
+            return self._json.compile_grammar(JSON_OBJECT)
+        if kind is GrammarKind.JSON_SCHEMA:
+            check_schema(read_json(text, self._nesting))
+            return self._json.compile_json_schema(text, any_whitespace=False, separators=SEPARATORS)
+        if kind is GrammarKind.REGEX:
+            try:
+                check_pattern(text, quoted=False)
+            except GrammarError as error:
+                raise GrammarError(f"the regex {error}") from None
+            return self._text.compile_regex(text)
+        if kind is GrammarKind.EBNF:
+            return self._text.compile_grammar(text)
+        return self._text.compile_structural_tag(json.dumps(bounded_strings(read_json(text, self._nesting))))
+
+
+def bounded_strings(tag: Any) -> Any:
+    """Return a structural tag whose schemas bound the lengths of strings by patterns.
+
+    Rules with lengths let control characters through, which blanks between tokens of JSON need here.
+    """
+    if isinstance(tag, list):
+        return [bounded_strings(part) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    tag = {key: bounded_strings(part) for key, part in tag.items()}
+    low, high = tag.get("minLength", 0), tag.get("maxLength")
+    lengths = "minLength" in tag or "maxLength" in tag
+    if tag.get("type") != "string" or not lengths or "pattern" in tag or "format" in tag:
+        return tag
+    if not isinstance(low, int) or not (high is None or isinstance(high, int)) or max(low, high or 0) > 128:
+        return tag
+    kept = {key: part for key, part in tag.items() if key not in ("minLength", "maxLength")}
+    return kept | {"pattern": rf'^[^\x00-\x1f"\\]{{{low},{"" if high is None else high}}}$'}

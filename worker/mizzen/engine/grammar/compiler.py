@@ -1,0 +1,157 @@
+"""Compiles grammars in threads of its own, keeps what it compiled, and remembers what it refused.
+
+A grammar is tried in the sandbox first; what came through within its bounds is then compiled here, by the
+same code, with the interpreter's lock released. (Compiled grammars can be sent between processes, but
+reading one takes longer than compiling it again.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from mizzen.core.output import GrammarCounts
+from mizzen.core.params import Grammar
+from mizzen.engine.grammar.compiled import CompiledGrammar
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.limits import GrammarLimits
+from mizzen.engine.grammar.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from mizzen.engine.grammar.build import Builder
+
+OVERHEAD_BYTES = 4096
+"""Of a cached grammar beside what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A compiled grammar, or why there is none."""
+
+    grammar: CompiledGrammar | None
+    fault: str = ""
+    bytes: int = OVERHEAD_BYTES
+
+
+class GrammarCompiler:
+    """Grammars of one model. Its methods are used from one thread and never wait."""
+
+    def __init__(
+        self,
+        folder: str,
+        vocab_size: int,
+        end_token_ids: tuple[int, ...],
+        limits: GrammarLimits | None = None,
+    ) -> None:
+        """Take the model; nothing is loaded before the first grammar comes, or `warm` is called."""
+        self.limits = limits or GrammarLimits()
+        self.counts = GrammarCounts()
+        self._target = {"folder": folder, "vocab_size": vocab_size, "end_token_ids": end_token_ids}
+        self._sandbox = Sandbox(dict(self._target), self.limits)
+        self._pool = ThreadPoolExecutor(self.limits.workers, "mizzen-grammar")
+        self._builder: Builder | None = None
+        self._lock = Lock()
+        self._running: dict[Grammar, Future[Outcome]] = {}
+        self._kept: OrderedDict[Grammar, Outcome] = OrderedDict()
+        """The least recently used first."""
+        self._kept_bytes = 0
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+
+    def warm(self) -> None:
+        """Load what grammars need, in the background."""
+        self._pool.submit(self._warm)
+
+    def find(self, grammar: Grammar) -> Outcome | None:
+        """Return what became of a grammar; None while it is compiled, which begins with the first call."""
+        if grammar in self._kept:
+            self._kept.move_to_end(grammar)
+            return self._kept[grammar]
+        if grammar in self._refused:
+            self._refused.move_to_end(grammar)
+            return Outcome(None, self._refused[grammar])
+        future = self._running.get(grammar)
+        if future is None:
+            return self._begin(grammar)
+        if not future.done():
+            return None
+        del self._running[grammar]
+        return self._settle(grammar, future.result())
+
+    def forget(self, grammar: Grammar) -> None:
+        """Note that nobody waits for a grammar any more; it is not compiled unless that has begun."""
+        future = self._running.get(grammar)
+        if future is not None and future.cancel():
+            del self._running[grammar]
+
+    def close(self) -> None:
+        """End the threads and the sandbox."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._sandbox.close()
+        self._pool.shutdown(wait=True)
+
+    def _begin(self, grammar: Grammar) -> Outcome | None:
+        size, most = len(grammar.text.encode()), self.limits.text_bytes
+        if size > most:
+            return self._settle(grammar, Outcome(None, f"the text has {size} bytes; at most {most} may be"))
+        if len(self._running) >= self.limits.waiting:
+            text = f"{len(self._running)} grammars wait to be compiled already: try again later"
+            return Outcome(None, text)
+        self._running[grammar] = self._pool.submit(self._compile, grammar)
+        return None
+
+    def _settle(self, grammar: Grammar, outcome: Outcome) -> Outcome:
+        """Count and keep what became of a grammar."""
+        if outcome.grammar is None:
+            self.counts.refused += 1
+            if len(grammar.text) <= self.limits.text_bytes:
+                self._refused[grammar] = outcome.fault
+            if len(self._refused) > self.limits.refusals:
+                self._refused.popitem(last=False)
+            return outcome
+        self.counts.compiled += 1
+        self._kept[grammar] = outcome
+        self._kept_bytes += outcome.bytes
+        while self._kept_bytes > self.limits.cache_bytes and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popitem(last=False)[1].bytes
+        return outcome
+
+    # ── in the threads ────────────────────────────────────────────────────────────────────────────────────
+
+    def _warm(self) -> None:
+        try:
+            self._sandbox.start()
+            self._made()
+        except (GrammarError, ImportError):
+            pass  # the first grammar is told
+
+    def _compile(self, grammar: Grammar) -> Outcome:
+        began = time.monotonic()
+        try:
+            self._sandbox.check(grammar)
+            builder = self._made()
+            with self._lock:
+                compiled = builder.compile(grammar)
+        except GrammarError as error:
+            return Outcome(None, str(error))
+        except ImportError as error:
+            return Outcome(None, f"this engine cannot compile grammars: {error}")
+        finally:
+            with self._lock:
+                self.counts.compile_seconds += time.monotonic() - began
+        held = compiled.memory_size_bytes + len(grammar.text.encode()) + OVERHEAD_BYTES
+        return Outcome(CompiledGrammar(grammar.kind, grammar.text, compiled), "", held)
+
+    def _made(self) -> Builder:
+        """Return the builder; the first caller makes it."""
+        from mizzen.engine.grammar.build import Builder, Target
+        from mizzen.engine.grammar.tryout import threads
+
+        with self._lock:
+            if self._builder is None:
+                target = Target(**self._target)  # type: ignore[arg-type]
+                self._builder = Builder(target, threads=threads(), nesting=self.limits.nesting)
+            return self._builder

@@ -1,0 +1,7 @@
+"""What a grammar is refused with."""
+
+from __future__ import annotations
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be used; the text says what is wrong and what would be right."""

@@ -1,0 +1,124 @@
+"""Requests that wait for their grammar to be compiled, before the scheduler hears of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from msgspec.structs import replace as with_fields
+
+from mizzen.core.params import Grammar
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.engine.grammar.compiled import CompiledGrammar
+from mizzen.engine.grammar.compiler import GrammarCompiler
+
+POLL_SECONDS = 0.001
+
+
+class GrammarIntake:
+    """Holds requests back until their grammar is there. Used from one thread."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._waiting: dict[int, Request] = {}
+        """By request id, in the order of arrival."""
+        self._running: dict[int, CompiledGrammar] = {}
+        self._failed: dict[int, str] = {}
+        """Requests that are being ended, and why."""
+        self._ended: list[Finished] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> bool:
+        """Tell whether any request with a grammar is known: one that waits, runs, or has ended untold."""
+        return bool(self._waiting or self._running or self._ended)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return sum(len(request.prompt) for request in self._waiting.values())
+
+    def take(self, request: Request) -> Request | None:
+        """Take a request in; returns it with its compiled grammar when that is known already."""
+        self._waiting[request.rid] = request
+        ready = self._try(request)
+        if ready is not None:
+            self._compiler.counts.hits += 1
+        return ready
+
+    def drop(self, rid: int) -> bool:
+        """End a request that waits; False when it does not wait here."""
+        request = self._waiting.pop(rid, None)
+        if request is None:
+            return False
+        grammar = request.sampling.grammar
+        assert grammar is not None
+        if all(other.sampling.grammar != grammar for other in self._waiting.values()):
+            self._compiler.forget(grammar)
+        self._ended.append(_end(request, FinishReason.ABORT))
+        return True
+
+    def ready(self) -> list[Request]:
+        """Return the requests whose grammars have come, with them; refused ones go to `take_ended`."""
+        found = [self._try(request) for request in list(self._waiting.values())]
+        return [request for request in found if request is not None]
+
+    def take_ended(self) -> list[Finished]:
+        """Return the requests that ended here since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def fail(self, faults: list[tuple[CompiledGrammar, str]]) -> list[int]:
+        """Take faults of running requests; returns those that still run, which are to be aborted."""
+        rids: list[int] = []
+        for grammar, reason in faults:
+            if self._running.get(grammar.rid) is grammar and grammar.rid not in self._failed:
+                self._failed[grammar.rid] = reason
+                rids.append(grammar.rid)
+        return rids
+
+    def settle(self, ended: Iterable[Finished]) -> tuple[Finished, ...]:
+        """Take note of ends; returns them, those of failed requests with the reason."""
+        return tuple(self._settle(end) for end in ended)
+
+    def _settle(self, end: Finished) -> Finished:
+        self._running.pop(end.rid, None)
+        reason = self._failed.pop(end.rid, None)
+        if reason is None or end.reason is not FinishReason.ABORT:
+            return end
+        return with_fields(end, reason=FinishReason.ERROR, message=reason)
+
+    def pause(self) -> None:
+        """Let a moment pass: there is nothing to do but to wait."""
+        time.sleep(POLL_SECONDS)
+
+    def _try(self, request: Request) -> Request | None:
+        grammar = request.sampling.grammar
+        assert grammar is not None
+        outcome = self._compiler.find(Grammar(grammar.kind, grammar.text))
+        if outcome is None:
+            return None
+        del self._waiting[request.rid]
+        if outcome.grammar is None:
+            self._ended.append(_end(request, FinishReason.ERROR, f"grammar: {outcome.fault}"))
+            return None
+        # A complete text can only be followed by an end token, which must then end the request.
+        own = outcome.grammar.for_request(request.rid)
+        sampling = replace(request.sampling, grammar=own, ignore_eos=False)
+        self._running[request.rid] = own
+        return with_fields(request, sampling=sampling)
+
+
+def _end(request: Request, reason: FinishReason, message: str = "") -> Finished:
+    return Finished(
+        rid=request.rid,
+        reason=reason,
+        prompt_tokens=len(request.prompt) - request.generated,
+        cached_tokens=0,
+        output_tokens=request.generated,
+        message=message,
+        refused=bool(message),
+    )

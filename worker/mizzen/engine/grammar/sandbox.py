@@ -1,0 +1,134 @@
+"""The engine's side of the process that tries grammars: starts it, asks it, and outlives its death."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+
+from mizzen.core.params import Grammar
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.limits import GrammarLimits
+
+log = logging.getLogger(__name__)
+
+SPARE_SECONDS = 5.0
+"""Beyond a child's own deadline, for forks and answers."""
+ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""A process that forks should have no threads."""
+
+
+class Sandbox:
+    """Tries grammars elsewhere. Safe to use from several threads."""
+
+    def __init__(self, target: dict[str, object], limits: GrammarLimits) -> None:
+        """Take the fields of `mizzen.engine.grammar.build.Target`; nothing is started yet."""
+        self._target = target
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process, unless it runs, and wait until it is ready.
+
+        Raises:
+            GrammarError: it does not come up.
+        """
+        with self._lock:
+            self._ready()
+
+    def check(self, grammar: Grammar) -> None:
+        """Try a grammar.
+
+        Raises:
+            GrammarError: it cannot be used; says why.
+        """
+        for attempt in range(2):
+            try:
+                reply = self._ask(grammar)
+                break
+            except ConnectionError:  # the process was killed; the next one is fresh
+                if attempt:
+                    raise GrammarError("the process that tries grammars is gone; try again") from None
+        if not reply:
+            raise GrammarError(
+                f"to compile it takes more than {self._limits.compile_seconds:g} s or "
+                f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
+            )
+        fault = json.loads(reply)["fault"]
+        if fault:
+            raise GrammarError(fault)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+
+    def _ask(self, grammar: Grammar) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                socket.send_fds(self._ready(), [b"j"], [theirs.fileno()])
+            ours.settimeout(self._limits.compile_seconds + SPARE_SECONDS)
+            ours.sendall(json.dumps([grammar.kind, grammar.text]).encode())
+            ours.shutdown(socket.SHUT_WR)
+            try:
+                with ours.makefile("rb") as file:
+                    return file.read()
+            except TimeoutError:
+                return b""
+
+    def _ready(self) -> socket.socket:
+        """Return the control socket of a process that runs."""
+        if self._closed:
+            raise GrammarError("the engine is shutting down")
+        if self._process is not None and self._process.poll() is not None:
+            log.warning("the process that tries grammars ended with %d", self._process.returncode)
+            self._drop()
+        if self._control is None:
+            self._control = self._spawn()
+        return self._control
+
+    def _spawn(self) -> socket.socket:
+        control, theirs = socket.socketpair()
+        control.set_inheritable(False)
+        words = ["--fd", str(theirs.fileno()), "--target", json.dumps(self._target)]
+        words += ["--limits", json.dumps(asdict(self._limits))]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mizzen.engine.grammar.tryout", *words],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ALONE, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
+            )
+        control.settimeout(self._limits.start_seconds)
+        try:
+            answer = control.recv(4096)
+        except TimeoutError:
+            answer = b""
+        if answer[:1] != b"r":
+            fault = (
+                json.loads(answer)["fault"] if answer else "the process that tries grammars does not start"
+            )
+            control.close()
+            self._drop()
+            raise GrammarError(fault)
+        control.settimeout(SPARE_SECONDS)
+        return control
+
+    def _drop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
