@@ -7,15 +7,25 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse, Model, ModelList
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.score import ScoreRequest
-from mizzen.gateway.openai.texts import DetokenizeRequest, TokenizeRequest
-from mizzen.gateway.openai.vectors import EmbeddingRequest
+from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest
+from mizzen.gateway.openai.texts import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from mizzen.gateway.openai.vectors import EmbeddingRequest, EmbeddingResponse
 
 REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest,
 )  # fmt: skip
 """Bodies of all requests, in the order of the documentation."""
+RESPONSES: tuple[type, ...] = (
+    ChatResponse, CompletionResponse, EmbeddingResponse, PairsResponse, LabelsResponse, TokenizeResponse,
+    DetokenizeResponse, Model, ModelList,
+)  # fmt: skip
 TEMPLATE = "#/components/schemas/{name}"
 
 
@@ -35,7 +45,7 @@ class ErrorBody(msgspec.Struct):
 
 
 def described(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
-    """Return the description of an operation's bodies; schemas are named, see `describe`."""
+    """Return the description of an operation's bodies; see `REQUESTS` and `RESPONSES`."""
     answers = [reference(response) for response in responses]
     content: dict[str, Any] = {
         "application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
@@ -48,7 +58,6 @@ def described(request: type, *responses: type, stream: bool = False) -> dict[str
             "200": {"description": "The answer", "content": content},
             **{code: failed(text) for code, text in FAILURES.items()},
         },
-        "x-mizzen-bodies": [request, *responses],
     }
 
 
@@ -60,7 +69,6 @@ def answered(response: type) -> dict[str, Any]:
             "200": {"description": "The answer", "content": content},
             "404": failed(FAILURES["404"]),
         },
-        "x-mizzen-bodies": [response],
     }
 
 
@@ -84,20 +92,18 @@ def reference(kind: type) -> dict[str, str]:
 
 
 def describe(app: FastAPI) -> None:
-    """Let an application's OpenAPI document hold the schemas of all structs that its operations name."""
+    """Let an application's OpenAPI document hold the schemas of all bodies."""
     document = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema:
             return app.openapi_schema
         found = document()
-        kinds: dict[str, type] = {ErrorBody.__name__: ErrorBody}
         for path in found["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)
-                for kind in operation.pop("x-mizzen-bodies", ()):
-                    kinds[kind.__name__] = kind
-        _, parts = msgspec.json.schema_components(tuple(kinds.values()), ref_template=TEMPLATE)
+                operation["responses"].pop("422", None)  # FastAPI's own, which never comes
+        kinds = (*REQUESTS, *RESPONSES, ErrorBody)
+        _, parts = msgspec.json.schema_components(kinds, ref_template=TEMPLATE)
         found.setdefault("components", {}).setdefault("schemas", {}).update(parts)
         app.openapi_schema = found
         return found

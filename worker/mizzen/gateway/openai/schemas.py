@@ -92,7 +92,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         dict[str, Bias] | None, doc("Token ids (as text) to what is added to their logits; -100 bans one.")
     ] = None
     max_tokens: Annotated[
-        Count | None, doc("Output tokens at most: 16 by default in completions, what the context holds in chats.")
+        Count | None,
+        doc("Output tokens at most; by default 16 in completions, and what the context holds in chats."),
     ] = None
     priority: Annotated[
         Priority | None,

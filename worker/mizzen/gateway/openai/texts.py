@@ -48,8 +48,8 @@ class TokenizeResponse(msgspec.Struct):
 
     count: int | list[int]
     max_model_len: Annotated[int, Meta(description="The context length.")]
-    tokens: list[int] | list[list[int]]
-    token_strs: list[str] | list[list[str]] | UnsetType = UNSET
+    tokens: list[int | list[int]]
+    token_strs: list[str | list[str]] | UnsetType = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -94,12 +94,12 @@ class Texts:
         found = await each(wishes(request), one, at_once=1)
         context = service.table.longest_context(text)
         several = isinstance(request.prompt, list)
-        response = TokenizeResponse(
-            [len(ids) for ids in found] if several else len(found[0]), context, found if several else found[0]
-        )
+        counts = [len(ids) for ids in found]
+        response = TokenizeResponse(counts if several else counts[0], context, [])
+        response.tokens = [*found] if several else [*found[0]]
         if request.return_token_strs:
             names = [token_texts(text, ids) for ids in found]
-            response.token_strs = names if several else names[0]
+            response.token_strs = [*names] if several else [*names[0]]
         return response
 
     async def detokenize(self, body: bytes, scope: Scope) -> DetokenizeResponse:
