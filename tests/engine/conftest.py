@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from mizzen.engine.step import Layout, Step
 from mizzen.models.registry import read_config
 
 torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parent))  # the plain twins
 
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
