@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from mizzen import __version__
 from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.debug import explain_route
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.front import Front
 from mizzen.gateway.openai.bodies import Model, ModelList
@@ -102,14 +103,23 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         """Return the metrics in Prometheus' text format."""
         return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/admin/engines")
-    async def engines(request: Request) -> Response:
-        """Return the routing table."""
+    def check_admin(request: Request) -> None:
         if not gateway.has_admin:
             raise ApiError(404, "the admin API is off; --admin-token-file turns it on")
         if not gateway.is_admin(request.headers.get("authorization", "")):
             raise ApiError(401, "the admin API needs its bearer token", code="invalid_token")
+
+    @app.get("/admin/engines")
+    async def engines(request: Request) -> Response:
+        """Return the routing table."""
+        check_admin(request)
         return json_response(routing_table(gateway, request.query_params.get("service")))
+
+    @app.post("/debug/route")
+    async def debug_route(request: Request) -> Response:
+        """Say where the request in the body would go, and why."""
+        check_admin(request)
+        return json_response(await explain_route(gateway, await request.body(), request.headers.raw))
 
     return app
 
@@ -119,6 +129,7 @@ def routing_table(gateway: Gateway, name: str | None = None) -> dict[str, Any]:
     services = [service for service in gateway.services if name in (None, service.name)]
     return {
         "synced": gateway.services.synced,
+        "waiting": sum(service.waiting for service in services),
         "engines": [
             {
                 "service": service.name,

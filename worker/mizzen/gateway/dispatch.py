@@ -348,6 +348,6 @@ def too_long(job: Job, context: int) -> ApiError:
     asked = f"{prompt} in the prompt" + (f" and {wanted} to be generated" if wanted else "")
     return invalid(
         f"the context length is {context} tokens, but {prompt + (wanted or 1)} are needed: {asked}",
-        "messages",
+        "prompt" if job.wish.messages is None else "messages",
         "context_length_exceeded",
     )

@@ -101,6 +101,11 @@ class Service:
         """The names of its model, the chief one first."""
         return self.entry.models
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait while no engine serves: they ask for one to be woken."""
+        return 0 if self.table.serving else len(self.admission)
+
     def check_open(self) -> None:
         """Raise when it serves nothing at the moment.
 

@@ -21,6 +21,7 @@ from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.resilience import publish
 from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
 from mizzen.gateway.tenants.bodies import BodyBudget
 from mizzen.gateway.tenants.gate import Tenants, tenant_of
@@ -217,6 +218,8 @@ class Gateway:
             metrics.load_tokens.labels(engine.name).set(engine.load)
         for state, count in states.items():
             metrics.engines.labels(state).set(count)
+        tables = [service.table for service in self.services]
+        publish(metrics, tables, sum(service.waiting for service in self.services))
         metrics.queued.set(sum(len(service.admission) for service in self.services))
         metrics.synced.set(self.services.synced)
         return metrics.text()

@@ -11,6 +11,7 @@ from starlette.types import Scope
 from mizzen.gateway.dispatch import Job
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.record import record_of
+from mizzen.gateway.route.session import session_of
 
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
@@ -35,7 +36,8 @@ def new_job(
     record.model, record.stream = wish.model, wish.stream
     if record.keeps_prompt:
         record.prompt = wish.messages or wish.prompt
-    return Job(wish=wish, ticket=ticket, priority=ticket.priority, record=record)
+    session = session_of(scope["headers"], wish.session)
+    return Job(wish=wish, ticket=ticket, priority=ticket.priority, session=session, record=record)
 
 
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:

@@ -134,6 +134,7 @@ def common(request: Common) -> dict[str, Any]:
         "model": request.model,
         "n": request.n or 1,
         "priority": request.priority,
+        "session": getattr(request, "prompt_cache_key", None) or request.user or "",
         "timeout_seconds": request.timeout,
         "stream": bool(request.stream),
         "include_usage": bool(options.include_usage),

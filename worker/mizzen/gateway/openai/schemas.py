@@ -139,7 +139,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     regex: Annotated[str | None, doc("A regular expression for the whole answer, as SGLang's.")] = None
     ebnf: Annotated[str | None, doc("An EBNF grammar (GBNF's form), as SGLang's.")] = None
-    user: Annotated[str | None, doc("Accepted, not used.")] = None
+    user: Annotated[str | None, doc("Requests of one user prefer one engine.")] = None
     metadata: Annotated[dict[str, str] | None, doc("Accepted, not used.")] = None
     service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
     store: Annotated[Any, doc("Only `false`: nothing is stored.")] = None
@@ -181,9 +181,7 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
         None
     )
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
-    prompt_cache_key: Annotated[str | None, doc("Accepted, not used: prefixes are found by themselves.")] = (
-        None
-    )
+    prompt_cache_key: Annotated[str | None, doc("Requests with one key prefer one engine.")] = None
     functions: Annotated[Any, doc("Refused by name; use `tools`.")] = None
     function_call: Annotated[Any, doc("Only `none` and `auto`; use `tool_choice`.")] = None
     modalities: Annotated[Any, doc('Only `["text"]`.')] = None

@@ -54,6 +54,8 @@ class Wish:
     echo: bool = False
     """Whether the answer begins with its prompt."""
 
+    session: str = ""
+    """What the body says of requests that belong together: `prompt_cache_key`, or `user`."""
     priority: int | None = None
     """Asked for; None is that of the API key."""
     timeout_seconds: float | None = None
