@@ -1,7 +1,6 @@
 """Mizzen's worker side: the engine, the gateway, and the offline class.
 
-`LLM` and `SamplingParams` load on first use, so that importing a light room (the gateway, the core)
-never pulls in torch.
+All names load on first use, so that importing a light room (the gateway, the core) never pulls in torch.
 """
 
 from __future__ import annotations
@@ -9,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from mizzen.core.params import SamplingParams
+    from mizzen.core.params import Grammar, GrammarKind, SamplingParams
     from mizzen.offline import LLM, Completion
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SamplingParams":
-        from mizzen.core.params import SamplingParams
+    if name in ("SamplingParams", "Grammar", "GrammarKind"):
+        from mizzen.core import params
 
-        return SamplingParams
+        return getattr(params, name)
     if name in ("LLM", "Completion"):
         from mizzen import offline
 

@@ -133,7 +133,7 @@ class LLM:
             Completions in the order of the prompts.
 
         Raises:
-            ValueError: a prompt cannot be answered; nothing has run.
+            ValueError: a prompt cannot be answered, and nothing has run; or a grammar is refused.
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
@@ -294,6 +294,8 @@ class LLM:
             answer = live.pop(end.rid, None)
             if answer is None:
                 continue
+            if end.refused:
+                raise ValueError(end.message)
             if end.reason is FinishReason.ERROR:
                 raise RuntimeError(f"a request failed: {end.message}")
             answer.finished = end

@@ -20,6 +20,7 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.engine.grammar.intake import Grammars
 from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
@@ -189,7 +190,7 @@ def load_engine(
         device=options.device,
         phases=phases.seconds,
     )
-    return Engine(info, Scheduler(scheduling), runner, compiler, masks)
+    return Engine(info, Scheduler(scheduling), runner, Grammars(compiler, masks))
 
 
 def scheduler_config(

@@ -11,9 +11,7 @@ from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.plan import Runner
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.grammar.compiler import GrammarCompiler
-from mizzen.engine.grammar.intake import GrammarIntake
-from mizzen.engine.grammar.masks import GrammarMasks
+from mizzen.engine.grammar.intake import GrammarIntake, Grammars
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loop import OverlapLoop
 
@@ -30,20 +28,18 @@ class Engine:
         info: EngineInfo,
         scheduler: Scheduler,
         runner: Runner,
-        compiler: GrammarCompiler,
-        masks: GrammarMasks,
+        grammars: Grammars | None = None,
     ) -> None:
+        """Take what was loaded; without `grammars` they are passed over, as a simulated device does."""
         self.info = info
         self._loop = OverlapLoop(scheduler, runner)
-        self._compiler = compiler
-        self._grammars = GrammarIntake(compiler)
-        self._masks = masks
+        self._grammars = GrammarIntake(grammars) if grammars is not None else None
         self._events: deque[Event] = deque()
 
     @property
     def busy(self) -> bool:
         """Tell whether `step` has anything to do."""
-        return bool(self._events) or len(self._grammars) > 0 or self._loop.busy
+        return bool(self._events) or self._loop.busy or (self._grammars is not None and self._grammars.waits)
 
     def submit(self, request: Request) -> None:
         """Let a request join the queue at the next step; a refusal comes back through `take_ended`."""
@@ -62,15 +58,15 @@ class Engine:
         while self._events:
             self._take(self._events.popleft())
         grammars = self._grammars
-        if not grammars.active:
+        if grammars is None or not grammars.active:
             return self._loop.step(now)
         for request in grammars.ready():
             self._loop.submit(request)
-        for rid in grammars.fail(self._masks.take_faults()):
+        for rid in grammars.failed():
             self._loop.abort(rid)
         output = self._loop.step(now)
         if output is None:
-            if len(grammars) and not self._loop.busy:
+            if grammars.waits and not self._loop.busy:
                 grammars.pause()
             return None
         if output.finished:
@@ -79,10 +75,10 @@ class Engine:
 
     def take_ended(self) -> tuple[Finished, ...]:
         """Return the requests that ended outside a step since the last call."""
-        ended = self._loop.take_ended()
-        if not self._grammars.active:
+        ended, grammars = self._loop.take_ended(), self._grammars
+        if grammars is None or not grammars.active:
             return ended
-        return (*self._grammars.settle(ended), *self._grammars.take_ended())
+        return (*grammars.settle(ended), *grammars.take_ended())
 
     def take_cache_events(self) -> CacheEvents:
         """Return the blocks that entered or left the prefix cache since the last call."""
@@ -95,13 +91,10 @@ class Engine:
     def load(self) -> Load:
         """Return how busy the engine is; requests whose grammar is compiled count as waiting."""
         load, grammars = self._loop.load(), self._grammars
-        if not len(grammars):
+        if grammars is None or not grammars.waits:
             return load
-        return replace(
-            load,
-            waiting=load.waiting + len(grammars),
-            waiting_tokens=load.waiting_tokens + grammars.tokens,
-        )
+        count, tokens = grammars.load()
+        return replace(load, waiting=load.waiting + count, waiting_tokens=load.waiting_tokens + tokens)
 
     @property
     def integrity_faults(self) -> int:
@@ -111,20 +104,21 @@ class Engine:
     @property
     def grammar_counts(self) -> GrammarCounts:
         """What structured output cost so far."""
-        return self._compiler.counts
+        return self._grammars.counts if self._grammars is not None else GrammarCounts()
 
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._loop.close()
-        self._compiler.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Abort):
-            if not self._grammars.drop(event.rid):
+            if self._grammars is None or not self._grammars.drop(event.rid):
                 self._loop.abort(event.rid)
             return
         request: Request | None = event.request
-        if event.request.sampling.grammar is not None:
+        if self._grammars is not None and event.request.sampling.grammar is not None:
             request = self._grammars.take(event.request)
         if request is not None:
             self._loop.submit(request)

@@ -68,6 +68,12 @@ METRICS = (
     Metric("malformed", "malformed_frames_total", "Frames that were no message of the protocol"),
     Metric("lost_peers", "lost_gateways_total", "Gateways that vanished or did not take their frames"),
     Metric("peers", "gateways", "Gateways that are connected"),
+    Metric("grammars_compiled", "grammars_compiled_total", "Grammars of structured output compiled"),
+    Metric("grammars_refused", "grammars_refused_total", "Grammars refused: wrong, or too much work"),
+    Metric("grammar_hits", "grammar_cache_hits_total", "Requests whose grammar was compiled already"),
+    Metric("grammar_seconds", "grammar_compile_seconds_total", "Time that grammars took to be compiled"),
+    Metric("grammar_masks", "grammar_masks_total", "Masks of allowed tokens, one a constrained row and step"),
+    Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent on filling masks"),
     Metric("integrity", "integrity_violations_total", "Failed checks of pages, slots and prefix tree"),
 )
 

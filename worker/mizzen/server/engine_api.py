@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mizzen.core.output import CacheEvents, Load, StepOutput
+from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 
 
@@ -75,6 +75,11 @@ class Engine(Protocol):
     @property
     def integrity_faults(self) -> int:
         """Faults of pages, slots and prefix tree found so far."""
+        ...
+
+    @property
+    def grammar_counts(self) -> GrammarCounts:
+        """What structured output cost so far."""
         ...
 
     def close(self) -> None:

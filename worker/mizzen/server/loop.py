@@ -117,11 +117,12 @@ class ServingLoop:
         now = time.monotonic()
         self._report_at = now + REPORT_SECONDS
         self._obey(now)
-        load = self._engine.load()
+        engine = self._engine
+        load = engine.load()
         self._waiting = load.waiting
-        self._wire.out.blocks(self._engine.take_cache_events())
+        self._wire.out.blocks(engine.take_cache_events())
         told = self._wire.out.stats(load, self._steps, now)
-        self._status.publish(load, self._wire.out, self._engine.integrity_faults, now)
+        self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return told
 
     def _obey(self, now: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.output import Load
+from mizzen.core.output import GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
 from mizzen.server.catalogue import (
     FIRST_TOKEN_SECONDS,
@@ -84,7 +84,7 @@ class RankStatus:
             values[_PROMPT_TOKENS] += end.prompt_tokens
             values[_CACHED_TOKENS] += end.cached_tokens
 
-    def publish(self, load: Load, out: Outbox, integrity: int, now: float) -> None:
+    def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
         """Show everything to the supervisor, with the time of this turn of the loop."""
         counters = out.counters
         for name, value in (
@@ -101,6 +101,12 @@ class RankStatus:
             ("pages_total", load.pages_total),
             ("pages_used", load.pages_used),
             ("pages_cached", load.pages_cached),
+            ("grammars_compiled", grammars.compiled),
+            ("grammars_refused", grammars.refused),
+            ("grammar_hits", grammars.hits),
+            ("grammar_seconds", grammars.compile_seconds),
+            ("grammar_masks", grammars.masks),
+            ("mask_seconds", grammars.mask_seconds),
         ):
             self._set(name, value)
         for code in RefusalCode:

@@ -117,7 +117,9 @@ class Outbox:
                 del peer.handles[handle]
                 if not table.started[rid]:
                     peer.unstarted -= 1
-                if rid not in self._answered:
+                if end.refused:
+                    self.refuse(peer.identity, handle, RefusalCode.INVALID, end.message)
+                elif rid not in self._answered:
                     by_owner.setdefault(owner, []).append(_finish(end, handle))
             table.release(rid)
             self._answered.discard(rid)

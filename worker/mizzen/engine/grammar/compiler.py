@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mizzen.core.output import GrammarCounts
 from mizzen.core.params import Grammar
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.errors import CompilerDown, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.sandbox import Sandbox
 
@@ -34,6 +34,8 @@ class Outcome:
 
     grammar: CompiledGrammar | None
     fault: str = ""
+    passing: bool = False
+    """The fault is of this moment, not of the grammar."""
     bytes: int = OVERHEAD_BYTES
 
 
@@ -94,12 +96,15 @@ class GrammarCompiler:
         self._pool.shutdown(wait=True)
 
     def _begin(self, grammar: Grammar) -> Outcome | None:
+        if not self._target["end_token_ids"]:
+            text = "this model has no end token (eos_token_id), and nothing else ends a complete text"
+            return self._settle(grammar, Outcome(None, text))
         size, most = len(grammar.text.encode()), self.limits.text_bytes
         if size > most:
             return self._settle(grammar, Outcome(None, f"the text has {size} bytes; at most {most} may be"))
         if len(self._running) >= self.limits.waiting:
             text = f"{len(self._running)} grammars wait to be compiled already: try again later"
-            return Outcome(None, text)
+            return Outcome(None, text, passing=True)
         self._running[grammar] = self._pool.submit(self._compile, grammar)
         return None
 
@@ -107,7 +112,7 @@ class GrammarCompiler:
         """Count and keep what became of a grammar."""
         if outcome.grammar is None:
             self.counts.refused += 1
-            if len(grammar.text) <= self.limits.text_bytes:
+            if not outcome.passing and len(grammar.text) <= self.limits.text_bytes:
                 self._refused[grammar] = outcome.fault
             if len(self._refused) > self.limits.refusals:
                 self._refused.popitem(last=False)
@@ -125,7 +130,7 @@ class GrammarCompiler:
         try:
             self._sandbox.start()
             self._made()
-        except (GrammarError, ImportError):
+        except (GrammarError, CompilerDown, ImportError):
             pass  # the first grammar is told
 
     def _compile(self, grammar: Grammar) -> Outcome:
@@ -137,13 +142,15 @@ class GrammarCompiler:
                 compiled = builder.compile(grammar)
         except GrammarError as error:
             return Outcome(None, str(error))
+        except CompilerDown as error:
+            return Outcome(None, str(error), passing=True)
         except ImportError as error:
             return Outcome(None, f"this engine cannot compile grammars: {error}")
         finally:
             with self._lock:
                 self.counts.compile_seconds += time.monotonic() - began
         held = compiled.memory_size_bytes + len(grammar.text.encode()) + OVERHEAD_BYTES
-        return Outcome(CompiledGrammar(grammar.kind, grammar.text, compiled), "", held)
+        return Outcome(CompiledGrammar(grammar.kind, grammar.text, compiled), bytes=held)
 
     def _made(self) -> Builder:
         """Return the builder; the first caller makes it."""

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class GrammarError(ValueError):
     """A grammar cannot be used; the text says what is wrong and what would be right."""
+
+
+class CompilerDown(RuntimeError):
+    """Grammars cannot be compiled at the moment, whatever they are."""

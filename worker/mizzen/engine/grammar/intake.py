@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
 
+from mizzen.core.output import GrammarCounts
 from mizzen.core.params import Grammar
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.engine.grammar.masks import GrammarMasks
 
 POLL_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Grammars:
+    """What compiles grammars, and what applies them."""
+
+    compiler: GrammarCompiler
+    masks: GrammarMasks
 
 
 class GrammarIntake:
     """Holds requests back until their grammar is there. Used from one thread."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
+    def __init__(self, grammars: Grammars) -> None:
+        self._compiler = grammars.compiler
+        self._masks = grammars.masks
         self._waiting: dict[int, Request] = {}
         """By request id, in the order of arrival."""
         self._running: dict[int, CompiledGrammar] = {}
@@ -28,8 +39,10 @@ class GrammarIntake:
         """Requests that are being ended, and why."""
         self._ended: list[Finished] = []
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    @property
+    def waits(self) -> bool:
+        """Tell whether any request waits for its grammar."""
+        return bool(self._waiting)
 
     @property
     def active(self) -> bool:
@@ -37,9 +50,13 @@ class GrammarIntake:
         return bool(self._waiting or self._running or self._ended)
 
     @property
-    def tokens(self) -> int:
-        """Prompt tokens of those that wait."""
-        return sum(len(request.prompt) for request in self._waiting.values())
+    def counts(self) -> GrammarCounts:
+        """What grammars cost so far."""
+        return self._compiler.counts
+
+    def load(self) -> tuple[int, int]:
+        """Return how many requests wait, and their prompts' tokens."""
+        return len(self._waiting), sum(len(request.prompt) for request in self._waiting.values())
 
     def take(self, request: Request) -> Request | None:
         """Take a request in; returns it with its compiled grammar when that is known already."""
@@ -71,10 +88,10 @@ class GrammarIntake:
         ended, self._ended = self._ended, []
         return ended
 
-    def fail(self, faults: list[tuple[CompiledGrammar, str]]) -> list[int]:
-        """Take faults of running requests; returns those that still run, which are to be aborted."""
+    def failed(self) -> list[int]:
+        """Return running requests that cannot follow their grammar any more; they are to be aborted."""
         rids: list[int] = []
-        for grammar, reason in faults:
+        for grammar, reason in self._masks.take_faults():
             if self._running.get(grammar.rid) is grammar and grammar.rid not in self._failed:
                 self._failed[grammar.rid] = reason
                 rids.append(grammar.rid)
@@ -95,6 +112,10 @@ class GrammarIntake:
         """Let a moment pass: there is nothing to do but to wait."""
         time.sleep(POLL_SECONDS)
 
+    def close(self) -> None:
+        """End the compiler."""
+        self._compiler.close()
+
     def _try(self, request: Request) -> Request | None:
         grammar = request.sampling.grammar
         assert grammar is not None
@@ -103,7 +124,8 @@ class GrammarIntake:
             return None
         del self._waiting[request.rid]
         if outcome.grammar is None:
-            self._ended.append(_end(request, FinishReason.ERROR, f"grammar: {outcome.fault}"))
+            end = _end(request, FinishReason.ERROR, f"grammar: {outcome.fault}")
+            self._ended.append(with_fields(end, refused=not outcome.passing))
             return None
         # A complete text can only be followed by an end token, which must then end the request.
         own = outcome.grammar.for_request(request.rid)
@@ -120,5 +142,4 @@ def _end(request: Request, reason: FinishReason, message: str = "") -> Finished:
         cached_tokens=0,
         output_tokens=request.generated,
         message=message,
-        refused=bool(message),
     )

@@ -12,10 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mizzen.core.output import GrammarCounts
@@ -23,6 +22,9 @@ from mizzen.core.params import Grammar
 from mizzen.core.request import Int32, Int64
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.limits import GrammarLimits
+
+if TYPE_CHECKING:
+    import torch
 
 ALL = -1
 """A word of a mask that allows everything."""

@@ -12,7 +12,7 @@ import threading
 from dataclasses import asdict
 
 from mizzen.core.params import Grammar
-from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.errors import CompilerDown, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class Sandbox:
         """Start the process, unless it runs, and wait until it is ready.
 
         Raises:
-            GrammarError: it does not come up.
+            CompilerDown: it does not come up.
+            GrammarError: the model has no tokenizer that can be used.
         """
         with self._lock:
             self._ready()
@@ -49,14 +50,15 @@ class Sandbox:
 
         Raises:
             GrammarError: it cannot be used; says why.
+            CompilerDown: there is no process to try it in.
         """
-        for attempt in range(2):
+        try:
+            reply = self._ask(grammar)
+        except ConnectionError:  # the process was killed; the next one is fresh
             try:
                 reply = self._ask(grammar)
-                break
-            except ConnectionError:  # the process was killed; the next one is fresh
-                if attempt:
-                    raise GrammarError("the process that tries grammars is gone; try again") from None
+            except ConnectionError:
+                raise CompilerDown("the process that tries grammars is gone: try again") from None
         if not reply:
             raise GrammarError(
                 f"to compile it takes more than {self._limits.compile_seconds:g} s or "
@@ -89,7 +91,7 @@ class Sandbox:
     def _ready(self) -> socket.socket:
         """Return the control socket of a process that runs."""
         if self._closed:
-            raise GrammarError("the engine is shutting down")
+            raise CompilerDown("the engine is shutting down")
         if self._process is not None and self._process.poll() is not None:
             log.warning("the process that tries grammars ended with %d", self._process.returncode)
             self._drop()

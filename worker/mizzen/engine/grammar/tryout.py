@@ -87,7 +87,8 @@ def bound(limits: GrammarLimits) -> None:
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + limits.compile_bytes,) * 2)
+        most = held + limits.compile_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def read_job(stream: socket.socket) -> Grammar:
