@@ -1,0 +1,173 @@
+"""Log probabilities and embeddings on the wire: whose they are, and what a gateway's end makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mizzen.core.output import Reports, RequestLogprobs, RequestVector, StepOutput
+from mizzen.core.request import FinishReason, Pooling
+from mizzen.wire.messages import Abort, Embed, Embedding, Logprobs, Outputs, Refused, Sampling
+from mizzen.wire.stream import EngineStream, StreamLost, TokenLogprobs, unpack
+
+
+def output(bench: Any, rows: list[int], reports: Reports, finished: tuple[Any, ...] = ()) -> Any:
+    count = len(rows)
+    return bench.server.out.send(
+        StepOutput(
+            step=1,
+            rids=np.array(rows, np.int64),
+            offsets=np.zeros(count, np.int32),
+            tokens=np.arange(count, dtype=np.int32),
+            counts=None,
+            finished=finished,
+            reports=reports,
+        ),
+        bench.now,
+    )
+
+
+def table(rows: int, width: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.arange(first, first + rows * width, dtype=np.int32).reshape(rows, width)
+    return ids, -ids.astype(np.float32) / 8
+
+
+def test_everyone_gets_their_own(bench: Any) -> None:
+    one, other = bench.gateway(), bench.gateway()
+    mine = [bench.submit(one, handle, sampling=Sampling(logprobs=1)) for handle in (4, 5)]
+    theirs = bench.submit(other, 4, sampling=Sampling(prompt_logprobs=2))
+    reports = Reports(
+        (
+            RequestLogprobs(mine[1], *table(1, 2, 10), False),
+            RequestLogprobs(theirs, *table(3, 3, 40), True),
+            RequestLogprobs(mine[0], *table(1, 2, 70), False),
+        )
+    )
+    waits = output(bench, mine, reports)
+    assert len(waits) == 2  # a prompt's report is no first token
+    got = bench.expect(one, Outputs)
+    assert np.frombuffer(got.rids, "<u4").tolist() == [4, 5]
+    assert [(part.rid, part.width, part.prompt) for part in got.logprobs] == [(5, 2, False), (4, 2, False)]
+    assert unpack(got.logprobs[0], 0) == [TokenLogprobs(10, -1.25, ((11, -1.375),), ())]
+    assert unpack(got.logprobs[0], 1) == [TokenLogprobs(10, -1.25, (), (-1.375,))]
+    got = bench.expect(other, Outputs)
+    assert (got.rids, got.tokens, got.finished) == (b"", b"", ())
+    (part,) = got.logprobs
+    assert (part.rid, part.prompt) == (4, True)
+    assert [entry.token for entry in unpack(part, 0)] == [40, 43, 46]
+
+
+def test_an_embedding_frees_its_handle_and_ends_its_wait(bench: Any) -> None:
+    gateway = bench.gateway()
+    prompt = np.array([1, 2, 3], "<i4").tobytes()
+    gateway.send(Embed(7, prompt, "mean", False, b"tenant", 3))
+    bench.until(lambda: len(bench.requests) == 1)
+    (request,) = bench.requests.values()
+    assert (request.pooling, request.normalize, request.salt, request.priority) == (
+        Pooling.MEAN,
+        False,
+        b"tenant",
+        3,
+    )
+    bench.now += 2
+    vector = np.arange(5, dtype=np.float32)
+    end = bench.end(request.rid, FinishReason.LENGTH)
+    waits = output(bench, [], Reports((), (RequestVector(request.rid, vector, 3, 1),)), (end,))
+    assert waits.tolist() == [2.0]
+    got = bench.expect(gateway, Embedding)
+    assert np.frombuffer(got.vector, "<f4").tolist() == vector.tolist()
+    assert (got.rid, got.prompt_tokens, got.cached_tokens) == (7, 3, 1)
+    assert not len(bench.server.out.table)
+    del bench.requests[request.rid]
+    bench.submit(gateway, 7)
+    gateway.drain()
+    assert not [message for message in gateway.inbox if isinstance(message, Outputs)], "an end came too"
+
+
+def test_an_aborted_embedding_is_answered_with_an_end(bench: Any) -> None:
+    gateway = bench.gateway()
+    gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
+    gateway.send(Abort(7))
+    bench.until(lambda: len(bench.aborts) == 1)
+    bench.server.out.finish([bench.end(bench.aborts[0], FinishReason.ABORT)], 0)
+    (end,) = bench.expect(gateway, Outputs).finished
+    assert (end.rid, end.reason) == (7, FinishReason.ABORT)
+
+
+def test_a_handle_in_use_is_refused_whatever_it_is_for(bench: Any) -> None:
+    gateway = bench.gateway()
+    bench.submit(gateway, 7)
+    gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
+    refused = bench.expect(gateway, Refused)
+    assert refused.rid is None
+    assert "in use" in refused.message
+
+
+def test_embeddings_before_a_hello_are_refused(bench: Any) -> None:
+    gateway = bench.gateway(hello=False)
+    gateway.send(Embed(7, np.array([1], "<i4").tobytes()))
+    assert bench.expect(gateway, Refused).rid == 7
+
+
+def message(tokens: list[int], width: int = 2, prompt: bool = False) -> Logprobs:
+    ids = np.repeat(np.array(tokens, "<i4")[:, None], width, axis=1)
+    return Logprobs(1, width, ids.tobytes(), np.zeros_like(ids, "<f4").tobytes(), prompt)
+
+
+@pytest.fixture
+def make_stream() -> Callable[..., EngineStream]:
+    def make(**options: Any) -> EngineStream:
+        return EngineStream(1, lambda stream: None, **options)
+
+    return make
+
+
+async def test_a_stream_gives_logprobs_of_what_was_read(make_stream: Callable[..., EngineStream]) -> None:
+    stream = make_stream(logprobs=0, prompt_logprobs=True)
+    for tokens in ([1, 2], [3]):
+        stream.report(message(tokens, prompt=True))
+    stream.report(message([5, 6]))
+    stream.feed(0, [5, 6])
+    assert (await stream.next())[0] == [5, 6]
+    stream.report(message([7]))
+    stream.feed(2, [7])
+    assert [entry.token for entry in stream.take_logprobs()] == [5, 6]
+    assert stream.take_logprobs() == []
+    assert (await stream.next())[0] == [7]
+    stream.report(message([8]))
+    stream.feed(3, [8])
+    assert (await stream.next())[0] == [8]
+    assert [entry.token for entry in stream.take_logprobs()] == [7, 8]
+    assert [entry.token for entry in stream.prompt_logprobs or []] == [1, 2, 3]
+
+
+async def test_tokens_without_their_logprobs_fail_a_stream(make_stream: Callable[..., EngineStream]) -> None:
+    stream = make_stream(logprobs=0)
+    stream.report(message([5]))
+    stream.feed(0, [5, 6])
+    with pytest.raises(StreamLost, match="2 tokens came, 1 log probabilities") as lost:
+        await asyncio.wait_for(stream.next(), 60)
+    assert lost.value.cause == "gap"
+
+
+async def test_a_stream_that_did_not_ask_passes_reports_over(
+    make_stream: Callable[..., EngineStream],
+) -> None:
+    stream = make_stream(generated=4)
+    stream.report(message([5]))
+    stream.report(message([5], prompt=True))
+    stream.feed(4, [5])
+    assert (await stream.next())[0] == [5]
+    assert stream.take_logprobs() == []
+    assert stream.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(("width", "asked"), [(0, 0), (1, 1), (3, 0), (-1, 0)])
+def test_malformed_widths_are_refused(width: int, asked: int) -> None:
+    good = message([1, 2], 2)
+    with pytest.raises(ValueError, match="are no rows of"):
+        unpack(Logprobs(1, width, good.ids, good.values), asked)
