@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -40,6 +41,7 @@ def run(config: GatewayConfig) -> int:
     A start that fails (an address in use, a missing key file) is logged with its reason and returns 1.
     """
     set_up_logging(program="gateway")
+    calm_collector()
     try:
         import uvloop
 
@@ -47,6 +49,17 @@ def run(config: GatewayConfig) -> int:
     except (ValueError, OSError) as error:
         log.error("the gateway cannot start", extra={"fields": {"reason": str(error)}})
         return 1
+
+
+def calm_collector() -> None:
+    """Have the garbage collector look seldom, and never at what was imported.
+
+    Streams make many short-lived objects and hardly any cycles: by default, a tenth of the time would go into
+    looking for them, some of it in pauses of tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 async def serve(config: GatewayConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers of one request."""
@@ -16,6 +16,34 @@ TOO_LARGE = (
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
     b"the request's head is too large\n"
 )
+
+
+OUTPUT = "mizzen.output"
+"""Where a request's scope holds its `Output`."""
+
+
+class Output:
+    """Writes more of a chunked response without waiting, past the layers of ASGI.
+
+    A stream is thousands of small writes, each of which would otherwise go through as many coroutines as
+    there are middlewares. What begins and what ends a response goes through ASGI.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    def write(self, data: bytes) -> bool:
+        """Write a chunk; False when that cannot be done now, and nothing was written."""
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete or self._flow.write_paused:
+            return False
+        if not cycle.disconnected:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -51,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_is_here()
         super().on_headers_complete()
+        self.cycle.scope[OUTPUT] = Output(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
     def on_message_complete(self) -> None:
         """Expect the next head."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.protocol import OUTPUT, Output
 from mizzen.gateway.record import record_of
 from mizzen.gateway.tenants.bodies import Body, ClientGone
 from mizzen.gateway.tenants.times import RequestTime
@@ -47,6 +48,7 @@ class Call(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; a client that goes away ends it, and aborts it in the engine."""
         self._scope, self._send = scope, send
+        self._output: Output | None = scope.get(OUTPUT)
         try:
             async with RequestTime(self._gateway.config, scope, self._began) as self._time:
                 await self._read_and_serve(scope, receive)
@@ -84,6 +86,10 @@ class Call(Response):
             headers = [*headers, (b"content-length", str(length).encode())]
         self._started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _write_now(self, data: bytes) -> bool:
+        """Send a part of a stream, if the client takes it now."""
+        return self._output is not None and self._output.write(data)
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         """Send a part of the response.

@@ -114,7 +114,9 @@ class Exchange(Call):
         sequence.close()
 
     async def _send_events(self, events: bytes) -> None:
-        async with self._sending:
+        if not self._sending.locked() and self._write_now(events):
+            return
+        async with self._sending:  # the client is behind: one sequence after another waits for it
             await self._write(events)
 
     # ── a whole response ──────────────────────────────────────────────────────────────────────────────────
