@@ -11,9 +11,9 @@ more, the gateway has one to itself and all else shares the others.
                stream together: requests and chunks (events with text) over the CPU-seconds of all processes
                and threads of the gateway
     full       the same with more at once than it takes, when tokens that came meanwhile share a chunk
-    added      the same at 60 % of `streams`, arriving at random: from the client's sending to the engine's
-               receiving plus from the first token's sending to the client's having it (`added_ms`), and of
-               each token from the engine's sending to the client's having it (`added_token_ms`)
+    added      the same at 60 % of `streams`, arriving at random: of each token, from the engine's sending to
+               the client's having it, and for the first of a request also from the client's sending to the
+               engine's receiving (`added_ms`; `added_first_token_ms` is of the first tokens alone)
     long       prompts of 100,000 tokens over CPU-seconds
     idle       CPU of a gateway with 100 engines and no request
     held       2,000 streams at once, each a token a second, for a minute
@@ -97,7 +97,7 @@ def streams(setting: Setting, gateway: GatewayProcess, concurrency: int) -> dict
     result, cpu = setting.run(
         gateway,
         prompt_tokens=200,
-        output_tokens=100,
+        output_tokens=options.output_tokens,
         concurrency=concurrency,
         warm_seconds=3.0,
         seconds=options.seconds,
@@ -119,7 +119,7 @@ def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: flo
     result, cpu = setting.run(
         gateway,
         prompt_tokens=200,
-        output_tokens=100,
+        output_tokens=setting.arguments.output_tokens,
         rate=rate,
         warm_seconds=2.0,
         seconds=setting.arguments.seconds,
@@ -128,8 +128,8 @@ def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: flo
     there = engines.take()
     first, tokens = latencies(result, there)
     return {
-        "added_ms": percentiles(first),
-        "added_token_ms": percentiles(tokens),
+        "added_ms": percentiles(tokens),
+        "added_first_token_ms": percentiles(first),
         "rate": rate,
         "busy_cores": cpu / (result.ended - result.began),
         "measured_requests": len(first),
@@ -144,8 +144,9 @@ def latencies(result: Result, there: dict[int, Timing]) -> tuple[np.ndarray, np.
         if timing is None or len(timing.sent) != len(came.tokens):
             continue
         delays = came.tokens - timing.sent
+        delays[0] += timing.received - came.sent
         tokens.append(delays)
-        first.append(timing.received - came.sent + delays[0])
+        first.append(delays[0])
     return np.array(first) * 1000, np.concatenate(tokens) * 1000
 
 
@@ -242,7 +243,7 @@ def measure(setting: Setting) -> dict[str, Any]:
                 rate = options.rate or 0.6 * found.get("requests_per_second_per_core", 150.0)
                 runs = [added(setting, gateway, engines, rate) for _ in range(options.repeat)]
                 found |= {"added": tell(min(runs, key=lambda run: run["added_ms"]["p99"]))}
-                found |= {key: found["added"].pop(key) for key in ("added_ms", "added_token_ms")}
+                found |= {key: found["added"].pop(key) for key in ("added_ms", "added_first_token_ms")}
             if "long" in phases:
                 found |= tell(long_prompts(setting, gateway))
             if "churn" in phases:
@@ -278,6 +279,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between an engine's tokens")
     parser.add_argument("--concurrency", type=int, default=140, help="streams at once")
+    parser.add_argument("--output-tokens", type=int, default=100, help="of streams, full and added")
     parser.add_argument("--rate", type=float, default=0.0, help="of added; 60 %% of a core's by default")
     parser.add_argument("--churn-seconds", type=float, default=20.0)
     parser.add_argument(
