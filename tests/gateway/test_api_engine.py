@@ -83,7 +83,7 @@ async def complete(client: openai.AsyncOpenAI, prompt: Any = PROMPT, **options: 
 EXTRA = {
     "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "guided_regex", "guided_choice",
     "return_token_ids", "skip_special_tokens", "return_tokens_as_token_ids", "add_special_tokens", "regex",
-    "guided_json", "json_schema", "ebnf", "structured_outputs",
+    "guided_json", "json_schema", "ebnf", "structured_outputs", "response_format",
 }  # fmt: skip
 
 
@@ -354,9 +354,10 @@ async def test_answers_conform_to_their_schema(client: Any, form: str) -> None:
 @pytest.mark.parametrize(
     ("extra", "param"),
     [
-        ({"guided_regex": "(ab"}, "regex"),
+        ({"guided_regex": "(ab"}, "guided_regex"),
         ({"ebnf": "root ::= missing"}, "ebnf"),
-        ({"guided_json": {"type": "nonsense"}}, "json"),
+        ({"guided_json": {"type": "nonsense"}}, "guided_json"),
+        ({"response_format": {"type": "regex", "regex": "[a"}}, "response_format.regex"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -364,6 +365,7 @@ async def test_what_cannot_be_compiled_is_400(client: Any, extra: Any, param: st
     with pytest.raises(openai.BadRequestError) as error:
         await complete(client, max_tokens=5, stream=stream, **extra)
     assert error.value.type == "invalid_request_error"
+    assert error.value.param == param
 
 
 # ── vectors ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -453,7 +455,7 @@ async def test_scores_of_labels_are_probabilities(post: Any, client: Any, tokeni
         ({"query": "a", "items": "b"}, "label_token_ids"),
         ({"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
         ({"query": "a", "items": [[1]], "label_token_ids": [1]}, "items"),
-        ({"query": "a", "items": "b", "label_token_ids": [10**6]}, "logprob_token_ids"),
+        ({"query": "a", "items": "b", "label_token_ids": [10**6]}, "label_token_ids"),
     ],
 )
 async def test_wrong_scores_are_named(post: Any, body: Any, param: str) -> None:
@@ -491,13 +493,14 @@ async def test_a_tokenized_conversation_is_the_prompt(post: Any, client: Any) ->
 
 
 async def test_what_only_the_engine_can_know_is_400_too(client: Any) -> None:
-    for options in (
-        {"prompt": [10**6]},
-        {"logit_bias": {"1000000": 1}},
-        {"prompt": list(range(6, 900)) * 3},
+    for options, param in (
+        ({"prompt": [10**6]}, "prompt"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"prompt": list(range(6, 900)) * 3}, "prompt"),
     ):
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError) as error:
             await complete(client, **{"max_tokens": 3, **options})
+        assert error.value.param == param
 
 
 async def test_clients_side_by_side(client: Any) -> None:

@@ -16,6 +16,7 @@ from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.openai.prompt import refused
 from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.route.plugins import RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
@@ -291,7 +292,7 @@ class Dispatcher:
             ApiError: no other would.
         """
         if refusal.code == RefusalCode.INVALID:
-            raise invalid(str(refusal), str(refusal).partition(" ")[0], "invalid_request")
+            raise refused(job.wish, str(refusal))
         if refusal.code == RefusalCode.QUEUE_TIMEOUT:
             raise unavailable(str(refusal), code="queue_timeout")
         job.tried.append(engine)
@@ -348,6 +349,6 @@ def too_long(job: Job, context: int) -> ApiError:
     asked = f"{prompt} in the prompt" + (f" and {wanted} to be generated" if wanted else "")
     return invalid(
         f"the context length is {context} tokens, but {prompt + (wanted or 1)} are needed: {asked}",
-        "prompt" if job.wish.messages is None else "messages",
+        job.wish.prompt_field,
         "context_length_exceeded",
     )

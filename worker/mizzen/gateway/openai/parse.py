@@ -12,6 +12,7 @@ from mizzen.gateway.openai.form import FamilyOptions, output_form
 from mizzen.gateway.openai.messages import conversation
 from mizzen.gateway.openai.sampling import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
+from mizzen.gateway.openai.structured import grammar
 from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -57,7 +58,14 @@ class Parser:
         Raises:
             ApiError: 400, which names the field.
         """
-        request = decode(self._chat, body)
+        return self.chat_wish(decode(self._chat, body))
+
+    def chat_wish(self, request: ChatRequest) -> Wish:
+        """Return what a decoded chat request asks for.
+
+        Raises:
+            ApiError: 400, which names the field.
+        """
         refuse_unserved(request, CHAT_HARMLESS)
         if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
             raise invalid(
@@ -67,6 +75,7 @@ class Parser:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         opens = opens_turn(request)
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        field, made = grammar(request) or ("tools", None)
         return Wish(
             **common(request),
             messages=tuple(conversation(request.messages)),
@@ -74,8 +83,13 @@ class Parser:
             add_generation_prompt=opens,
             continue_final_message=bool(request.continue_final_message),
             form=output_form(request, self._families),
+            prompt_field="messages",
+            grammar_field=field,
             sampling=sampling(
-                request, most, logprobs=(request.top_logprobs or 0) if request.logprobs else None
+                request,
+                most,
+                grammar=made,
+                logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             ),
             max_tokens_given=most is not None,
             add_special_tokens=bool(request.add_special_tokens),
@@ -104,13 +118,16 @@ class Parser:
                 "prompt" if best_of == 1 else "best_of" if request.best_of else "n",
                 "out_of_range",
             )
+        field, made = grammar(request) or ("", None)
         return Wish(
             **common(request),
+            grammar_field=field,
             prompt=found[0],
             prompts=found,
             sampling=sampling(
                 request,
                 DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
+                grammar=made,
                 logprobs=request.logprobs,
                 prompt_logprobs=request.logprobs if request.echo else None,
             ),
@@ -154,6 +171,8 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
     found = check_arguments(request.chat_template_kwargs)
     if request.reasoning_effort is not None:
         found.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.reasoning_effort == "none":
+            found.setdefault("enable_thinking", False)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mizzen.core.request import Int32
-from mizzen.gateway.errors import invalid
+from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
@@ -25,7 +25,7 @@ async def prompt_ids(wish: Wish, text: TextModel) -> Int32:
     else:
         ids = np.array(wish.prompt, dtype=np.int32)
     if not len(ids):
-        raise invalid("the prompt is empty", "messages" if wish.messages is not None else "prompt")
+        raise invalid("the prompt is empty", wish.prompt_field)
     return ids
 
 
@@ -48,7 +48,20 @@ async def chat_ids(wish: Wish, text: TextModel) -> Int32:
             add_special_tokens=wish.add_special_tokens,
         )
     except (TemplateError, NoChatTemplate) as error:
-        raise invalid(str(error), "messages", "chat_template") from error
+        raise invalid(str(error), wish.prompt_field, "chat_template") from error
+
+
+def refused(wish: Wish, text: str) -> ApiError:
+    """Return the 400 of a request that every engine would refuse; `text` begins with the wire's field."""
+    name, _, rest = text.partition(" ")
+    name, colon = name.rstrip(":"), ":" if name.endswith(":") else ""
+    fields = {
+        "prompt": wish.prompt_field,
+        "grammar": wish.grammar_field,
+        "logprob_token_ids": "label_token_ids",
+    }
+    field = fields.get(name, name)
+    return invalid(f"{field}{colon} {rest}", field, "invalid_request")
 
 
 def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:

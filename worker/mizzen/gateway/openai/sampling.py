@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from mizzen.core.params import MAX_LOGIT_BIAS, SamplingParams
+from mizzen.core.params import MAX_LOGIT_BIAS, Grammar, SamplingParams
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.schemas import Common
-from mizzen.gateway.openai.structured import grammar
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -15,7 +14,12 @@ MAX_STOP_TOKENS = 1024
 
 
 def sampling(
-    request: Common, max_tokens: int | None, *, logprobs: int | None, prompt_logprobs: int | None = None
+    request: Common,
+    max_tokens: int | None,
+    *,
+    grammar: Grammar | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Return how tokens are chosen and when the answer ends.
 
@@ -41,7 +45,7 @@ def sampling(
             logit_bias=biases(request.logit_bias or {}),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            grammar=grammar(request),
+            grammar=grammar,
         )
     except ValueError as error:
         raise invalid(str(error), str(error).partition(" ")[0], "out_of_range") from None

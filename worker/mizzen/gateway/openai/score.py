@@ -207,7 +207,13 @@ def mixed() -> ApiError:
 
 def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> Wish:
     """Return what a request asks for with one prompt."""
-    return Wish(model=request.model, prompt=prompt, sampling=sampling, priority=request.priority)
+    return Wish(
+        model=request.model,
+        prompt=prompt,
+        prompt_field="text_1" if request.items is None else "items",
+        sampling=sampling,
+        priority=request.priority,
+    )
 
 
 def scaled(logprobs: tuple[float, ...], softmax: bool) -> list[float]:

@@ -63,8 +63,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_default
     structural_tag: Annotated[str | None, Meta(description="xgrammar's structural tag, as JSON text.")] = None
 
 
-def grammar(request: Common) -> Grammar | None:
-    """Return what a request's answer must conform to.
+def grammar(request: Common) -> tuple[str, Grammar] | None:
+    """Return what a request's answer must conform to, and the field that says so.
 
     Raises:
         ApiError: 400 for several constraints, or one that is wrong on its face; the engine checks the rest.
@@ -80,7 +80,7 @@ def grammar(request: Common) -> Grammar | None:
         raise invalid(f"{name} is longer than {MAX_GRAMMAR_CHARACTERS} characters", name, "grammar_too_large")
     if not made.text and made.kind != GrammarKind.JSON_OBJECT:
         raise invalid(f"{name} is empty", name)
-    return made
+    return name, made
 
 
 def constraints(request: Common) -> Iterator[tuple[str, Grammar]]:

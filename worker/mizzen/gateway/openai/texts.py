@@ -141,6 +141,7 @@ def wishes(request: TokenizeRequest) -> list[Wish]:
             Wish(
                 model=model,
                 sampling=NOTHING,
+                prompt_field="messages",
                 messages=tuple(conversation(request.messages)),
                 template_arguments=arguments,
                 add_generation_prompt=opens_turn(request),

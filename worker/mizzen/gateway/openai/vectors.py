@@ -116,6 +116,7 @@ def wish_of(request: EmbeddingRequest, prompt: Prompt) -> Wish:
     return Wish(
         model=request.model,
         prompt=prompt,
+        prompt_field="input",
         priority=request.priority,
         add_special_tokens=request.add_special_tokens is not False,
         sampling=SamplingParams(temperature=0.0, max_tokens=1),

@@ -45,6 +45,11 @@ class Wish:
     form: OutputForm | None = None
     """Tools and reasoning; None gives all text as content."""
 
+    grammar_field: str = "tools"
+    """The body's field that constrains the answer's form, for errors."""
+    prompt_field: str = "prompt"
+    """The body's field that the prompt comes from, for errors."""
+
     prompt: Prompt | None = None
     """Text or token ids; the first of `prompts`."""
     prompts: tuple[Prompt, ...] = ()
