@@ -1,6 +1,7 @@
 """Time of a decode step by batch size, with random weights on one GPU.
 
     python benchmarks/decode.py --shape qwen3-0.6b [--batch 1 8 32 128 256] [--context 1000] [--json]
+    python benchmarks/decode.py --shape qwen3-0.6b --batch 256 --ask penalties
 
 Prompts of `--context` tokens are run first and stay in the prefix cache; then all of a batch start within a
 few steps, and the mean time of a step is taken between the 32nd output token of the last row and the 160th of
@@ -26,9 +27,17 @@ PROFILED = 20
 SHOWN = 14
 
 
-def start(llm: LLM, prompts: list[np.ndarray], temperature: float) -> None:
+ASKS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    "bias": {"logit_bias": tuple((token, 1.0) for token in range(300))},
+    "logprobs": {"logprobs": 5},
+    "filters": {"top_k": 50, "top_p": 0.9},
+}
+
+
+def start(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> None:
     """Let a batch begin."""
-    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 2, ignore_eos=True)
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
 
@@ -42,9 +51,9 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
     return int(output.offsets.min()), int(output.offsets.max())
 
 
-def step_seconds(llm: LLM, prompts: list[np.ndarray], temperature: float) -> float:
+def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> float:
     """Run a batch; return the mean time of a step while all its rows decode."""
-    start(llm, prompts, temperature)
+    start(llm, prompts, sampling)
     times: list[float] = []
     while llm.engine.busy:
         reached = step(llm, len(prompts))
@@ -54,9 +63,9 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], temperature: float) -> flo
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def kernels(llm: LLM, prompts: list[np.ndarray], temperature: float) -> dict[str, tuple[float, float]]:
+def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, tuple[float, float]]:
     """Return each kernel's microseconds and calls a step, the longest first."""
-    start(llm, prompts, temperature)
+    start(llm, prompts, sampling)
     while (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
     torch.cuda.synchronize()
@@ -76,12 +85,16 @@ def main() -> None:
     made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128, 256])
     made.add_argument("--context", type=int, default=1000)
     made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+    made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
     made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
     args = made.parse_args()
     if args.no_prefix_cache:
         made.error("the prompts of a batch start together because they are cached")
     largest = max(args.batch)
     results: dict[int, dict[str, Any]] = {}
+    sampling = SamplingParams(
+        temperature=args.temperature, max_tokens=LAST + 2, ignore_eos=True, **ASKS[args.ask]
+    )
     with load(args, max_running_requests=largest, cuda_graph_max_batch=largest) as (llm, limits):
         rng = np.random.default_rng(0)
         prompts = list(rng.integers(0, 10000, (largest, args.context)).astype(np.int32))
@@ -90,7 +103,7 @@ def main() -> None:
             llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
         drain(llm)
         for batch in args.batch:
-            rounds = [step_seconds(llm, prompts[:batch], args.temperature) for _ in range(args.rounds)]
+            rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
             took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": least / took}
             print(
@@ -98,7 +111,7 @@ def main() -> None:
                 f"{least / took:.0%}"
             )
             if args.profile:
-                found = kernels(llm, prompts[:batch], args.temperature)
+                found = kernels(llm, prompts[:batch], sampling)
                 results[batch]["kernels"] = found
                 for name, (microseconds, calls) in list(found.items())[:SHOWN]:
                     print(f"  {microseconds:8.1f} us {calls:6.1f} calls  {name[:90]}")

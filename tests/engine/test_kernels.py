@@ -11,13 +11,17 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+KERNELS = (
+    "tests/gpu/test_kernels.py",
+    "tests/gpu/test_penalties.py::test_the_penalty_kernel_equals_its_plain_twin",
+)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
 def test_kernels_equal_their_plain_twins_in_the_interpreter() -> None:
     pytest.importorskip("triton", reason="this PyTorch comes without Triton")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/gpu/test_kernels.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *KERNELS],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
