@@ -50,13 +50,29 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True)
+class Admission:
+    """`spec.gateway.admission`."""
+
+    max_in_flight: int
+    max_tokens_in_flight: int
+    queue_size: int
+    queue_timeout: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gateway:
-    """`spec.gateway`."""
+    """`spec.gateway`, without its mode."""
 
     replicas: int
     service_type: str
     port: int
     annotations: Mapping[str, str]
+    api_keys: tuple[str, ...]
+    """Names of Secrets with API keys."""
+    tls_secret: str
+    """Name of the Secret with the certificate; empty without TLS."""
+    cors_origins: tuple[str, ...]
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,9 @@ class InferenceService:
     lifecycle: Lifecycle
     suspend: bool
     status: Mapping[str, Any]
+    shared: bool = False
+    """Whether it shares its namespace's gateway."""
+    created: str = ""
 
     @property
     def groups(self) -> int:
@@ -132,18 +151,34 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         accelerator=_accelerator(spec, tensor),
         engine=_engine(engine),
         pod_template=spec["podTemplate"],
-        gateway=Gateway(
-            replicas=gateway["replicas"],
-            service_type=gateway["service"]["type"],
-            port=gateway["service"]["port"],
-            annotations=gateway["service"]["annotations"],
-        ),
+        gateway=_gateway(gateway),
         lifecycle=Lifecycle(
             startup_timeout=spec["lifecycle"]["startupTimeoutSeconds"],
             drain_timeout=spec["lifecycle"]["drainTimeoutSeconds"],
         ),
         suspend=spec["suspend"],
         status=body.get("status") or {},
+        shared=gateway["mode"] == "Shared",
+        created=meta.get("creationTimestamp", ""),
+    )
+
+
+def _gateway(given: Mapping[str, Any]) -> Gateway:
+    admission = given["admission"]
+    return Gateway(
+        replicas=given["replicas"],
+        service_type=given["service"]["type"],
+        port=given["service"]["port"],
+        annotations=given["service"]["annotations"],
+        api_keys=tuple(given["apiKeys"]["secretNames"]),
+        tls_secret=given.get("tls", {}).get("secretName", ""),
+        cors_origins=tuple(given["cors"]["allowOrigins"]),
+        admission=Admission(
+            max_in_flight=admission["maxInFlight"],
+            max_tokens_in_flight=admission["maxTokensInFlight"],
+            queue_size=admission["queueSize"],
+            queue_timeout=admission["queueTimeoutSeconds"],
+        ),
     )
 
 

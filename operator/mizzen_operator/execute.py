@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
+from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
@@ -17,22 +19,19 @@ from mizzen_operator.observe import Observed, owned
 from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_pod
-from mizzen_operator.render.gateway import gateway_manifests
-from mizzen_operator.render.keys import mounted_keys, read, require_equal, restored_keys, root_keys
+from mizzen_operator.render.gateway import dedicated, gateway_manifests
+from mizzen_operator.render.keys import (
+    mounted_engine_keys,
+    mounted_keys,
+    public_key,
+    read,
+    require_equal,
+    restored_engine_key,
+    restored_keys,
+    root_keys,
+)
 
 logger = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """The cluster does not let a service have what it needs, and trying again alone does not help.
-
-    Attributes:
-        reason: in CamelCase, for a condition.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class Executor:
         self._kube = kube
         self._config = config
         self._metrics = metrics
+        self._applier = Applier(kube, metrics)
         self._checked: dict[Key, tuple[str, _Checked]] = {}
 
     def forget(self, key: Key) -> None:
@@ -96,17 +96,44 @@ class Executor:
             raise Refused("KeysUnusable", str(error)) from error
         return memory.token
 
+    async def engine_keys(self, service: InferenceService, gateway: str) -> str:
+        """Make the Secrets of a service that shares a gateway; returns the public key of its engines.
+
+        Args:
+            service: their owner.
+            gateway: the public key of the shared gateway.
+
+        Raises:
+            Refused: a Secret of the name belongs to something else, or does not match.
+            KubeError: the API server failed.
+        """
+        memory = self._memory(service)
+        if memory.token:
+            return memory.token
+        try:
+            root = await self._root(service)
+            manifest = mounted_engine_keys(service, root, gateway)
+            require_equal(await self._secret(service, manifest), manifest, root)
+            memory.token = public_key(read(root, "engine.secret"))
+        except ValueError as error:
+            raise Refused("KeysUnusable", str(error)) from error
+        return memory.token
+
     async def _root(self, service: InferenceService) -> Mapping[str, Any]:
         """The Secret that the others follow from; when it is lost, it is made of those that are left."""
         ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
         if await self._kube.get(ref) is not None:
             return await self._secret(service, root_keys(service))
-        names = labels.engine_keys(service.name), labels.gateway_keys(service.name)
+        names = [labels.engine_keys(service.name)]
+        if not service.shared:
+            names.append(labels.gateway_keys(service.name))
         mounted = [await self._kube.get(Ref("Secret", service.namespace, name)) for name in names]
         left = [secret for secret in mounted if secret is not None and owned(secret, service.uid)]
-        return await self._secret(
-            service, restored_keys(service, *left) if len(left) == 2 else root_keys(service)
-        )
+        if len(left) < len(names):
+            return await self._secret(service, root_keys(service))
+        if service.shared:
+            return await self._secret(service, restored_engine_key(service, left[0]))
+        return await self._secret(service, restored_keys(service, *left))
 
     async def _secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
         ref = Ref("Secret", service.namespace, manifest["metadata"]["name"])
@@ -116,7 +143,7 @@ class Executor:
                 self._metrics.actions.labels("CreateSecret").inc()
                 return manifest
             live = await self._kube.get(ref) or manifest
-        _require_ours(service, live)
+        require_ours(service, live)
         return live
 
     async def gateway(self, service: InferenceService, observed: Observed) -> Mapping[str, Any]:
@@ -127,33 +154,9 @@ class Executor:
             KubeError: the API server failed or found a manifest invalid.
         """
         seen = {"Deployment": observed.deployment, "Service": observed.endpoint}
-        deployment: Mapping[str, Any] = {}
-        memory = self._memory(service)
-        for manifest in gateway_manifests(service, self._config):
-            kind, meta = manifest["kind"], manifest["metadata"]
-            name, applied = (kind, meta["name"]), meta["annotations"][labels.APPLIED]
-            if kind not in seen and memory.digests.get(name) == applied:
-                continue
-            if kind in seen:
-                live = seen[kind]
-            else:
-                live = await self._kube.get(Ref(kind, service.namespace, meta["name"]))
-            live = await self._apply(service, manifest, live)
-            memory.digests[name] = applied
-            if kind == "Deployment":
-                deployment = live
-        return deployment
-
-    async def _apply(
-        self, service: InferenceService, manifest: dict[str, Any], live: Mapping[str, Any] | None
-    ) -> Mapping[str, Any]:
-        if live is not None:
-            _require_ours(service, live)
-            applied = live["metadata"].get("annotations", {}).get(labels.APPLIED)
-            if applied == manifest["metadata"]["annotations"][labels.APPLIED] and covers(live, manifest):
-                return live
-        self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
-        return await self._kube.apply(manifest)
+        manifests = gateway_manifests(dedicated(service), self._config)
+        digests = self._memory(service).digests
+        return await self._applier.apply(manifests, seen, digests, partial(require_ours, service))
 
     async def groups(self, service: InferenceService, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.
@@ -198,18 +201,11 @@ class Executor:
             raise Refused("NameTaken", f"Pod {action.name} belongs to something else: delete or rename it")
 
 
-def _require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:
+def require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:
+    """Check that an object belongs to a service.
+
+    Raises:
+        Refused: it does not.
+    """
     if not owned(live, service.uid):
-        kind, name = live.get("kind", "object"), live["metadata"]["name"]
-        raise Refused("NameTaken", f"{kind} {name} belongs to something else: delete or rename it")
-
-
-def covers(live: Any, wanted: Any) -> bool:
-    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(
-            key in live and covers(live[key], value) for key, value in wanted.items()
-        )
-    if isinstance(wanted, (list, tuple)):
-        return isinstance(live, list) and all(any(covers(item, value) for item in live) for value in wanted)
-    return live == wanted
+        raise name_taken(live)

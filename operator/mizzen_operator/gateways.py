@@ -49,10 +49,13 @@ class GatewayClient:
         """Close its connections."""
         await self._session.close()
 
-    async def ask(self, pods: Sequence[GatewayPod], token: str) -> Acknowledgements:
-        """Ask every ready gateway at the same time; one that fails to answer acknowledges nothing."""
+    async def ask(self, pods: Sequence[GatewayPod], token: str, service: str) -> Acknowledgements:
+        """Ask every ready gateway of a service at the same time.
+
+        One that fails to answer acknowledges nothing.
+        """
         ready = [pod for pod in pods if pod.ready and pod.address]
-        answers = await asyncio.gather(*(self._ask(pod, token) for pod in ready))
+        answers = await asyncio.gather(*(self._ask(pod, token, service) for pod in ready))
         usable = [serving for serving, _ in answers if serving is not None]
         everyone = len(usable) == len(ready) and ready
         return Acknowledgements(
@@ -63,10 +66,10 @@ class GatewayClient:
             refused=any(refused for _, refused in answers),
         )
 
-    async def _ask(self, pod: GatewayPod, token: str) -> tuple[frozenset[str] | None, bool]:
+    async def _ask(self, pod: GatewayPod, token: str, service: str) -> tuple[frozenset[str] | None, bool]:
         """The uids that a gateway routes to, or None; and whether it refused the token."""
         host = f"[{pod.address}]" if ":" in pod.address else pod.address
-        url = f"http://{host}:{labels.ADMIN_PORT}/admin/engines"
+        url = f"http://{host}:{labels.ADMIN_PORT}/admin/engines?service={service}"
         result = "error"
         try:
             async with self._session.get(url, headers={"Authorization": f"Bearer {token}"}) as answer:

@@ -31,6 +31,7 @@ _PATHS = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
     "Secret": ("/api/v1", "secrets"),
+    "ConfigMap": ("/api/v1", "configmaps"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),

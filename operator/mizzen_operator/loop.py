@@ -104,10 +104,14 @@ class Loop:
             self._enqueue(namespace, name)
 
         async def child_changed(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
-            self._enqueue(namespace, meta.get("labels", {}).get(labels.SERVICE))
+            given = meta.get("labels", {})
+            self._enqueue(namespace, given.get(labels.SERVICE))
+            if namespace and labels.SERVICE not in given and labels.GATEWAY_LABEL in given:
+                for key in self._reconciler.sharing(namespace):
+                    self._queue.add(key)
 
         for child in CHILDREN:
-            kopf.on.event(child, labels={labels.SERVICE: kopf.PRESENT}, registry=registry)(child_changed)
+            kopf.on.event(child, labels={labels.COMPONENT: kopf.PRESENT}, registry=registry)(child_changed)
         return registry
 
     def _enqueue(self, namespace: str | None, name: str | None) -> None:
@@ -136,6 +140,8 @@ class Loop:
 
     async def _look(self, key: Key) -> str:
         outcome = await self._reconciler.reconcile(key)
+        for other in outcome.others:
+            self._queue.add(other)
         if outcome.failure is not None:
             self._failed(key, outcome.failure.reason, outcome.failure.message)
             return "failure"
@@ -196,5 +202,5 @@ def settings() -> kopf.OperatorSettings:
     chosen.queueing.worker_limit = None
     chosen.process.ultimate_exiting_timeout = None
     for child in CHILDREN:
-        chosen.watching.label_selectors[child] = labels.SERVICE
+        chosen.watching.label_selectors[child] = labels.COMPONENT
     return chosen

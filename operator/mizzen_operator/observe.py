@@ -85,7 +85,7 @@ class GatewayPod:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything that belongs to one service.
+    """Everything that belongs to one service, and the gateway that it may share with others.
 
     Attributes:
         groups: its engine pods; those of a service of the same name that was deleted are left out.
@@ -124,20 +124,31 @@ def rests(created: str, incarnation: int, now: datetime) -> bool:
 
 async def observe(kube: Kube, service: InferenceService) -> Observed:
     """Read what belongs to a service, from the API server itself and not from a cache."""
-    name = labels.gateway_name(service.name)
-    pods, deployment, endpoint = await asyncio.gather(
+    name = labels.SHARED_NAME if service.shared else labels.gateway_name(service.name)
+    pods, fronts, deployment, endpoint = await asyncio.gather(
         kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
+        _shared_pods(kube, service),
         kube.get(Ref("Deployment", service.namespace, name)),
         kube.get(Ref("Service", service.namespace, name)),
     )
+    if not service.shared:
+        fronts = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
     return Observed(
         groups=tuple(group(pod) for pod in engines if _has_names(pod)),
         taken=frozenset(pod["metadata"]["name"] for pod in pods),
-        gateways=tuple(gateway_pod(pod) for pod in pods if _component(pod) == labels.GATEWAY),
+        gateways=tuple(map(gateway_pod, fronts)),
         deployment=deployment,
         endpoint=endpoint,
     )
+
+
+async def _shared_pods(kube: Kube, service: InferenceService) -> list[dict[str, Any]]:
+    """Pods of the gateway that a service shares with others."""
+    if not service.shared:
+        return []
+    selector = f"{labels.GATEWAY_LABEL}={labels.SHARED},{labels.COMPONENT}={labels.GATEWAY}"
+    return await kube.list(Ref("Pod", service.namespace), selector)
 
 
 def owned(body: Mapping[str, Any], uid: str) -> bool:

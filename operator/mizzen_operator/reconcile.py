@@ -10,8 +10,10 @@ from typing import Any
 
 from mizzen_operator import labels, status
 from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.apply import Refused
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.execute import Executor, Refused
+from mizzen_operator.execute import Executor
+from mizzen_operator.front import SharedGateway, SharedGateways
 from mizzen_operator.gateways import Acknowledgements, GatewayClient
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
@@ -31,11 +33,22 @@ class Outcome:
         waits: something is under way that no watch will tell of, such as a gateway's acknowledgement.
         settled: everything that is there runs; otherwise it may lack something that no watch tells of.
         failure: what kept the operator from its work; it tries again, ever more slowly.
+        others: services for which this look has changed something: they share its gateway.
     """
 
     waits: bool = False
     settled: bool = True
     failure: status.Failure | None = None
+    others: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """A service's gateway as a look has left it."""
+
+    token: str
+    deployment: Mapping[str, Any]
+    shared: SharedGateway | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +69,14 @@ class Reconciler:
         self._config = config
         self._metrics = metrics
         self._executor = Executor(kube, config, metrics)
+        self._fronts = SharedGateways(kube, config, metrics)
+        self._sharing: set[Key] = set()
         self._true: dict[Key, frozenset[str]] = {}
         self._heard: dict[Key, _Heard] = {}
+
+    def sharing(self, namespace: str) -> list[Key]:
+        """Services that share the namespace's gateway, as far as they were looked at."""
+        return [key for key in self._sharing if key.namespace == namespace]
 
     def heard(self) -> list[Key]:
         """Services whose gateways have something to route to."""
@@ -68,7 +87,7 @@ class Reconciler:
         before = self._heard.get(key)
         if before is None:
             return False
-        now = await self._gateways.ask(before.gateways, before.token)
+        now = await self._gateways.ask(before.gateways, before.token, key.name)
         return (now.by_all, now.by_some) != (before.answer.by_all, before.answer.by_some)
 
     async def reconcile(self, key: Key) -> Outcome:
@@ -78,11 +97,10 @@ class Reconciler:
             KubeError: the API server failed; nothing is lost, the next look starts anew.
         """
         body = await self._kube.get(Ref("InferenceService", key.namespace, key.name))
-        if body is None:
-            self._forget(key)
-            return Outcome()
-        if "deletionTimestamp" in body["metadata"]:
-            return Outcome()  # its children go with it; nothing is made any more
+        if body is None or "deletionTimestamp" in body["metadata"]:
+            if body is None:
+                self._forget(key)
+            return await self._leave_shared(key)  # its children go with it; nothing is made any more
         try:
             service = parse(body)
         except ApiError as error:
@@ -102,11 +120,12 @@ class Reconciler:
         acknowledged, groups = Acknowledgements(), observed.groups
         deployment: Mapping[str, Any] = observed.deployment or {}
         failure: status.Failure | None = None
+        gateway: _Gateway | None = None
         self._executor.refresh(service, settled=observed.settled)
         try:
-            token = await self._executor.keys(service)
-            deployment = await self._executor.gateway(service, observed)
-            acknowledged = await self._ask(key, observed, token)
+            gateway = await self._gateway(key, service, observed)
+            deployment = gateway.deployment
+            acknowledged = await self._ask(key, observed, gateway.token)
             if acknowledged.refused:
                 failure = _refused(service)
             groups = await self._gates(service, observed, acknowledged)
@@ -126,6 +145,7 @@ class Reconciler:
             observed.gateways,
             deployment,
             failure,
+            gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
         )
         await self._write(key, facts)
         unheard = any(
@@ -133,16 +153,43 @@ class Reconciler:
         )
         resting = any(group.resting for group in groups)
         waits = (unheard and acknowledged.asked > 0) or resting
-        return Outcome(waits=waits, settled=observed.settled, failure=failure)
+        changed = gateway is not None and gateway.shared is not None and gateway.shared.changed
+        others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
+        return Outcome(waits=waits, settled=observed.settled, failure=failure, others=others)
+
+    async def _gateway(self, key: Key, service: InferenceService, observed: Observed) -> _Gateway:
+        """Make what the service's gateway needs, and the gateway itself."""
+        if not service.shared:
+            token = await self._executor.keys(service)
+            return _Gateway(token, await self._executor.gateway(service, observed))
+        self._sharing.add(key)
+        self._fronts.refresh(service.namespace, settled=observed.settled)
+        front = await self._fronts.sync(service.namespace, observed.deployment, observed.endpoint)
+        if front is None:
+            raise KubeError(0, "Vanished", f"{service.name} is no longer among the services of its namespace")
+        public = await self._executor.engine_keys(service, front.public)
+        if self._fronts.learn(service, public):
+            again = await self._fronts.sync(service.namespace, front.deployment, observed.endpoint)
+            front = replace(again, changed=True) if again is not None else front
+        return _Gateway(front.token, front.deployment, front)
+
+    async def _leave_shared(self, key: Key) -> Outcome:
+        """Have the gateway that a service has shared serve the others alone."""
+        if key not in self._sharing:
+            return Outcome()
+        self._sharing.discard(key)
+        others = self.sharing(key.namespace)
+        return Outcome(others=tuple(others))
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:
         if not any(group.live and group.containers_ready for group in observed.groups):
             self._heard.pop(key, None)
             return Acknowledgements()
-        answer = await self._gateways.ask(observed.gateways, token)
+        answer = await self._gateways.ask(observed.gateways, token, key.name)
         self._heard[key] = _Heard(observed.gateways, token, answer)
-        if answer.refused:
-            self._executor.forget(key)  # the token may have been made anew
+        if answer.refused:  # the token may have been made anew
+            self._executor.forget(key)
+            self._fronts.forget(key.namespace)
         return answer
 
     async def _gates(
@@ -202,10 +249,14 @@ class Reconciler:
 
 
 def _refused(service: InferenceService) -> status.Failure:
+    secret = labels.SHARED_NAME if service.shared else labels.root_keys(service.name)
+    whose = f"{labels.SERVICE}={service.name}"
+    if service.shared:
+        whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
     return status.Failure(
         "TokenRefused",
-        f"a gateway holds another token than Secret {labels.root_keys(service.name)}, which was made anew: "
-        f"kubectl delete pods -l {labels.SERVICE}={service.name} has all pods start with the new keys",
+        f"a gateway holds another token than Secret {secret}, which was made anew: "
+        f"kubectl delete pods -l {whose} has all pods start with the new keys",
     )
 
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.observe import GatewayPod, Group
+from mizzen_operator.shared import Sharing
 
 MAX_GROUPS = 64
 MAX_MESSAGE = 1024
@@ -32,6 +33,7 @@ class Facts:
         groups: the service's pods, with the readiness gates as they are now.
         deployment: the gateway's Deployment as it is now; empty when there is none.
         failure: what kept the operator from its work, if anything did.
+        sharing: who shares the service's gateway with it; None when it has its own, or nobody knows yet.
     """
 
     service: InferenceService
@@ -41,6 +43,17 @@ class Facts:
     gateways: Sequence[GatewayPod]
     deployment: Mapping[str, Any]
     failure: Failure | None = None
+    sharing: Sharing | None = None
+
+    @property
+    def gateway(self) -> Gateway:
+        """The settings of its gateway that are in force."""
+        return self.sharing.first.gateway if self.sharing is not None else self.service.gateway
+
+    @property
+    def taken(self) -> Mapping[str, str]:
+        """Names of its model that belong to other services: name to the other's name."""
+        return self.sharing.taken.get(self.service.name, {}) if self.sharing is not None else {}
 
     @property
     def live(self) -> list[Group]:
@@ -79,7 +92,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "updatedReplicas": len(facts.current),
         "availableReplicas": len(facts.routable),
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
-        "url": url(service),
+        "url": url(service, facts.gateway),
         "revision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
@@ -96,10 +109,11 @@ def _of(some: int, every: int, what: str) -> str:
     return f"{some} of {every} groups {what}"
 
 
-def url(service: InferenceService) -> str:
+def url(service: InferenceService, gateway: Gateway) -> str:
     """Base URL of the service inside the cluster."""
-    host = f"{labels.gateway_name(service.name)}.{service.namespace}.svc"
-    return f"http://{host}:{service.gateway.port}/v1"
+    name = labels.SHARED_NAME if service.shared else labels.gateway_name(service.name)
+    scheme = "https" if gateway.tls_secret else "http"
+    return f"{scheme}://{name}.{service.namespace}.svc:{gateway.port}/v1"
 
 
 def conditions(facts: Facts) -> list[Condition]:
@@ -107,6 +121,7 @@ def conditions(facts: Facts) -> list[Condition]:
     gateway = _gateway_ready(facts)
     failed = _failed(facts)
     progressing = _progressing(facts, gateway, failed)
+    conflict = _conflict(facts)
     return [
         _ready(facts, gateway, failed, progressing),
         _available(facts),
@@ -114,6 +129,7 @@ def conditions(facts: Facts) -> list[Condition]:
         _scheduled(facts),
         gateway,
         failed,
+        *([conflict] if conflict is not None else []),
     ]
 
 
@@ -127,6 +143,8 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
         return Condition("Ready", False, "Suspended", "set spec.suspend to false to serve again")
     if not gateway.status:
         return Condition("Ready", False, gateway.reason, gateway.message)
+    if facts.taken:
+        return Condition("Ready", False, "NameConflict", _names_taken(facts))
     if facts.service.groups == 0:
         words = "spec.replicas is 0; a request waits for a group, and gets 503 when none comes"
         return Condition("Ready", True, "ScaledToZero", words)
@@ -144,6 +162,8 @@ def _available(facts: Facts) -> Condition:
     if not facts.routable:
         reason = "NoGroupServes" if facts.service.groups else "ScaledToZero"
         return Condition("Available", False, reason, "no group takes requests")
+    if facts.service.model.served_name in facts.taken:
+        return Condition("Available", False, "NameConflict", _names_taken(facts))
     return Condition("Available", True, "Serving", "a request is answered")
 
 
@@ -186,7 +206,7 @@ def _gateway_ready(facts: Facts) -> Condition:
     if not facts.deployment:
         return not_ready("GatewayMissing", "the gateway's Deployment is not there")
     meta, status = facts.deployment["metadata"], facts.deployment.get("status", {})
-    wanted = facts.service.gateway.replicas
+    wanted = facts.gateway.replicas
     updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
         return not_ready("GatewayRollingOut", "the gateway's Deployment has changed")
@@ -197,6 +217,33 @@ def _gateway_ready(facts: Facts) -> Condition:
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
         return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
     return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} of {wanted} gateway pods are ready")
+
+
+def _conflict(facts: Facts) -> Condition | None:
+    """True when other services that share the gateway have what this one asks for; None without others."""
+    if facts.sharing is None:
+        return None
+    if facts.taken:
+        return Condition("Conflict", True, "NameConflict", _names_taken(facts))
+    differ = facts.sharing.differences(facts.service)
+    if differ:
+        first = facts.sharing.first.name
+        words = (
+            f"InferenceService {first} is the oldest that shares the gateway, so its spec.gateway is in "
+            f"force; this one's differs in {', '.join(differ)}: change it there, or make both alike"
+        )
+        return Condition("Conflict", True, "GatewaySettingsDiffer", words)
+    number = len(facts.sharing.services)
+    words = f"{number} services share the gateway" if number > 1 else "no other service shares the gateway"
+    return Condition("Conflict", False, "NoConflict", words)
+
+
+def _names_taken(facts: Facts) -> str:
+    names = ", ".join(f"{name!r} belongs to InferenceService {owner}" for name, owner in facts.taken.items())
+    return (
+        f"409: {names}, which is older, and requests for it go there: choose another spec.model.servedName "
+        "or remove it from spec.model.aliases"
+    )
 
 
 def _failed(facts: Facts) -> Condition:

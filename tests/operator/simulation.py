@@ -92,7 +92,7 @@ class SimulatedNode:
                 self.errors.append(repr(error))
 
     def _tick(self) -> None:
-        self.pods = self._api.list("Pod", "", SERVICE)
+        self.pods = self._api.list("Pod", "", COMPONENT)
         for service in list(self.lowest):
             serving = [p for p in self.pods if p["metadata"]["namespace"] == service and self._routed(p)]
             self.lowest[service] = min(self.lowest[service], len(serving))
@@ -219,8 +219,9 @@ class SimulatedNode:
         meta = pod["metadata"]
         if meta["uid"] in self._servers:
             return
-        service = meta["labels"][SERVICE]
-        secret = self._api.find("Secret", meta["namespace"], f"{service}-gateway-keys")
+        own = meta["labels"].get(SERVICE, "")
+        keys = f"{own}-gateway-keys" if own else "mizzen-shared"
+        secret = self._api.find("Secret", meta["namespace"], keys)
         if secret is None:
             return
         token = base64.b64decode(secret["data"]["admin.token"]).decode()
@@ -228,7 +229,8 @@ class SimulatedNode:
 
         class Admin(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self.headers["Authorization"] != f"Bearer {token}" or self.path != "/admin/engines":
+                path, _, query = self.path.partition("?")
+                if self.headers["Authorization"] != f"Bearer {token}" or path != "/admin/engines":
                     self.send_response(401)
                     self.end_headers()
                     return
@@ -236,7 +238,10 @@ class SimulatedNode:
                     self.send_response(500)
                     self.end_headers()
                     return
-                body = json.dumps({"synced": True, "engines": node.engines(meta["namespace"], service)})
+                service = query.removeprefix("service=")
+                known = [service] if own == service or (not own and node.shares(meta, service)) else []
+                engines = [engine for one in known for engine in node.engines(meta["namespace"], one)]
+                body = json.dumps({"synced": True, "engines": engines})
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
@@ -248,6 +253,12 @@ class SimulatedNode:
         server = ThreadingHTTPServer((self._address(meta["uid"]), 8001), Admin)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         self._servers[meta["uid"]] = server
+
+    def shares(self, meta: dict[str, Any], service: str) -> bool:
+        """Whether a shared gateway knows a service and its engines' key, by the operator's list."""
+        found = self._api.find("ConfigMap", meta["namespace"], "mizzen-shared")
+        listed = json.loads(found["data"]["services.json"])["services"] if found else []
+        return any(one["name"] == service and "enginePublicKey" in one for one in listed)
 
     def engines(self, namespace: str, service: str) -> list[dict[str, Any]]:
         """What a gateway's admin API says."""
@@ -261,7 +272,7 @@ class SimulatedNode:
                 "requests": 0,
             }
             for pod in pods
-            if pod["metadata"]["labels"][SERVICE] == service
+            if pod["metadata"]["labels"].get(SERVICE) == service
             and pod["metadata"]["labels"][COMPONENT] == "engine"
             and "deletionTimestamp" not in pod["metadata"]
         ]

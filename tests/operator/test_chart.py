@@ -68,14 +68,32 @@ def test_the_operator_may_do_little() -> None:
     roles = {m["metadata"]["name"]: m["rules"] for m in manifests if m["kind"] == "ClusterRole"}
     assert not any("*" in rule[part] for rules in roles.values() for rule in rules for part in rule)
     verbs = {
-        resource: set(rule["verbs"]) for rule in roles["sail-operator"] for resource in rule["resources"]
+        resource: set(rule["verbs"])
+        for rule in roles["sail-operator"]
+        for resource in rule["resources"]
+        if "resourceNames" not in rule
     }
     assert verbs["secrets"] == {"get", "create"}
     assert verbs["inferenceservices"] == {"get", "list", "watch"}
+    assert verbs["configmaps"] == {"create"}
+    named = {
+        resource: (rule["resourceNames"], set(rule["verbs"]))
+        for rule in roles["sail-operator"]
+        for resource in rule["resources"]
+        if "resourceNames" in rule
+    }
+    assert named["secrets"] == (["mizzen-shared"], {"patch"})
+    assert named["configmaps"] == (["mizzen-shared"], {"get", "patch"})
     bind = [rule for rule in roles["sail-operator"] if "bind" in rule["verbs"]]
     assert [rule["resourceNames"] for rule in bind] == [["sail-gateway"]]
     assert roles["sail-gateway"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": ["mizzen-shared"],
+            "verbs": ["get", "list", "watch"],
+        },
     ]
 
 

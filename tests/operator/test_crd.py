@@ -161,6 +161,22 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("no gateway", {"gateway": {"replicas": 0}}, "spec.gateway.replicas", "greater than or equal to 1"),
     ("port", {"gateway": {"service": {"port": 70000}}}, "spec.gateway.service.port", "equal to 65535"),
     ("service type", {"gateway": {"service": {"type": "None"}}}, "spec.gateway.service.type", '"ClusterIP"'),
+    ("mode", {"gateway": {"mode": "None"}}, "spec.gateway.mode", '"Dedicated", "Shared"'),
+    ("key name", {"gateway": {"apiKeys": {"secretNames": ["A b"]}}}, "secretNames[0]", "should match"),
+    ("no certificate", {"gateway": {"tls": {}}}, "spec.gateway.tls.secretName", "Required value"),
+    (
+        "origin with a path",
+        {"gateway": {"cors": {"allowOrigins": ["https://a.example/chat"]}}},
+        "spec.gateway.cors.allowOrigins[0]",
+        "write scheme and host without a path",
+    ),
+    (
+        "all origins and one",
+        {"gateway": {"cors": {"allowOrigins": ["*", "https://a.example"]}}},
+        "spec.gateway.cors.allowOrigins",
+        "leave '*' alone, or remove it",
+    ),
+    ("admission", {"gateway": {"admission": {"maxInFlight": 0}}}, "maxInFlight", "equal to 1"),
     ("startup", {"lifecycle": {"startupTimeoutSeconds": 1}}, "startupTimeoutSeconds", "equal to 10"),
     ("drain", {"lifecycle": {"drainTimeoutSeconds": -5}}, "drainTimeoutSeconds", "equal to 0"),
     ("suspend", {"suspend": "yes"}, "spec.suspend", "must be of type boolean"),
@@ -204,6 +220,15 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
         {"model": {"source": "pvc://weights"}},
         {"model": {"source": "pvc://weights/qwen3/8b/", "aliases": ["a", "Qwen/Qwen3-8B"]}},
         {"replicas": 0},
+        {
+            "gateway": {
+                "mode": "Shared",
+                "apiKeys": {"secretNames": ["team-a", "team.b"]},
+                "tls": {"secretName": "cert"},
+                "cors": {"allowOrigins": ["https://chat.example.com", "http://localhost:3000"]},
+                "admission": {"maxTokensInFlight": 1000000},
+            }
+        },
         {"parallelism": {"tensor": 8}, "accelerator": {"perPod": 8, "nodeSelector": {"gpu": "h200"}}},
         {"engine": {"extraArgs": ["--model-x", "--eviction", "lfu"], "memoryFraction": "0.05"}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
@@ -235,8 +260,17 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
     assert spec["engine"]["memoryFraction"] == "0.90"
     assert spec["engine"]["attention"] == {"prefill": "Auto", "decode": "Auto"}
     assert spec["gateway"] == {
+        "mode": "Dedicated",
         "replicas": 2,
         "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
+        "apiKeys": {"secretNames": []},
+        "cors": {"allowOrigins": []},
+        "admission": {
+            "maxInFlight": 2000,
+            "maxTokensInFlight": 0,
+            "queueSize": 1000,
+            "queueTimeoutSeconds": 60,
+        },
     }
     assert spec["lifecycle"] == {"startupTimeoutSeconds": 1800, "drainTimeoutSeconds": 120}
     assert spec["suspend"] is False

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mizzen.gateway.discover import parse_services
 from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.apply import covers
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.execute import covers
 from mizzen_operator.render.engine import engine_pod, model_path, revision
-from mizzen_operator.render.gateway import gateway_manifests
+from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.keys import mounted_keys, read, require_equal, restored_keys, root_keys
+from mizzen_operator.render.shared import services_config_map, shared
+from mizzen_operator.shared import share
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
 
@@ -147,7 +156,7 @@ def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:
 
 
 def test_the_gateway_keeps_the_contract(service: Make) -> None:
-    manifests = gateway_manifests(service(model={"aliases": ["x", "y"]}, suspend=True), CONFIG)
+    manifests = gateway_manifests(dedicated(service(model={"aliases": ["x", "y"]}, suspend=True)), CONFIG)
     by_kind = {manifest["kind"]: manifest for manifest in manifests}
     assert set(by_kind) == {"ServiceAccount", "RoleBinding", "Service", "Deployment"}
     assert {manifest["metadata"]["name"] for manifest in manifests} == {"demo-gateway"}
@@ -163,6 +172,79 @@ def test_the_gateway_keeps_the_contract(service: Make) -> None:
     assert "--suspended" in arguments
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": 8000, "admin": 8001}
     assert "8000" in str(by_kind["Service"]["spec"]["ports"])
+
+
+def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Make, api: Any) -> None:
+    one = service(
+        gateway={
+            "apiKeys": {"secretNames": ["team-a", "team-b"]},
+            "tls": {"secretName": "cert"},
+            "cors": {"allowOrigins": ["https://a.example", "https://b.example"]},
+            "admission": {"maxTokensInFlight": 5000},
+        }
+    )
+    deployment = gateway_manifests(dedicated(one), CONFIG)[-1]
+    api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
+    spec = deployment["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    arguments = container["args"]
+
+    def given(name: str) -> list[str]:
+        return [arguments[n + 1] for n, a in enumerate(arguments) if a == name]
+
+    mounts = {
+        mount["name"]: mount["mountPath"] for mount in container["volumeMounts"] if mount.get("readOnly")
+    }
+    secrets = {v["secret"]["secretName"]: mounts[v["name"]] for v in spec["volumes"] if "secret" in v}
+    assert given("--api-keys-file") == [secrets["team-a"], secrets["team-b"]]
+    assert given("--tls-cert") == [f"{secrets['cert']}/tls.crt"]
+    assert given("--tls-key") == [f"{secrets['cert']}/tls.key"]
+    assert given("--cors-origin") == ["https://a.example", "https://b.example"]
+    assert given("--max-tokens-in-flight") == ["5000"]
+    assert set(secrets) == {"team-a", "team-b", "cert", "demo-gateway-keys"}
+
+
+def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) -> None:
+    """What the operator renders is what the gateway's command line takes."""
+    one = service(
+        gateway={"mode": "Shared", "tls": {"secretName": "c"}, "cors": {"allowOrigins": ["*"]}}, suspend=True
+    )
+    sharing = share([one])
+    assert sharing is not None
+    for front in (shared(sharing), dedicated(one)):
+        [container] = gateway_manifests(front, CONFIG)[-1]["spec"]["template"]["spec"]["containers"]
+        command = [sys.executable, "-m", "mizzen.cli", *container["args"]]
+        environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=environment, check=False
+        )
+        assert run.returncode == 1, run.stderr  # 2 would be a wrong option
+        assert "/var/run/mizzen/keys" in run.stderr + run.stdout
+
+
+def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> None:
+    one = replace(service(gateway={"mode": "Shared"}, model={"aliases": ["x"]}), created="2026-01-01")
+    two = replace(one, name="other", uid="2", model=replace(one.model, served_name="x"), suspend=True)
+    sharing = share([two, replace(one, uid="1")])
+    assert sharing is not None
+    front = shared(sharing)
+    listed = services_config_map(sharing, front, {"demo": "k" * 40})
+    api.request("POST", "/api/v1/namespaces/default/configmaps", listed, params={"dryRun": "All"})
+    content = listed["data"]["services.json"]
+    assert json.loads(content) == {
+        "services": [
+            {"name": "demo", "models": ["demo", "x"], "suspended": False, "enginePublicKey": "k" * 40},
+            {"name": "other", "models": [], "suspended": True},
+        ]
+    }
+    [first, second] = parse_services(content.encode(), "the list")
+    assert (first.name, first.models, second.suspended) == ("demo", ("demo", "x"), True)
+    for manifest in gateway_manifests(front, CONFIG):
+        meta = manifest["metadata"]
+        assert meta["name"] == "mizzen-shared"
+        assert "mizzen.dev/service" not in meta["labels"]
+        assert [owner["uid"] for owner in meta["ownerReferences"]] == ["1", "2"]
+    assert render(one)["metadata"]["labels"]["mizzen.dev/gateway"] == "shared"
 
 
 def test_keys_belong_together_and_follow_from_one_secret(service: Make) -> None:

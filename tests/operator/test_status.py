@@ -32,7 +32,19 @@ SPEC: dict[str, Any] = {
         "env": [],
     },
     "podTemplate": {},
-    "gateway": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000, "annotations": {}}},
+    "gateway": {
+        "mode": "Dedicated",
+        "replicas": 1,
+        "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
+        "apiKeys": {"secretNames": []},
+        "cors": {"allowOrigins": []},
+        "admission": {
+            "maxInFlight": 1,
+            "maxTokensInFlight": 0,
+            "queueSize": 1,
+            "queueTimeoutSeconds": 1,
+        },
+    },
     "lifecycle": {"startupTimeoutSeconds": 10, "drainTimeoutSeconds": 10},
     "suspend": False,
 }

@@ -111,6 +111,7 @@ def engine_pod(
     overlay = service.pod_template
     more = {
         **overlay["labels"],
+        **({labels.GATEWAY_LABEL: labels.SHARED} if service.shared else {}),
         labels.GROUP_INDEX: str(group),
         labels.RANK: "0",
         labels.REVISION: revision,

@@ -1,19 +1,23 @@
-"""The gateway: Deployment, Service, ServiceAccount and the binding of the role that the chart ships."""
+"""Gateways: Deployment, Service, ServiceAccount and the binding of the role that the chart ships."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.meta import (
     CONTAINER_SECURITY,
+    MANAGED_BY,
     POD_SECURITY,
     field_env,
     keys_volume,
-    metadata,
+    owner,
     probe,
+    secret_volume,
     stamped,
 )
 
@@ -22,96 +26,150 @@ DEREGISTER_SECONDS = 3
 """A gateway pod that ends still takes requests this long: proxies learn of its end meanwhile."""
 
 
-def pod_labels(service: InferenceService) -> dict[str, str]:
-    """Labels that select the gateway's pods."""
-    return {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """What is rendered of one gateway, whether of one service or of several.
+
+    Attributes:
+        name: of all its objects.
+        selector: labels of its pods.
+        owners: owner references of its objects.
+        keys: Secret with its CURVE keys and admin token.
+        arguments: options that say whom it serves.
+    """
+
+    name: str
+    namespace: str
+    selector: Mapping[str, str]
+    owners: tuple[Mapping[str, Any], ...]
+    keys: str
+    arguments: tuple[tuple[str, str], ...]
+    gateway: Gateway
+    drain_timeout: int
+    image_pull_secrets: tuple[Mapping[str, Any], ...]
+    flags: tuple[str, ...] = ()
+
+    def metadata(self, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Metadata of one of its objects."""
+        return {
+            "name": self.name,
+            "namespace": self.namespace,
+            "labels": {**MANAGED_BY, **self.selector},
+            **({"annotations": dict(annotations)} if annotations else {}),
+            "ownerReferences": [dict(one) for one in self.owners],
+        }
 
 
-def arguments(service: InferenceService) -> list[str]:
+def dedicated(service: InferenceService) -> Front:
+    """The gateway of one service."""
+    return Front(
+        name=labels.gateway_name(service.name),
+        namespace=service.namespace,
+        selector={labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY},
+        owners=(owner(service),),
+        keys=labels.gateway_keys(service.name),
+        arguments=(
+            ("--served-name", service.model.served_name),
+            *(("--alias", alias) for alias in service.model.aliases),
+            ("--service", service.name),
+        ),
+        gateway=service.gateway,
+        drain_timeout=service.lifecycle.drain_timeout,
+        image_pull_secrets=tuple(service.pod_template["imagePullSecrets"]),
+        flags=("--suspended",) if service.suspend else (),
+    )
+
+
+def arguments(front: Front) -> list[str]:
     """Arguments of `mizzen`, each option and value an item of its own."""
+    gateway = front.gateway
     options = [
-        ("--served-name", service.model.served_name),
-        *(("--alias", alias) for alias in service.model.aliases),
-        ("--service", service.name),
-        ("--namespace", service.namespace),
+        *front.arguments,
+        ("--namespace", front.namespace),
         ("--host", "$(POD_IP)"),
         ("--port", str(labels.HTTP_PORT)),
         ("--admin-host", "$(POD_IP)"),
         ("--admin-port", str(labels.ADMIN_PORT)),
         ("--admin-token-file", f"{labels.KEYS_FOLDER}/{labels.ADMIN_TOKEN}"),
         ("--keys", labels.KEYS_FOLDER),
-        ("--drain-timeout-seconds", str(service.lifecycle.drain_timeout)),
+        *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for name in gateway.api_keys),
+        *(("--cors-origin", origin) for origin in gateway.cors_origins),
+        *_tls(gateway),
+        ("--max-in-flight", str(gateway.admission.max_in_flight)),
+        ("--max-tokens-in-flight", str(gateway.admission.max_tokens_in_flight)),
+        ("--queue-size", str(gateway.admission.queue_size)),
+        ("--queue-timeout-seconds", str(gateway.admission.queue_timeout)),
+        ("--drain-timeout-seconds", str(front.drain_timeout)),
     ]
-    flat = [item for option in options for item in option]
-    return ["gateway", *flat, *(["--suspended"] if service.suspend else [])]
+    return ["gateway", *(item for option in options for item in option), *front.flags]
 
 
-def gateway_manifests(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
-    """Everything of the gateway but its keys, in the order in which it is applied."""
-    name = labels.gateway_name(service.name)
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(service, name, labels.GATEWAY),
-    }
+def _tls(gateway: Gateway) -> list[tuple[str, str]]:
+    if not gateway.tls_secret:
+        return []
+    return [("--tls-cert", f"{labels.TLS_FOLDER}/tls.crt"), ("--tls-key", f"{labels.TLS_FOLDER}/tls.key")]
+
+
+def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, Any]]:
+    """Everything of a gateway but its keys, in the order in which it is applied."""
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": front.metadata()}
+    subject = {"kind": "ServiceAccount", "name": front.name, "namespace": front.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": metadata(service, name, labels.GATEWAY),
+        "metadata": front.metadata(),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "ClusterRole",
             "name": config.gateway_role,
         },
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": service.namespace}],
+        "subjects": [subject],
     }
-    manifests = [account, binding, _service(service, name), _deployment(service, config, name)]
+    manifests = [account, binding, _service(front), _deployment(front, config)]
     return [stamped(manifest) for manifest in manifests]
 
 
-def _service(service: InferenceService, name: str) -> dict[str, Any]:
+def _service(front: Front) -> dict[str, Any]:
+    gateway = front.gateway
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(service, name, labels.GATEWAY, annotations=service.gateway.annotations),
+        "metadata": front.metadata(gateway.annotations),
         "spec": {
-            "type": service.gateway.service_type,
-            "selector": pod_labels(service),
-            "ports": [
-                {"name": "http", "port": service.gateway.port, "targetPort": "http", "protocol": "TCP"}
-            ],
+            "type": gateway.service_type,
+            "selector": dict(front.selector),
+            "ports": [{"name": "http", "port": gateway.port, "targetPort": "http", "protocol": "TCP"}],
         },
     }
 
 
-def _deployment(service: InferenceService, config: OperatorConfig, name: str) -> dict[str, Any]:
-    pod_meta = metadata(service, name, labels.GATEWAY)
+def _deployment(front: Front, config: OperatorConfig) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(service, name, labels.GATEWAY),
+        "metadata": front.metadata(),
         "spec": {
-            "replicas": service.gateway.replicas,
+            "replicas": front.gateway.replicas,
             "revisionHistoryLimit": 2,
-            "selector": {"matchLabels": pod_labels(service)},
+            "selector": {"matchLabels": dict(front.selector)},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
             },
             "template": {
-                "metadata": {"labels": pod_meta["labels"]},
-                "spec": _pod_spec(service, config, name),
+                "metadata": {"labels": front.metadata()["labels"]},
+                "spec": _pod_spec(front, config),
             },
         },
     }
 
 
-def _pod_spec(service: InferenceService, config: OperatorConfig, name: str) -> dict[str, Any]:
-    secrets = [dict(secret) for secret in service.pod_template["imagePullSecrets"]]
+def _pod_spec(front: Front, config: OperatorConfig) -> dict[str, Any]:
+    secrets = [dict(secret) for secret in front.image_pull_secrets]
     return {
-        "serviceAccountName": name,
+        "serviceAccountName": front.name,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": front.drain_timeout + GRACE_MARGIN_SECONDS,
         **({"imagePullSecrets": secrets} if secrets else {}),
         "securityContext": POD_SECURITY,
         "topologySpreadConstraints": [
@@ -119,23 +177,35 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, name: str) -> d
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": pod_labels(service)},
+                "labelSelector": {"matchLabels": dict(front.selector)},
             }
         ],
-        "containers": [_container(service, config)],
+        "containers": [_container(front, config)],
         "volumes": [
-            keys_volume(labels.gateway_keys(service.name)),
+            keys_volume(front.keys),
             {"name": "mizzen-tmp", "emptyDir": {}},
+            *(secret_volume(name, secret) for name, secret, _ in _secrets(front.gateway)),
         ],
     }
 
 
-def _container(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
+def _secrets(gateway: Gateway) -> list[tuple[str, str, str]]:
+    """Volumes of the user's Secrets: name, Secret and path."""
+    found = [
+        (f"mizzen-api-keys-{index}", name, f"{labels.API_KEYS_FOLDER}/{name}")
+        for index, name in enumerate(gateway.api_keys)
+    ]
+    if gateway.tls_secret:
+        found.append(("mizzen-tls", gateway.tls_secret, labels.TLS_FOLDER))
+    return found
+
+
+def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
     return {
         "name": "gateway",
         "image": config.gateway_image,
         "imagePullPolicy": config.image_pull_policy,
-        "args": arguments(service),
+        "args": arguments(front),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
@@ -156,5 +226,9 @@ def _container(service: InferenceService, config: OperatorConfig) -> dict[str, A
         "volumeMounts": [
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
             {"name": "mizzen-tmp", "mountPath": "/tmp"},
+            *(
+                {"name": name, "mountPath": path, "readOnly": True}
+                for name, _, path in _secrets(front.gateway)
+            ),
         ],
     }

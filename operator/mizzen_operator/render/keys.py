@@ -20,17 +20,12 @@ from mizzen_operator.render.meta import metadata
 
 
 def root_keys(service: InferenceService) -> dict[str, Any]:
-    """A fresh Secret with all that is random."""
-    return _secret(
-        service,
-        labels.root_keys(service.name),
-        "keys",
-        {
-            "engine.secret": zmq.curve_keypair()[1].decode(),
-            "gateway.secret": zmq.curve_keypair()[1].decode(),
-            labels.ADMIN_TOKEN: secrets.token_urlsafe(32),
-        },
-    )
+    """A fresh Secret with all that is random; of a service that shares a gateway, the engine's key alone."""
+    data = {"engine.secret": zmq.curve_keypair()[1].decode()}
+    if not service.shared:
+        data["gateway.secret"] = zmq.curve_keypair()[1].decode()
+        data[labels.ADMIN_TOKEN] = secrets.token_urlsafe(32)
+    return _secret(service, labels.root_keys(service.name), "keys", data)
 
 
 def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -57,6 +52,34 @@ def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dic
         _secret(service, labels.engine_keys(service.name), labels.ENGINE, engine),
         _secret(service, labels.gateway_keys(service.name), labels.GATEWAY, gateway),
     ]
+
+
+def mounted_engine_keys(service: InferenceService, root: Mapping[str, Any], gateway: str) -> dict[str, Any]:
+    """The Secret of the engine's pods of a service that shares a gateway.
+
+    Args:
+        service: its owner.
+        root: the Secret of `root_keys` as the API server holds it.
+        gateway: the public key of the shared gateway, the only one that the engines talk to.
+    """
+    secret = read(root, "engine.secret")
+    data = {"engine.public": public_key(secret), "engine.secret": secret, "gateway.public": gateway}
+    return _secret(service, labels.engine_keys(service.name), labels.ENGINE, data)
+
+
+def public_key(secret: str) -> str:
+    """The public half of a CURVE key."""
+    return zmq.curve_public(secret.encode()).decode()
+
+
+def restored_engine_key(service: InferenceService, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The Secret of `root_keys` of a service that shares a gateway, made anew of the mounted one.
+
+    Raises:
+        ValueError: names the Secret and the key that it lacks.
+    """
+    data = {"engine.secret": read(engine, "engine.secret")}
+    return _secret(service, labels.root_keys(service.name), "keys", data)
 
 
 def restored_keys(

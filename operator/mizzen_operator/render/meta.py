@@ -88,5 +88,10 @@ def field_env(name: str, path: str) -> dict[str, Any]:
 
 
 def keys_volume(secret: str) -> dict[str, Any]:
-    """The volume with CURVE keys; the pod's own user has to read it, and nobody else is in the pod."""
-    return {"name": "mizzen-keys", "secret": {"secretName": secret, "defaultMode": 0o444}}
+    """The volume with CURVE keys."""
+    return secret_volume("mizzen-keys", secret)
+
+
+def secret_volume(name: str, secret: str) -> dict[str, Any]:
+    """A Secret's volume; the pod's own user has to read it, and nobody else is in the pod."""
+    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o444}}

@@ -1,0 +1,96 @@
+"""Applies manifests that differ from what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.metrics import Metrics
+
+
+class Refused(Exception):
+    """The cluster does not let a service have what it needs, and trying again alone does not help.
+
+    Attributes:
+        reason: in CamelCase, for a condition.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def name_taken(live: Mapping[str, Any]) -> Refused:
+    """The refusal for an object that is not ours."""
+    kind, name = live.get("kind", "object"), live["metadata"]["name"]
+    return Refused("NameTaken", f"{kind} {name} belongs to something else: delete or rename it")
+
+
+class Applier:
+    """Server-side apply of manifests that carry their own hash."""
+
+    def __init__(self, kube: Kube, metrics: Metrics) -> None:
+        self._kube = kube
+        self._metrics = metrics
+
+    async def apply(
+        self,
+        manifests: Sequence[dict[str, Any]],
+        seen: Mapping[str, Mapping[str, Any] | None],
+        digests: dict[tuple[str, str], str],
+        require: Callable[[Mapping[str, Any]], None],
+    ) -> Mapping[str, Any]:
+        """Apply what differs; returns the Deployment among them as it is now.
+
+        Args:
+            manifests: stamped with their hashes.
+            seen: objects that were read already, by kind; the others are read unless `digests` knows them.
+            digests: hashes by kind and name of what was applied; brought up to date.
+            require: raises when an object that is there is not ours.
+
+        Raises:
+            Refused: as `require` says.
+            KubeError: the API server failed or found a manifest invalid.
+        """
+        deployment: Mapping[str, Any] = {}
+        for manifest in manifests:
+            kind, meta = manifest["kind"], manifest["metadata"]
+            name, applied = (kind, meta["name"]), meta["annotations"][labels.APPLIED]
+            if kind not in seen and digests.get(name) == applied:
+                continue
+            if kind in seen:
+                live = seen[kind]
+            else:
+                live = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]))
+            live = await self._one(manifest, live, require)
+            digests[name] = applied
+            if kind == "Deployment":
+                deployment = live
+        return deployment
+
+    async def _one(
+        self,
+        manifest: dict[str, Any],
+        live: Mapping[str, Any] | None,
+        require: Callable[[Mapping[str, Any]], None],
+    ) -> Mapping[str, Any]:
+        if live is not None:
+            require(live)
+            applied = live["metadata"].get("annotations", {}).get(labels.APPLIED)
+            if applied == manifest["metadata"]["annotations"][labels.APPLIED] and covers(live, manifest):
+                return live
+        self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
+        return await self._kube.apply(manifest)
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and covers(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, (list, tuple)):
+        return isinstance(live, list) and all(any(covers(item, value) for item in live) for value in wanted)
+    return live == wanted

@@ -1,0 +1,197 @@
+"""The gateway that the services of a namespace share: made, kept, and told whom it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.apply import Applier, Refused, name_taken
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.render.gateway import Front, gateway_manifests
+from mizzen_operator.render.keys import read
+from mizzen_operator.render.shared import owners_patch, services_config_map, shared, shared_keys
+from mizzen_operator.shared import Sharing, share
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Namespace:
+    """What is known of one namespace's shared gateway."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checked: float = 0.0
+    digests: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Of what is known to be there,"""
+    last: dict[tuple[str, str], str] = field(default_factory=dict)
+    """and of what was asked for at the last look."""
+    uids: dict[str, str] = field(default_factory=dict)
+    """Of the services that share it, by name."""
+    public_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Of their engines: uid of the service and CURVE key, by name."""
+    public: str = ""
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGateway:
+    """A shared gateway as it is now.
+
+    Attributes:
+        sharing: who has what.
+        deployment: its Deployment as it is now.
+        public: its CURVE key.
+        token: of its admin API.
+        changed: the services or settings are others than at the last look.
+    """
+
+    sharing: Sharing
+    deployment: Mapping[str, Any]
+    public: str
+    token: str
+    changed: bool
+
+
+class SharedGateways:
+    """All shared gateways, one a namespace; one at a time is worked on in each."""
+
+    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+        self._kube = kube
+        self._config = config
+        self._metrics = metrics
+        self._applier = Applier(kube, metrics)
+        self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
+
+    def known(self, namespace: str) -> list[str]:
+        """Services that shared the namespace's gateway at the last look."""
+        return list(self._namespaces[namespace].uids) if namespace in self._namespaces else []
+
+    def refresh(self, namespace: str, *, settled: bool) -> None:
+        """Drop what is remembered of what no watch tells of, when it is too old for how the gateway is."""
+        limit = self._config.resync_seconds if settled else self._config.recheck_seconds
+        memory = self._namespaces[namespace]
+        if time.monotonic() - memory.checked > limit:
+            self.forget(namespace)
+
+    def forget(self, namespace: str) -> None:
+        """Drop what is remembered of a gateway's objects."""
+        memory = self._namespaces[namespace]
+        memory.checked = time.monotonic()
+        memory.digests.clear()
+        memory.public = memory.token = ""
+
+    def learn(self, service: InferenceService, public: str) -> bool:
+        """Remember the CURVE key of a service's engines; tell whether it is news."""
+        known = self._namespaces[service.namespace].public_keys
+        news = known.get(service.name) != (service.uid, public)
+        known[service.name] = (service.uid, public)
+        return news
+
+    async def sync(
+        self,
+        namespace: str,
+        deployment: Mapping[str, Any] | None = None,
+        endpoint: Mapping[str, Any] | None = None,
+    ) -> SharedGateway | None:
+        """Make a namespace's shared gateway what its services ask for; None when none shares one.
+
+        Args:
+            namespace: whose gateway it is.
+            deployment: the gateway's Deployment as it was observed, None when there is none.
+            endpoint: the same of its Service.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else.
+            KubeError: the API server failed or found a manifest invalid.
+        """
+        memory = self._namespaces[namespace]
+        async with memory.lock:
+            sharing = share(await self._services(namespace))
+            if sharing is None:
+                del self._namespaces[namespace]  # the garbage collector removes what its last owner leaves
+                return None
+            front = shared(sharing)
+            await self._keys(front, memory)
+            public_keys = {
+                service.name: memory.public_keys[service.name][1]
+                for service in sharing.services
+                if memory.public_keys.get(service.name, ("", ""))[0] == service.uid
+            }
+            for service in sharing.services:
+                if service.name not in public_keys and (key := await self._engine_key(service)):
+                    public_keys[service.name] = key
+                    self.learn(service, key)
+            manifests = [
+                services_config_map(sharing, front, public_keys),
+                *gateway_manifests(front, self._config),
+            ]
+            seen = {"Deployment": deployment, "Service": endpoint}
+            live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
+            uids = {service.name: service.uid for service in sharing.services}
+            changed = uids != memory.uids or memory.last != memory.digests
+            memory.uids, memory.last = uids, dict(memory.digests)
+            return SharedGateway(sharing, live, memory.public, memory.token, changed)
+
+    async def _services(self, namespace: str) -> list[InferenceService]:
+        found: list[InferenceService] = []
+        for body in await self._kube.list(Ref("InferenceService", namespace)):
+            try:
+                found.append(parse(body))
+            except ApiError as error:
+                logger.error("%s/%s: %s", namespace, body["metadata"]["name"], error)
+        return found
+
+    async def _keys(self, front: Front, memory: _Namespace) -> None:
+        """Make the gateway's Secret where it is missing, and keep its owners up to date."""
+        owners = {one["name"]: one["uid"] for one in front.metadata()["ownerReferences"]}
+        if memory.token and owners == memory.uids:
+            return
+        ref = Ref("Secret", front.namespace, front.keys)
+        live = await self._kube.get(ref)
+        if live is None:
+            manifest = shared_keys(front)
+            if await self._kube.create(manifest):
+                self._metrics.actions.labels("CreateSecret").inc()
+                live = manifest
+            else:
+                live = await self._kube.get(ref) or manifest
+        require_shared(live)
+        if "resourceVersion" in live["metadata"]:
+            patch = owners_patch(live, front)
+            if patch is not None:
+                self._metrics.actions.labels("PatchSecret").inc()
+                await self._kube.patch(ref, patch)
+        try:
+            memory.public, memory.token = read(live, "gateway.public"), read(live, labels.ADMIN_TOKEN)
+        except ValueError as error:
+            raise Refused("KeysUnusable", str(error)) from error
+
+    async def _engine_key(self, service: InferenceService) -> str:
+        """The public key of a service's engines; empty before the service has it."""
+        ref = Ref("Secret", service.namespace, labels.engine_keys(service.name))
+        live = await self._kube.get(ref)
+        if live is None:
+            return ""
+        try:
+            return read(live, "engine.public")
+        except ValueError:
+            return ""  # the service's own look says so
+
+
+def require_shared(live: Mapping[str, Any]) -> None:
+    """Check that an object is the shared gateway's.
+
+    Raises:
+        Refused: it is not.
+    """
+    if live["metadata"].get("labels", {}).get(labels.GATEWAY_LABEL) != labels.SHARED:
+        raise name_taken(live)
