@@ -17,14 +17,17 @@ from mizzen.gateway.openai.texts import (
     TokenizeResponse,
 )
 from mizzen.gateway.openai.vectors import EmbeddingRequest, EmbeddingResponse
+from mizzen.gateway.responses.bodies import ResponsesResponse
+from mizzen.gateway.responses.schemas import ResponsesRequest
 
 REQUESTS: tuple[type, ...] = (
-    ChatRequest, CompletionRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest, DetokenizeRequest,
+    ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest,
+    DetokenizeRequest,
 )  # fmt: skip
 """Bodies of all requests, in the order of the documentation."""
 RESPONSES: tuple[type, ...] = (
-    ChatResponse, CompletionResponse, EmbeddingResponse, PairsResponse, LabelsResponse, TokenizeResponse,
-    DetokenizeResponse, Model, ModelList,
+    ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
+    TokenizeResponse, DetokenizeResponse, Model, ModelList,
 )  # fmt: skip
 TEMPLATE = "#/components/schemas/{name}"
 

@@ -20,6 +20,10 @@ from mizzen.gateway.openai.texts import (
 )
 from mizzen.gateway.openai.vectors import EmbeddingRequest, EmbeddingResponse, Embeddings
 from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
+from mizzen.gateway.responses.bodies import ResponsesResponse
+from mizzen.gateway.responses.exchange import ResponsesExchange
+from mizzen.gateway.responses.parse import ResponsesParser
+from mizzen.gateway.responses.schemas import ResponsesRequest
 from mizzen.gateway.service import Gateway
 
 
@@ -35,6 +39,13 @@ def add_generation(app: FastAPI, gateway: Gateway, parser: Parser) -> None:
     async def completions() -> Response:
         """Continue a text or token ids, streamed or whole."""
         return Exchange(gateway, parser.completion, CompletionWriter)
+
+    responses_parser = ResponsesParser(parser.chat_wish)
+
+    @app.post("/v1/responses", openapi_extra=described(ResponsesRequest, ResponsesResponse, stream=True))
+    async def responses() -> Response:
+        """Answer a conversation of items, streamed or whole."""
+        return ResponsesExchange(gateway, responses_parser)
 
 
 def add_vectors(app: FastAPI, gateway: Gateway) -> None:

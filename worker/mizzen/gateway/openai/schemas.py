@@ -159,7 +159,7 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     ] = None
     tools: Annotated[list[Tool] | None, doc("Functions that the model may call.")] = None
     tool_choice: Annotated[
-        ToolChoice | None, doc("`none`, `auto`, `required`, or the function that must be called.")
+        ToolChoice | None, doc("`none`, `auto`, `required`, a function that must be called, `allowed_tools`.")
     ] = None
     parallel_tool_calls: Annotated[
         bool | None, doc("Whether one answer may hold several calls (default).")
@@ -177,9 +177,9 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
         bool | None, doc("Let the tokenizer add its BOS, say, to what the template gave (not by default).")
     ] = None
     echo: Annotated[bool | None, doc("Only `false`; completions have it.")] = None
-    reasoning_effort: Annotated[str | None, doc("A variable of the chat template, where it knows one.")] = (
-        None
-    )
+    reasoning_effort: Annotated[
+        str | None, doc("A variable of the chat template; `none` also sets `enable_thinking: false`.")
+    ] = None
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
     prompt_cache_key: Annotated[str | None, doc("Requests with one key prefer one engine.")] = None
     functions: Annotated[Any, doc("Refused by name; use `tools`.")] = None

@@ -10,10 +10,12 @@ from typing import Any
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.tools.check import schema_error
 from mizzen.gateway.tools.families import CallSchema
-from mizzen.gateway.tools.formats import ANY_OBJECT
+from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS
 from mizzen.gateway.tools.schemas import AllowedTools, Function, NamedTool, Tool, ToolChoice
 
 MAX_TOOLS = 128
+_WHOLE = ("type", "$ref", "anyOf", "oneOf", "allOf")
+"""Keys of schemas that say by themselves what a value is."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 
 
@@ -59,12 +61,16 @@ class Tools:
 
     def for_grammar(self) -> list[CallSchema]:
         """Return the tools that may be called; forced calls conform unless `strict` is false."""
-        return [
-            CallSchema(function.name, function.parameters or ANY_OBJECT)
-            if function.strict or (self.forced and function.strict is None)
-            else CallSchema(function.name, ANY_OBJECT)
-            for function in self.allowed
-        ]
+        return [CallSchema(one.name, self._schema(one)) for one in self.allowed]
+
+    def _schema(self, function: Function) -> dict[str, Any]:
+        conforms = function.strict or (self.forced and function.strict is None)
+        given = function.parameters
+        if not conforms or given == {}:
+            return ANY_OBJECT
+        if given is None:
+            return NO_ARGUMENTS
+        return given if any(key in given for key in _WHOLE) else {"type": "object", **given}
 
 
 def chosen(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> Tools | None:

@@ -15,6 +15,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 Format = dict[str, Any]
 
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
+NO_ARGUMENTS: Format = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_WHITESPACE = 1
 """White space characters in a row between the parts of a JSON text."""
 

@@ -1,0 +1,123 @@
+"""Bodies of responses and their items, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text that the model says."""
+
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class ReasoningPart(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """Text that the model thinks."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: str = "assistant"
+
+
+class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A function that the model calls."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """What the model thinks."""
+
+    id: str
+    status: str
+    content: list[ReasoningPart]
+    summary: list[Any] = []
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Of a prompt's tokens, those that came from the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Of an answer's tokens, those that are reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Incomplete(msgspec.Struct):
+    """Why a response is incomplete."""
+
+    reason: str
+
+
+class ResponsesResponse(msgspec.Struct, kw_only=True):
+    """Response of POST /v1/responses, also within the events of its stream."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
