@@ -62,6 +62,7 @@ class Behaviour:
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
     """After which tokens of each answer `fault` strikes; instead of `fault_after`."""
+    stats_seconds: float = 0.1
     deaf_to_files: int = 0
     """How many more requests for files go unanswered."""
 
@@ -75,6 +76,7 @@ class ScriptedEngine:
         self.requests: list[Generate] = []
         self.aborts: list[int] = []
         self.hellos = 0
+        self.fetches = 0
         self._runs: dict[tuple[bytes, int], Run] = {}
         self._peers: set[bytes] = set()
         self._welcome = {
@@ -137,7 +139,7 @@ class ScriptedEngine:
             if self._runs:
                 self._step()
             if time.monotonic() > stats_at:
-                stats_at = time.monotonic() + 0.1
+                stats_at = time.monotonic() + self.does.stats_seconds
                 for peer in self._peers:
                     self._send(peer, Stats(len(self._runs), 0, 0, 100, 0, 0, self.does.draining, 0))
         socket.close()
@@ -155,6 +157,7 @@ class ScriptedEngine:
         elif isinstance(message, FetchFile) and self.does.deaf_to_files:
             self.does.deaf_to_files -= 1
         elif isinstance(message, FetchFile):
+            self.fetches += 1
             content = self.files[message.name]
             part = content[message.offset : message.offset + FILE_PART_BYTES]
             self._send(peer, File(message.name, message.offset, len(content), part))
@@ -213,9 +216,7 @@ class ScriptedEngine:
         if asked is not None:
             ids = [entry for token in tokens for entry in (token, *range(asked))]
             values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + asked)
-            reports = (
-                Logprobs(rid, 1 + asked, packed("<i4", *ids), values.astype("<f4").tobytes()),
-            )
+            reports = (Logprobs(rid, 1 + asked, packed("<i4", *ids), values.astype("<f4").tobytes()),)
         return Outputs(
             1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports
         )

@@ -14,6 +14,7 @@ import pytest
 
 from mizzen.gateway import dispatch
 from mizzen.gateway.admit import Admission, Ticket
+from mizzen.gateway.breaker import BreakerState
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
@@ -314,10 +315,152 @@ async def test_admin_api(live: Any, scripted: Any, tmp_path: Any, until: Any) ->
         await text_of(gateway.client(), max_tokens=3)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text
         assert (
-            'mizzen_gateway_requests_total{code="200",model="demo",path="/v1/chat/completions"} 1.0' in metrics
+            'mizzen_gateway_requests_total{code="200",model="demo",path="/v1/chat/completions"} 1.0'
+            in metrics
         )
         assert 'mizzen_gateway_output_tokens_total{model="demo"} 3.0' in metrics
         assert 'mizzen_gateway_engines{state="serving"} 1.0' in metrics
         assert (await http.get(f"{gateway.admin}/healthz")).status_code == 200
         gateway.gateway.draining = True
         assert (await http.get(f"{gateway.admin}/readyz")).status_code == 503
+
+
+async def test_a_failing_engine_is_left_alone_and_tried_again(live: Any, scripted: Any, until: Any) -> None:
+    """Closed, open, half-open with one probe, open for longer, and closed by a probe that goes well."""
+    bad, good = scripted(), scripted()
+    gateway = await live(bad, good, breaker_failures=2)
+    (first,) = [e for e in gateway.gateway.table if e.found.endpoint == bad.endpoint]
+    client = gateway.client()
+    bad.does.fault, bad.does.fault_after = "error", 0
+    asked = 0
+    while not first.breaker.opened:
+        assert (await text_of(client, max_tokens=3))[1] == "length"
+        asked += 1
+        assert asked < 100
+    assert f'breaker_opened{{engine="{bad.endpoint}"}} ' in gateway.gateway.metrics_text().decode()
+    good.does.refuse = RefusalCode.QUEUE_FULL  # what comes now waits for the probe
+    waiting = [asyncio.create_task(text_of(client, max_tokens=3)) for _ in range(5)]
+    await until(lambda: first.breaker.opened >= 2, 30)
+    assert len(bad.requests) <= 2 + first.breaker.opened, "one probe at a time"
+    bad.does.fault = ""
+    assert [reason for _, reason in await asyncio.gather(*waiting)] == ["length"] * 5
+    assert first.breaker.state is BreakerState.CLOSED
+
+
+async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time_out(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    """What waits there for a first token goes elsewhere; what runs there stays."""
+    mute, other = scripted(), scripted()
+    gateway = await live(mute, engine_suspect_seconds=0.3, engine_timeout_seconds=60, engine_lost_seconds=120)
+    mute.does.step_seconds = 0.02
+    client = gateway.client()
+    running = asyncio.create_task(text_of(client, max_tokens=40))
+    (engine,) = gateway.gateway.table
+    await until(lambda: mute.running and next(iter(mute._runs.values())).given > 2)
+    mute.does.fault, mute.does.fault_after = "silent", 0
+    early = asyncio.create_task(text_of(client, max_tokens=3))
+    await until(lambda: engine.requests == 2)
+    gateway.gateway.table.sync([engine.found, dataclasses.replace(engine.found, endpoint=other.endpoint)])
+    assert (await early)[1] == "length"
+    assert len(other.requests) == 1
+    await until(lambda: engine.suspect)
+    assert engine.serving, "it is suspect, not silent yet"
+    for _ in range(4):
+        assert (await text_of(client, max_tokens=3))[1] == "length"
+    assert len(other.requests) == 5
+    mute.does.fault = ""
+    assert (await running)[1] == "length"
+    await until(lambda: not engine.suspect)
+    assert engine.breaker.state is BreakerState.CLOSED
+
+
+async def test_an_idle_engine_that_answers_is_not_suspected(live: Any, scripted: Any, until: Any) -> None:
+    engine = scripted()
+    engine.does.stats_seconds = 1000.0
+    gateway = await live(engine, engine_suspect_seconds=0.4, engine_timeout_seconds=60)
+    (one,) = gateway.gateway.table
+    before = engine.fetches
+    await until(lambda: engine.fetches >= before + 3, 30)
+    assert not one.suspect
+
+
+async def test_requests_wait_for_an_engine_to_be_woken(
+    live: Any, scripted: Any, tmp_path: Any, until: Any
+) -> None:
+    """Scaled to zero: held beyond the time of a queue, within a bound, and told to whoever can wake one."""
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    options = {"queue_timeout_seconds": 0.2, "wake_timeout_seconds": 60, "queue_size": 3}
+    gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), **options)
+    held = [asyncio.create_task(text_of(gateway.client(), max_tokens=3)) for _ in range(3)]
+    await until(lambda: len(gateway.gateway.admission) == 3)
+    with pytest.raises(openai.RateLimitError) as full:
+        await text_of(gateway.client())
+    assert full.value.response.headers["retry-after"]
+    assert "mizzen_gateway_waiting_requests 3.0" in gateway.gateway.metrics_text().decode()
+    async with httpx.AsyncClient(headers={"authorization": "Bearer s3cret"}) as http:
+        assert (await http.get(f"{gateway.admin}/admin/engines")).json()["waiting"] == 3
+    await asyncio.sleep(0.4)
+    assert not any(task.done() for task in held)
+    engine = scripted()
+    (gone,) = gateway.gateway.table
+    gateway.gateway.table.sync([dataclasses.replace(gone.found, endpoint=engine.endpoint)])
+    assert [reason for _, reason in await asyncio.gather(*held)] == ["length"] * 3
+    assert "mizzen_gateway_waiting_requests 0.0" in gateway.gateway.metrics_text().decode()
+
+
+async def test_a_response_says_where_it_went_and_the_admin_why(
+    live: Any, scripted: Any, tmp_path: Any, until: Any
+) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    engines = [scripted(), scripted()]
+    gateway = await live(*engines, admin_token_file=str(token), engine_suspect_seconds=60)
+    prompt = list(range(50, 250))
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 3}
+    admin, wrong = {"authorization": "Bearer s3cret"}, {"authorization": "Bearer wrong"}
+    async with httpx.AsyncClient(timeout=30) as http:
+        first = await http.post(f"{gateway.url}/v1/completions", json=body)
+        engine = dict(part.split("=") for part in first.headers["x-mizzen-route"].split("; "))["engine"]
+        assert engine in [one.endpoint for one in engines]
+        again = await http.post(f"{gateway.url}/v1/completions", json=body)
+        assert again.headers["x-mizzen-route"] == f"engine={engine}; reason=prefix; matched=192"
+        streamed = await http.post(f"{gateway.url}/v1/completions", json={**body, "stream": True})
+        assert streamed.headers["x-mizzen-route"] == again.headers["x-mizzen-route"]
+        url = f"{gateway.admin}/debug/route"
+        assert (await http.post(url, json=body)).status_code == 401
+        assert (await http.post(url, json=body, headers=wrong)).status_code == 401
+        found = (await http.post(url, json={**body, "user": "u"}, headers=admin)).json()
+        assert (found["prompt_tokens"], found["prompt_blocks"], found["session"]) == (200, 3, "u")
+        best, other = found["engines"]
+        assert (best["name"], best["matched_tokens"]) == (engine, 192)
+        assert other["matched_tokens"] == 0
+        assert best["scores"]["prefix"] == pytest.approx(1.92)
+        assert {"session", "load", "home"} < set(best["scores"])
+        chat = await http.post(url, json={**CHAT}, headers={**admin, "x-mizzen-session": "s"})
+        assert chat.json()["session"] == "s"
+        for bad, status in ((b"[]", 400), (b"{", 400), (b'{"model": "demo"}', 400)):
+            assert (await http.post(url, content=bad, headers=admin)).status_code == status
+        absent = await http.post(url, json={**body, "model": "none"}, headers=admin)
+        assert absent.status_code == 404
+    assert sum(len(one.requests) for one in engines) == 3, "nothing that was explained was sent"
+
+
+async def test_sessions_stay_with_their_engine(live: Any, scripted: Any) -> None:
+    """In every gateway alike, by header, prompt_cache_key or user; without one they spread."""
+    engines = [scripted() for _ in range(3)]
+    gateways = [await live(*engines, engine_suspect_seconds=60) for _ in range(2)]
+    homes: dict[str, set[str]] = {}
+    async with httpx.AsyncClient(timeout=30) as http:
+        for number in range(24):
+            session = f"s{number % 6}"
+            how = [{"user": session}, {"prompt_cache_key": session}, {}][number % 3 if number >= 12 else 0]
+            headers = {} if how else {"x-mizzen-session": session}
+            gateway = gateways[number % 2]
+            body = {**CHAT, "max_tokens": 2, **how}
+            response = await http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+            route = response.headers["x-mizzen-route"]
+            homes.setdefault(session, set()).add(route.partition(";")[0])
+    assert all(len(found) == 1 for found in homes.values()), homes
+    assert len(set().union(*homes.values())) > 1

@@ -240,14 +240,12 @@ class Engine:
         log.warning("engine fails and is left alone", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
-    def look(self) -> bool:
-        """Look after it; tell whether it has become suspect."""
+    def look(self) -> None:
+        """Look whether it should have been heard."""
         if self.suspicion.look(self.link):
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
             log.warning("engine should have been heard", extra={"fields": fields})
             self._on_change()
-            return self.suspect
-        return False
 
     def give_up_waiting(self, reason: str) -> None:
         """Fail the requests that have no token yet, so that they are tried elsewhere."""
@@ -437,7 +435,8 @@ class EngineTable:
             if late:  # this loop was held up itself: let it read what has arrived
                 continue
             for engine in self:
-                if engine.look() and self._spare(engine):
+                engine.look()
+                if engine.suspect and engine.waiting and self._spare(engine):
                     engine.give_up_waiting(f"{engine.name} should have been heard")
 
     def _spare(self, suspect: Engine) -> bool:

@@ -1,0 +1,194 @@
+"""Engine processes that are killed or stopped while they answer: every answer comes out as undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from mizzen.core.options import flag
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+SIMULATED = ["-m", "mizzen.server.simulate"]
+REAL = ["-c", "from mizzen.cli import main; main()", "engine"]
+KINDS = [
+    (stream, options)
+    for stream in (True, False)
+    for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 11})
+]
+PATIENT = {"engine_timeout_seconds": 2.0, "max_resumes": 20, "queue_timeout_seconds": 60.0}
+
+
+class EngineProcess:
+    """An engine and its supervisor, as in a pod."""
+
+    def __init__(self, program: list[str], folder: Path, **options: Any) -> None:
+        folder.mkdir()
+        self.endpoint = f"ipc://{folder}/wire"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = {
+            "wire_bind": self.endpoint,
+            "http_port": port,
+            "termination_message": folder / "end",
+            **options,
+        }
+        words = [word for name, value in options.items() for word in (flag(name), str(value))]
+        self.log = (folder / "log").open("w+")
+        self.process = subprocess.Popen([sys.executable, *program, *words], stderr=self.log)
+
+    @property
+    def rank(self) -> psutil.Process:
+        """The process that has the model."""
+        (rank,) = psutil.Process(self.process.pid).children()
+        return rank
+
+    def ended(self) -> str:
+        """Why it has."""
+        self.log.seek(0)
+        return self.log.read()[-2000:]
+
+    def end(self) -> None:
+        try:
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                one.kill()
+        except psutil.NoSuchProcess:
+            pass
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[..., EngineProcess]]:
+    running: list[EngineProcess] = []
+
+    def start(program: list[str], **options: Any) -> EngineProcess:
+        running.append(EngineProcess(program, tmp_path / f"engine-{len(running)}", **options))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.end()
+
+
+async def serving(gateway: Any, until: Any, engines: list[EngineProcess]) -> None:
+    def ready() -> bool:
+        for one in engines:
+            assert one.process.poll() is None, one.ended()
+        return sum(engine.serving for engine in gateway.gateway.table) >= len(engines)
+
+    await until(ready, 120)
+
+
+async def answer(
+    client: openai.AsyncOpenAI, stream: bool, seen: Callable[[int], None], **options: Any
+) -> tuple[str, list[int], str | None, int]:
+    """Return text, token ids, finish reason and counted tokens; `seen` hears how many tokens there are."""
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    body = {"model": "demo", "prompt": "The ship", "max_tokens": 300, "extra_body": extra, **options}
+    if not stream:
+        whole = await client.completions.create(**body)
+        choice = whole.choices[0].model_dump()
+        return choice["text"], choice["token_ids"], choice["finish_reason"], whole.usage.completion_tokens
+    text, ids, reason, count = "", [], None, 0
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    async for chunk in await client.completions.create(**body):
+        count = chunk.usage.completion_tokens if chunk.usage else count
+        for choice in chunk.choices:
+            one = choice.model_dump()
+            text, reason = text + one["text"], one["finish_reason"]
+            ids += one["token_ids"] or []
+            seen(len(ids))
+    return text, ids, reason, count
+
+
+async def all_kinds(
+    client: openai.AsyncOpenAI, seen: Callable[[int], None] = lambda count: None
+) -> list[tuple[str, list[int], str | None, int]]:
+    """Return the answers of all kinds of requests, two of each, asked for at once."""
+    return await asyncio.gather(*(answer(client, stream, seen, **how) for stream, how in KINDS * 2))
+
+
+def check(found: list[Any], calm: list[Any]) -> None:
+    assert found == calm
+    for text, ids, reason, count in found:
+        assert text
+        assert len(ids) == count == 300
+        assert reason == "length"
+    assert len({tuple(ids) for _, ids, _, _ in found}) == 2, "greedy and seeded ones, streamed or whole"
+
+
+class Strike:
+    """Sends a signal to the busiest engine once some stream has so many tokens."""
+
+    def __init__(self, gateway: Any, engines: list[EngineProcess], number: int, after: int) -> None:
+        self._gateway, self._engines = gateway, engines
+        self._number, self._after = number, after
+        self.victim: EngineProcess | None = None
+        self.streams = 0
+
+    def __call__(self, tokens: int) -> None:
+        if self.victim is not None or tokens < self._after:
+            return
+        busiest = max(self._gateway.gateway.table, key=lambda engine: engine.link.open_streams)
+        self.streams = busiest.link.open_streams
+        self.victim = next(one for one in self._engines if one.endpoint == busiest.found.endpoint)
+        os.kill(self.victim.rank.pid, self._number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_simulated_engine_is_struck_in_mid_stream(
+    live: Any, until: Any, processes: Any, model_folder: Path, number: int
+) -> None:
+    """Its tokens are hashes of all that came before, and of the seed: one wrong token changes all others."""
+    engines = [
+        processes(SIMULATED, model=model_folder, served_name="demo", step_milliseconds=8, revision="r")
+        for _ in range(2)
+    ]
+    gateway = await live(*engines, wait=False, **PATIENT)
+    await serving(gateway, until, engines)
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="x", max_retries=0, timeout=120
+    ) as client:
+        calm = await all_kinds(client)
+        check(calm, calm)
+        strike = Strike(gateway, engines, number, after=30)
+        check(await all_kinds(client, strike), calm)
+    assert strike.victim is not None
+    assert strike.streams > 0
+    assert "mizzen_gateway_resumes_total{" in gateway.gateway.metrics_text().decode()
+
+
+async def test_a_real_engine_is_killed_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
+    options = {
+        "model": DEMO,
+        "served_name": "demo",
+        "device": "cpu",
+        "threads": 1,
+        "kv_cache_tokens": 16384,
+        "max_running_requests": 16,
+    }
+    engines = [processes(REAL, **options) for _ in range(2)]
+    gateway = await live(*engines, wait=False, **PATIENT)
+    await serving(gateway, until, engines)
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="x", max_retries=0, timeout=240
+    ) as client:
+        calm = await all_kinds(client)
+        check(calm, calm)
+        strike = Strike(gateway, engines, signal.SIGKILL, after=30)
+        check(await all_kinds(client, strike), calm)
+    assert strike.victim is not None
+    assert strike.streams > 0
