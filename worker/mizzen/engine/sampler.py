@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from mizzen.core.request import Int64
-from mizzen.engine.extras import PROMPT, BatchExtras, Entries, Penalties, TokenCounts
+from mizzen.engine.asks import PROMPT, TokenCounts
+from mizzen.engine.extras import BatchExtras, Entries, Penalties
 from mizzen.engine.random import uniform
 from mizzen.engine.side import LogprobTensors, report
 from mizzen.engine.state import SlotState, Uploader

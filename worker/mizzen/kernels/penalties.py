@@ -11,7 +11,7 @@ import triton.language as tl
 BLOCK = 4096
 
 _OUTPUT = tl.constexpr((1 << 30) - 1)
-"""The bits of a count that are the output's; see `mizzen.engine.extras.PROMPT`."""
+"""The bits of a count that are the output's; see `mizzen.engine.asks.PROMPT`."""
 
 
 class Penalties(Protocol):
