@@ -16,7 +16,7 @@ from mizzen.gateway.breaker import Breaker, BreakerLimits
 from mizzen.gateway.route.index import DEFAULT_BLOCKS, EnginePrefixes, PrefixBudget, names_of
 from mizzen.gateway.route.plugins import Pin
 from mizzen.gateway.suspicion import Suspicion, SuspicionLimits
-from mizzen.gateway.text.model import TextModel, TextModels, build
+from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.gateway.text.tokenizer import FILES
 from mizzen.wire.client import Link
 from mizzen.wire.codec import MalformedFrame
@@ -300,7 +300,7 @@ class Engine:
         text = self._texts.get(name)
         if text is None:
             files = await self.link.fetch_files(FILES)
-            text = self._texts.get(name) or await asyncio.to_thread(build, name, files)
+            text = await self._texts.build(name, files)
         return text
 
     def _unusable(self, reason: str) -> None:

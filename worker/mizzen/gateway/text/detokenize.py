@@ -132,7 +132,8 @@ class DecoderForm:
     """Which of the known decoders a tokenizer has, from its description in `tokenizer.json`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        steps = flatten(json.loads(tokenizer.to_str()).get("decoder"))
+        decoder = tokenizer.decoder  # its state alone: the whole description holds the vocabulary
+        steps = flatten(None if decoder is None else json.loads(decoder.__getstate__()))
         kinds = [step["type"] for step in steps]
         self.byte_level = kinds == ["ByteLevel"]
         self.strip: tuple[str, int] = ("", 0)

@@ -94,12 +94,26 @@ class TextModels:
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, TextModel] = OrderedDict()
+        self._building = asyncio.Lock()
 
     def get(self, name: str) -> TextModel | None:
         """Return a model that is loaded."""
         model = self._models.get(name)
         if model is not None:
             self._models.move_to_end(name)
+        return model
+
+    async def build(self, name: str, files: Mapping[str, bytes]) -> TextModel:
+        """Return a model made of its files: once, and one after another, however many engines bring them.
+
+        Raises:
+            TokenizerError, TemplateError: a file is missing or cannot be read.
+        """
+        async with self._building:
+            model = self.get(name)
+            if model is None:
+                model = await asyncio.to_thread(build, name, files)
+                self.add(model)
         return model
 
     def add(self, model: TextModel) -> None:
