@@ -20,6 +20,7 @@ from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.main import listen, new_server
 from mizzen.gateway.service import Gateway
+from mizzen.gateway.tenants.tls import ServerTls
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 CORPUS = [
@@ -129,10 +130,10 @@ def model_folder(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> Path:
     return tmp_path
 
 
-def load_helpers() -> Any:
-    """Return the module with the scripted engine; tests are no packages."""
-    path = Path(__file__).parent / "engines.py"
-    spec = importlib.util.spec_from_file_location("mizzen_gateway_test_engines", path)
+def load_helpers(name: str) -> Any:
+    """Return a module of this folder; tests are no packages."""
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"mizzen_gateway_test_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -141,7 +142,8 @@ def load_helpers() -> Any:
     return module
 
 
-engines = load_helpers()
+engines = load_helpers("engines")
+threaded = load_helpers("threaded")
 
 
 @pytest.fixture
@@ -172,22 +174,27 @@ class LiveGateway:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.gateway = Gateway(config)
+        self.tls = (
+            ServerTls(config.tls_cert, config.tls_key, 0.05) if config.tls_cert and config.tls_key else None
+        )
         self._servers = [
-            new_server(create_app(config, self.gateway), 2),
+            new_server(create_app(config, self.gateway), 2, self.tls),
             new_server(create_admin_app(self.gateway), 1),
         ]
         self._sockets = [listen("127.0.0.1", 0), listen("127.0.0.1", 0)]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._sockets[0].getsockname()[1]}"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://127.0.0.1:{self._sockets[0].getsockname()[1]}"
 
     @property
     def admin(self) -> str:
         return f"http://127.0.0.1:{self._sockets[1].getsockname()[1]}"
 
-    def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+    def client(self, api_key: str = "none", **options: Any) -> openai.AsyncOpenAI:
+        options = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": 20, **options}
+        return openai.AsyncOpenAI(api_key=api_key, **options)
 
     async def start(self) -> None:
         await self.gateway.start()
@@ -199,7 +206,7 @@ class LiveGateway:
 
     async def serving(self, count: int) -> None:
         """Wait until so many engines serve."""
-        await wait_until(lambda: sum(engine.serving for engine in self.gateway.table) == count)
+        await wait_until(lambda: sum(engine.serving for engine in self.gateway.engines) == count)
 
     async def stop(self) -> None:
         await self.gateway.close()
@@ -226,3 +233,21 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
     yield start
     for gateway in running:
         await gateway.stop()
+
+
+@pytest.fixture(scope="module")
+def simulated_url() -> Iterator[str]:
+    """Return the URL of a gateway with a simulated engine of the demo model, on a loop of its own."""
+
+    async def start(endpoint: str) -> LiveGateway:
+        gateway = LiveGateway(
+            GatewayConfig(
+                served_name="demo", engine=(endpoint,), queue_timeout_seconds=30.0, access_log="off"
+            )
+        )
+        await gateway.start()
+        await wait_until(lambda: any(engine.serving for engine in gateway.gateway.table), 60)
+        return gateway
+
+    with threaded.simulated_gateway(start) as gateway:
+        yield gateway.url

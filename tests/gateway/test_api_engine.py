@@ -355,6 +355,7 @@ async def test_answers_conform_to_their_schema(client: Any, form: str) -> None:
     ("extra", "param"),
     [
         ({"guided_regex": "(ab"}, "guided_regex"),
+        ({"guided_regex": "(" * 10_000 + ")" * 10_000}, "guided_regex"),
         ({"ebnf": "root ::= missing"}, "ebnf"),
         ({"guided_json": {"type": "nonsense"}}, "guided_json"),
         ({"response_format": {"type": "regex", "regex": "[a"}}, "response_format.regex"),

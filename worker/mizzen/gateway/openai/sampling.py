@@ -26,6 +26,8 @@ def sampling(
     Raises:
         ApiError: 400 for a value outside its range.
     """
+    if request.seed is not None and not -(2**63) <= request.seed < 2**64:
+        raise invalid("seed must be a 64-bit integer", "seed", "out_of_range")
     one = request.top_p == 0  # a nucleus holds at least the most probable token
     try:
         return SamplingParams(
@@ -65,8 +67,6 @@ def least(min_tokens: int, max_tokens: int | None) -> int:
     if max_tokens is not None and min_tokens > max_tokens:
         text = f"min_tokens must be at most max_tokens ({max_tokens}), not {min_tokens}"
         raise invalid(text, "min_tokens", "out_of_range")
-    if min_tokens >= 2**31:
-        raise invalid("min_tokens is more than any context holds", "min_tokens", "out_of_range")
     return min_tokens
 
 

@@ -19,11 +19,13 @@ def doc(text: str) -> Meta:
 
 NOT_SERVED = "Refused by name."
 
-Count = Annotated[int, Meta(ge=1)]
+MOST = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=1, le=MOST)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=MOST)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Priority = Annotated[int, Meta(ge=-8, le=8)]
 Top = Annotated[int, Meta(ge=0, le=20)]
@@ -64,7 +66,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Share | None, doc("Draw from the smallest set whose probability reaches it; 0 is the first alone.")
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        Annotated[int, Meta(ge=-1, le=MOST)] | None,
         doc("Draw from the k most probable tokens; 0 and -1 from all."),
     ] = None
     min_p: Annotated[Share | None, doc("Drop tokens less probable than `min_p` times the most probable.")] = (
@@ -104,7 +106,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         doc("Seconds after which the request ends with an error; also the header `x-request-timeout`."),
     ] = None
     min_tokens: Annotated[
-        Annotated[int, Meta(ge=0)] | None, doc("End tokens cannot come before so many output tokens.")
+        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        doc("End tokens cannot come before so many output tokens."),
     ] = None
     stop: Annotated[
         str | list[str] | None,

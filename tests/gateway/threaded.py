@@ -1,0 +1,44 @@
+"""A gateway with a simulated engine on a loop of its own, for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+
+MODEL = Path(__file__).parents[2] / "models/demo"
+CONTEXT = 96
+"""Short, so that requests without a limit end soon."""
+
+
+@contextmanager
+def simulated_gateway(start: Any) -> Iterator[Any]:
+    """Run what `start(endpoint)` returns, a gateway that has started, until the end of the context."""
+    config = SimulateConfig(
+        model=str(MODEL),
+        wire_bind="tcp://127.0.0.1:*",
+        step_milliseconds=0.0,
+        context_length=CONTEXT,
+        drain_timeout_seconds=0.2,
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    try:
+        with SimulatedEngine(config) as engine:
+            gateway = run(start(engine.endpoint))
+            yield gateway
+            run(gateway.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
