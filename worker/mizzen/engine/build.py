@@ -15,7 +15,7 @@ from mizzen.attention.base import DeviceDecode, Geometry, MixedAttention, PagedK
 from mizzen.attention.registry import make_attention
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.params import SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
+from mizzen.core.plan import Asks, PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
 from mizzen.core.scheduler import Scheduler
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
@@ -49,6 +49,19 @@ def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
+def kv_dtype_of(options: EngineOptions, weights: torch.dtype) -> torch.dtype:
+    """Resolve the precision of KV.
+
+    Raises:
+        ValueError: the device or the precision of the weights does not serve it.
+    """
+    if options.kv_cache_dtype == "auto":
+        return weights
+    if options.device != "cuda" or weights != torch.bfloat16:
+        raise ValueError("--kv-cache-dtype fp8 needs --device cuda and --dtype bfloat16: use auto here")
+    return torch.float8_e4m3fn
+
+
 def is_fused(options: EngineOptions) -> bool:
     """Tell whether the kernels of `mizzen.kernels` are used."""
     return options.device == "cuda" and options.fusion == "auto"
@@ -74,14 +87,22 @@ def make_model(options: EngineOptions, config: ModelConfig, progress: Progress) 
     return model
 
 
-def make_kv(model: Decoder, page_size: int, pages: int, *, prefill: str, decode: str) -> MixedAttention:
-    """Allocate the paged KV of a model and the attention over it."""
+def make_kv(
+    model: Decoder,
+    page_size: int,
+    pages: int,
+    *,
+    prefill: str,
+    decode: str,
+    dtype: torch.dtype | None = None,
+) -> MixedAttention:
+    """Allocate the paged KV of a model (of the weights' precision, or `dtype`) and the attention over it."""
     config, weight = model.config, model.embedding.weight
     geometry = Geometry(
         heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, windows=config.windows
     )
     shape = (config.layers, pages * page_size, config.kv_heads, config.head_dim)
-    keys, values = (zeros(shape, weight.dtype, weight.device) for _ in range(2))
+    keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
     kv = PagedKV(keys=keys, values=values, page_size=page_size)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
 
@@ -89,7 +110,11 @@ def make_kv(model: Decoder, page_size: int, pages: int, *, prefill: str, decode:
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate zeros; on cpu the memory is taken only where it is written to."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return (
+            torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
+            .view(dtype)
+            .view(shape)
+        )
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
@@ -131,6 +156,7 @@ def load_engine(
     report: Report = lambda phase: None,
     progress: Progress = lambda done, total: None,
     delay: Delay | None = None,
+    compiler: GrammarCompiler | None = None,
 ) -> Engine:
     """Load a model and everything around it.
 
@@ -139,6 +165,7 @@ def load_engine(
         report: Called with the name of each phase as it begins: config, weights, kv, warmup.
         progress: Called with bytes of weights done and in all.
         delay: Holds steps back; for tests, on cpu alone.
+        compiler: Compiles grammars, for several engines of one model; the caller closes it.
 
     Raises:
         ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
@@ -152,7 +179,8 @@ def load_engine(
         model = make_model(options, config, progress)
     with phases("kv"):
         context = options.context_length or config.context_length
-        need = KvNeed.of(config, options, model.embedding.weight.element_size())
+        kv_dtype = kv_dtype_of(options, model.embedding.weight.dtype)
+        need = KvNeed.of(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
         pages = count_pages(options, context, need, device_memory(device))
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         attention = make_kv(
@@ -161,13 +189,15 @@ def load_engine(
             pages + (device.type == "cuda"),  # the last one is scratch
             prefill=options.attention_prefill,
             decode=options.attention_decode,
+            dtype=kv_dtype,
         )
         upload = Uploader(device)
         scratch = pages if device.type == "cuda" else None
         state = SlotState(
             options.max_running_requests, scheduling.columns, upload, scratch, vocab=config.vocab_size
         )
-    compiler = GrammarCompiler(options.model, config.vocab_size, end_token_ids)
+    shared = compiler is not None
+    compiler = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
     masks = GrammarMasks(config.vocab_size, upload, compiler.counts)
     state.extras.masks = masks
     if device.type == "cuda":
@@ -190,7 +220,7 @@ def load_engine(
         device=options.device,
         phases=phases.seconds,
     )
-    return Engine(info, Scheduler(scheduling), runner, Grammars(compiler, masks))
+    return Engine(info, Scheduler(scheduling), runner, Grammars(compiler, masks, shared))
 
 
 def scheduler_config(
@@ -235,21 +265,26 @@ def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
 def warm_up(runner: Runner, config: ModelConfig) -> None:
     """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
 
-    They write to page 0 and slot 0, which no request holds yet.
+    They write to page 0 and slot 0, which no request holds yet. Once plainly, and once with penalties and log
+    probabilities, whose kernels would be compiled under way.
     """
-    start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
-    runner.launch(
-        StepPlan(
-            step=-1,
-            decode=no_ints(),
-            decode_version=-1,
-            pages=PageWrites(),
-            starts=(start,),
-            prefill=(chunk,),
+    wishes = SamplingParams(temperature=0, frequency_penalty=1, logprobs=1, logit_bias=((0, 1.0),))
+    for step, sampling in ((-2, wishes), (0, SamplingParams(temperature=0))):
+        asks = Asks(tokens=prompt, prompt_tokens=1) if sampling is wishes else None
+        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, asks=asks)
+        runner.launch(
+            StepPlan(
+                step=step - 1,
+                decode=no_ints(),
+                decode_version=step - 1,
+                pages=PageWrites(),
+                starts=(start,),
+                prefill=(chunk,),
+            )
         )
-    )
-    runner.launch(StepPlan(step=0, decode=np.zeros(1, np.int32), decode_version=0, pages=PageWrites()))
-    runner.collect()
-    runner.collect()
+        decode = np.zeros(1, np.int32)
+        runner.launch(StepPlan(step=step, decode=decode, decode_version=step, pages=PageWrites()))
+        runner.collect()
+        runner.collect()

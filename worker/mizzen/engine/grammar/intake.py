@@ -24,6 +24,8 @@ class Grammars:
 
     compiler: GrammarCompiler
     masks: GrammarMasks
+    shared: bool = False
+    """Others use the compiler too, and close it."""
 
 
 class GrammarIntake:
@@ -32,11 +34,13 @@ class GrammarIntake:
     def __init__(self, grammars: Grammars) -> None:
         self._compiler = grammars.compiler
         self._masks = grammars.masks
+        self._shared = grammars.shared
         self._waiting: dict[int, Request] = {}
         """By request id, in the order of arrival."""
         self._running: dict[int, CompiledGrammar] = {}
         self._failed: dict[int, str] = {}
         """Requests that are being ended, and why."""
+        self._aborts: list[int] = []
         self._ended: list[Finished] = []
 
     @property
@@ -90,7 +94,7 @@ class GrammarIntake:
 
     def failed(self) -> list[int]:
         """Return running requests that cannot follow their grammar any more; they are to be aborted."""
-        rids: list[int] = []
+        rids, self._aborts = self._aborts, []
         for grammar, reason in self._masks.take_faults():
             if self._running.get(grammar.rid) is grammar and grammar.rid not in self._failed:
                 self._failed[grammar.rid] = reason
@@ -99,22 +103,26 @@ class GrammarIntake:
 
     def settle(self, ended: Iterable[Finished]) -> tuple[Finished, ...]:
         """Take note of ends; returns them, those of failed requests with the reason."""
+        self._aborts = self.failed()
         return tuple(self._settle(end) for end in ended)
 
     def _settle(self, end: Finished) -> Finished:
         self._running.pop(end.rid, None)
         reason = self._failed.pop(end.rid, None)
-        if reason is None or end.reason is not FinishReason.ABORT:
+        if reason is None:
             return end
-        return with_fields(end, reason=FinishReason.ERROR, message=reason)
+        if end.rid in self._aborts:
+            self._aborts.remove(end.rid)  # the id may be given out again before the abort is taken
+        return with_fields(end, reason=FinishReason.ERROR, message=reason, stop_token=None)
 
     def pause(self) -> None:
         """Let a moment pass: there is nothing to do but to wait."""
         time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """End the compiler."""
-        self._compiler.close()
+        """End the compiler, if no one else has it."""
+        if not self._shared:
+            self._compiler.close()
 
     def _try(self, request: Request) -> Request | None:
         grammar = request.sampling.grammar

@@ -99,7 +99,7 @@ class GrammarMasks:
             self._unread.append((rows, tokens))
 
     def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
-        """Return which tokens may be drawn; see `mizzen.engine.extras.TokenMasks`."""
+        """Return which tokens may be drawn; see `mizzen.engine.asks.TokenMasks`."""
         while self._unread:
             rows, tokens = self._unread.popleft()
             self._advance(rows, tokens())
