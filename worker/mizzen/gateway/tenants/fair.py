@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Flow(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Items of flows; a flow is named by its group (a tenant) and a class (a priority) in it.
+    """Distinct items of flows; a flow is named by its group (a tenant) and a class (a priority) in it.
 
     Where an item is put back to the front, it was taken before and goes before all others.
     """
@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
         self._flows: dict[tuple[Hashable, Hashable], _Flow[T]] = {}
         self._heads: list[tuple[float, int, tuple[Hashable, Hashable]]] = []
         self._front: deque[T] = deque()
-        self._where: dict[int, tuple[Hashable, Hashable]] = {}
+        self._where: dict[T, tuple[Hashable, Hashable]] = {}
         self._groups: Counter[Hashable] = Counter()
         self._time = 0.0
         self._pushes = 0
@@ -72,7 +72,7 @@ class FairQueue(Generic[T]):
             flow = self._flows[name] = _Flow(group, weight)
         flow.weight = weight
         flow.items.append(_Entry(item, cost))
-        self._where[id(item)] = name
+        self._where[item] = name
         self._groups[group] += 1
         self._size += 1
         if len(flow.items) == 1:
@@ -110,7 +110,7 @@ class FairQueue(Generic[T]):
 
     def remove(self, item: T) -> bool:
         """Take an item out, wherever it is, at no cost for its flow; tell whether it was there."""
-        name = self._where.get(id(item))
+        name = self._where.get(item)
         if name is None:
             try:
                 self._front.remove(item)
@@ -118,10 +118,10 @@ class FairQueue(Generic[T]):
                 return False
             return True
         flow = self._flows[name]
-        if flow.items[0].item is item:
+        if flow.items[0].item == item:
             self._drop_head(name, flow)
             return True
-        entry = next(entry for entry in flow.items if entry.item is item)
+        entry = next(entry for entry in flow.items if entry.item == item)
         flow.items.remove(entry)
         self._forget(item, flow.group)
         return True
@@ -172,7 +172,7 @@ class FairQueue(Generic[T]):
             self._time = 0.0
 
     def _forget(self, item: T, group: Hashable) -> None:
-        del self._where[id(item)]
+        del self._where[item]
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]
