@@ -10,7 +10,7 @@ import numpy as np
 from mizzen.core.params import Grammar
 from mizzen.core.request import Int32
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.openai.output import OutputForm
+from mizzen.gateway.openai.output import OutputForm, OutputParser, PlainOutput
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.reasoning.families import ReasoningFamily, as_format, reasoning_family
 from mizzen.gateway.text.model import TextModel
@@ -61,26 +61,28 @@ class ChatForm:
 
     def grammar(self, text: TextModel, prompt: Int32, given: Grammar | None) -> Grammar | None:
         """See `OutputForm`. `given` is for answers in text, and has no place where a call is forced."""
-        reasoning = self._reasoning(text)
-        end = prompt_end(text, prompt)
         calls = self._calls(text, given)
+        if calls is None and given is None:
+            return None
+        reasoning = self._reasoning(text)
+        end = "" if reasoning is None else prompt_end(text, prompt)
         if reasoning is None or reasoning.closed(end):
             return given if calls is None else formats.grammar(calls)
-        if calls is None:
-            if given is None:
-                return None
+        if calls is None and given is not None:
             calls = text_format(given)
-        return formats.grammar(reasoning.before(calls, end, text.tokenizer))
+        return formats.grammar(reasoning.before(calls or {}, end, text.tokenizer))
 
-    def parser(self, text: TextModel, prompt: Int32) -> FormedOutput:
+    def parser(self, text: TextModel, prompt: Int32) -> OutputParser:
         """See `OutputForm`."""
-        reasoning, family = self._reasoning(text), self._family(text) or BARE
-        shown = (reasoning.begin, reasoning.end) if reasoning is not None else ()
-        return FormedOutput(
-            reasoning.parser(prompt_end(text, prompt)) if reasoning is not None else None,
-            family.parser(self.tools.names) if self.tools is not None else None,
-            shown + (family.shown_tokens if self.tools is not None else ()),
-        )
+        reasoning = self._reasoning(text)
+        if reasoning is None and self.tools is None:
+            return PlainOutput()
+        shown = () if reasoning is None else (reasoning.begin, reasoning.end)
+        split = None if reasoning is None else reasoning.parser(prompt_end(text, prompt))
+        if self.tools is None:
+            return FormedOutput(split, None, shown)
+        family = self._family(text) or BARE
+        return FormedOutput(split, family.parser(self.tools.names), shown + family.shown_tokens)
 
     def _calls(self, text: TextModel, given: Grammar | None) -> Format | None:
         """Return the format of an answer with calls; None where nothing about calls is constrained."""

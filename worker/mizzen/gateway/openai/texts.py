@@ -19,6 +19,7 @@ from mizzen.gateway.openai.schemas import TokenId, doc
 from mizzen.gateway.openai.wish import MAX_SEQUENCES, Wish
 from mizzen.gateway.served import Service
 from mizzen.gateway.text.model import TextModel
+from mizzen.gateway.tools.choice import chosen
 from mizzen.gateway.tools.schemas import Tool
 
 if TYPE_CHECKING:
@@ -135,8 +136,9 @@ def wishes(request: TokenizeRequest) -> list[Wish]:
     model = request.model or ""
     if request.messages is not None:
         arguments = check_arguments(request.chat_template_kwargs)
-        if request.tools:
-            arguments["tools"] = msgspec.to_builtins(request.tools)
+        tools = chosen(request.tools, None, None)
+        if tools is not None:
+            arguments["tools"] = tools.for_template()
         return [
             Wish(
                 model=model,

@@ -1,0 +1,182 @@
+"""What forced calls let a model write, walked at random through the real grammars: all of it is calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import tokenizers
+import xgrammar
+from tokenizers import decoders, models, pre_tokenizers
+
+from mizzen.core.params import Grammar
+from mizzen.engine.grammar.build import Builder, Target
+from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.tools import formats
+from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, CallSchema, ToolFamily
+from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS, Format
+from mizzen.gateway.tools.output import FormedOutput
+
+SCHEMAS: dict[str, Format] = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Köln", 'a"b']}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+    "any": ANY_OBJECT,
+    "none": NO_ARGUMENTS,
+}
+CALLS = [CallSchema(name, schema) for name, schema in SCHEMAS.items()]
+FAMILIES = [HERMES, LLAMA, MISTRAL, BARE]
+END = 0
+MAX_TOKENS = 600
+WALKS = 12
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Builder]:
+    """Return byte tokens with the markers of all families, and what compiles grammars for them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = tokenizers.Tokenizer(models.BPE({"</s>": END} | {c: i for i, c in enumerate(alphabet, 1)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["</s>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"])
+    inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+    folder: Path = tmp_path_factory.mktemp("model")
+    inner.save(str(folder / "tokenizer.json"))
+    target = Target(folder=str(folder), vocab_size=inner.get_vocab_size(), end_token_ids=(END,))
+    return Tokenizer(inner), Builder(target, threads=1, nesting=64)
+
+
+def matcher(builder: Builder, grammar: Grammar) -> xgrammar.GrammarMatcher:
+    return xgrammar.GrammarMatcher(builder.compile(grammar))
+
+
+def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text: Tokenizer) -> list[int]:
+    """Return tokens drawn at random among those that are allowed, until nothing but the end is."""
+    mask = xgrammar.allocate_token_bitmask(1, size)
+    closing = [text.encode(mark, False)[0] for mark in '"}]']
+    tokens: list[int] = []
+    while len(tokens) < MAX_TOKENS:
+        match.fill_next_token_bitmask(mask)
+        words = [int(word) & 0xFFFFFFFF for word in mask[0].tolist()]
+        allowed = [i for i in range(size) if words[i // 32] >> (i % 32) & 1]
+        if END in allowed:
+            match.accept_token(END)
+            return tokens
+        ends = [token for token in closing if token in allowed]
+        token = chance.choice(ends if ends and chance.random() < 0.6 else allowed)
+        assert match.accept_token(token)
+        tokens.append(token)
+    return tokens
+
+
+def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
+    """Check that tokens are calls and nothing else; tell whether they have come to an end."""
+    shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
+    decoder = text.detokenizer(shown=shown)
+    output = FormedOutput(
+        reasoning.parser("") if reasoning is not None else None, family.parser(list(SCHEMAS)), shown
+    )
+    deltas = [output.feed(decoder.add((token,))) for token in tokens]
+    deltas += [output.feed(decoder.flush()), output.end()]
+    calls: list[tuple[str, str]] = []
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        if piece.name is not None:
+            calls.append((piece.name, ""))
+        calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
+    if len(tokens) == MAX_TOKENS:
+        return False
+    assert calls
+    assert "".join(delta.content for delta in deltas) == ""
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    assert output.finish_reason == "tool_calls"
+    return True
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, Builder]) -> None:
+    text, builder = tokenizer
+    grammar = formats.grammar(family.forced(CALLS, many, text))
+    compiled = builder.compile(grammar)
+    ended = 0
+    for seed in range(WALKS):
+        tokens = walk(xgrammar.GrammarMatcher(compiled), text.vocab_size, random.Random(seed), text)
+        ended += check(family, tokens, text, None)
+    assert ended >= WALKS // 2
+
+
+BEHIND = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
+
+
+@pytest.mark.parametrize(("family", "reasoning"), BEHIND, ids=lambda one: one.name)
+def test_forced_calls_behind_reasoning(
+    family: ToolFamily, reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, Builder]
+) -> None:
+    text, builder = tokenizer
+    format = reasoning.before(family.forced(CALLS, False, text), "", text)
+    thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
+    ids = text.encode(thought, add_special_tokens=False)
+    compiled = builder.compile(formats.grammar(format))
+    for seed in range(4):
+        match = xgrammar.GrammarMatcher(compiled)
+        assert all(match.accept_token(token) for token in ids)
+        rest = walk(match, text.vocab_size, random.Random(seed), text)
+        check(family, [*ids, *rest], text, reasoning)
+
+
+def accepts(builder: Builder, grammar: Grammar, text: Tokenizer, answer: str) -> bool:
+    match = matcher(builder, grammar)
+    ids = text.encode(answer, add_special_tokens=False)
+    return all(match.accept_token(token) for token in ids) and match.accept_token(END)
+
+
+GOOD = '{"city": "Köln"}'
+BAD = '{"city": "Rom"}'
+FREE: list[tuple[ToolFamily, str, bool]] = [
+    (HERMES, "just text", True),
+    (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {GOOD}}}\n</tool_call>', True),
+    (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {BAD}}}\n</tool_call>', False),
+    (HERMES, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>', False),
+    (LLAMA, "just text", True),
+    (LLAMA, f'{{"name": "weather", "parameters": {GOOD}}}', True),
+    (LLAMA, f'{{"name": "weather", "parameters": {BAD}}}', False),
+    (MISTRAL, "just text", True),
+    (MISTRAL, f'Hm.[TOOL_CALLS][{{"name": "weather", "arguments": {GOOD}}}]', True),
+    (MISTRAL, f'Hm.[TOOL_CALLS][{{"name": "weather", "arguments": {BAD}}}]', False),
+]
+
+
+@pytest.mark.parametrize(("family", "answer", "good"), FREE)
+def test_free_answers(
+    family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, Builder]
+) -> None:
+    text, builder = tokenizer
+    assert accepts(builder, formats.grammar(family.free(CALLS, True, text)), text, answer) is good
+
+
+def test_one_call_alone(tokenizer: tuple[Tokenizer, Builder]) -> None:
+    text, builder = tokenizer
+    call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
+    for build in (HERMES.forced, HERMES.free):
+        one = formats.grammar(build(CALLS, False, text))
+        many = formats.grammar(build(CALLS, True, text))
+        assert accepts(builder, one, text, call)
+        assert not accepts(builder, one, text, f"{call}\n{call}")
+        assert accepts(builder, many, text, f"{call}\n{call}")
+
+
+def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None:
+    text, builder = tokenizer
+    wanted: Any = formats.json_value({"type": "array", "items": {"type": "integer"}})
+    grammar = formats.grammar(formats.either(HERMES.forced(CALLS, True, text), wanted))
+    assert accepts(builder, grammar, text, "[1, 2]")
+    assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
+    assert not accepts(builder, grammar, text, "text")
