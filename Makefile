@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,gateway,worker,test
+EXTRAS := operator,gateway,worker,tracing,test
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 

@@ -22,12 +22,14 @@ from prometheus_client import CollectorRegistry
 from mizzen.commands.options import Setting, settings
 from mizzen.core.options import flag
 from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.metrics import LABELS as GATEWAY_LABELS
 from mizzen.gateway.metrics import Metrics as GatewayMetrics
 from mizzen.gateway.openai.describe import REQUESTS
 from mizzen.server.catalogue import FIELDS
 from mizzen.server.config import EngineConfig
 from mizzen.server.metrics import EngineView
 from mizzen.server.metrics import registry as engine_registry
+from mizzen.server.names import LABELS as ENGINE_LABELS
 from mizzen.server.status import Snapshot
 from mizzen_operator.metrics import Metrics as OperatorMetrics
 
@@ -54,7 +56,15 @@ METRICS_HEAD = """\
 # Metrics
 
 Every program serves `/metrics` in Prometheus' text format. This page is made from the programs' registries by
-`scripts/reference.py`. Engine metrics that other tools know under SGLang's names are there under both.
+`scripts/reference.py`.
+
+A metric has one series for each combination of its labels' values. Values that clients choose become labels
+only where they name something that exists (a model that is served, a path of the API); all others are
+`other`.
+
+The engine exports what other tools look for under SGLang's and vLLM's names too, always: endpoint pickers of
+llm-d and of the Gateway API inference extension, AIBrix, and KEDA or HPA recipes work on it as they are.
+Scrape the engine for those, not the gateway.
 """
 
 
@@ -132,12 +142,47 @@ def options_page() -> str:
     return "\n".join(lines)
 
 
-def metric_rows(registry: CollectorRegistry) -> list[str]:
-    """Return the rows of a program's table, one a metric."""
-    rows = []
+UNITS = ("seconds", "tokens", "bytes", "requests", "engines", "pages", "blocks")
+OPERATOR_LABELS = {
+    "action": ("kinds of changes in the source", "what was changed"),
+    "code": ("status codes, and `error` without an answer", "how the API server answered"),
+    "condition": ("types of the service's conditions", "the condition"),
+    "kind": ("kinds of objects that the operator handles", "kind of the object"),
+    "reason": ("words in the source", "why"),
+    "result": ("words in the source", "how it ended"),
+    "verb": ("verbs of the Kubernetes API", "what was asked"),
+}
+
+
+def unit(name: str) -> str:
+    """Return the unit that a metric's name tells; shares and counts of anything else have none."""
+    words = name.removesuffix("_total").replace(":", "_").split("_")
+    return next((one for one in UNITS if one in words[-2:]), "")
+
+
+def label_names(family: Any, made: dict[str, Any]) -> tuple[str, ...]:
+    """Return the labels of a metric: of a family that is made at the scrape, or of the library's object."""
+    source = family if hasattr(family, "_labelnames") else made[family.name]
+    return tuple(source._labelnames)
+
+
+def metric_tables(registry: CollectorRegistry, owner: Any, bounds: dict[str, tuple[str, str]]) -> list[str]:
+    """Return a program's tables: its metrics, and the labels that they have.
+
+    Raises:
+        KeyError: a metric has a label whose values nobody has bounded.
+    """
+    made = {one._name: one for one in vars(owner).values() if hasattr(one, "_labelnames")}
+    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    used: set[str] = set()
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+        labels = label_names(family, made)
+        used.update(labels)
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append(f"| `{name}` | {family.type} | {shown} | {unit(name)} | {family.documentation} |")
+    rows += ["", "| label | values | meaning |", "|---|---|---|"]
+    rows += [f"| `{label}` | {bounds[label][0]} | {bounds[label][1]} |" for label in sorted(used)]
     return rows
 
 
@@ -145,15 +190,16 @@ def metrics_page() -> str:
     """Return the page of all metrics."""
     zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
     view = EngineView(zero, "starting", "watchdog", 0.0)
+    gateway, operator = GatewayMetrics(), OperatorMetrics()
+    engine = engine_registry("demo", lambda: view, 16)
     programs = (
-        ("Engine", "port 8081 (`http`)", engine_registry("demo", lambda: view)),
-        ("Gateway", "port 8001 (`admin`)", GatewayMetrics().registry),
-        ("Operator", "the operator's own port", OperatorMetrics().registry),
+        ("Engine", "port 8081 (`http`)", metric_tables(engine, engine, ENGINE_LABELS)),
+        ("Gateway", "port 8001 (`admin`)", metric_tables(gateway.registry, gateway, GATEWAY_LABELS)),
+        ("Operator", "the operator's own port", metric_tables(operator.registry, operator, OPERATOR_LABELS)),
     )
     lines = [METRICS_HEAD]
-    for name, where, registry in programs:
-        lines += [f"## {name}", "", f"`/metrics` on {where}.", ""]
-        lines += ["| metric | type | meaning |", "|---|---|---|", *metric_rows(registry), ""]
+    for name, where, tables in programs:
+        lines += [f"## {name}", "", f"`/metrics` on {where}.", "", *tables, ""]
     return "\n".join(lines)
 
 

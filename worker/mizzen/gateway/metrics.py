@@ -15,6 +15,7 @@ FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.
 BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
+REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
 """Names of models that become labels; further ones are `other`."""
 
@@ -60,6 +61,9 @@ class Metrics:
             "requests", "Requests by endpoint, status code and model", "path", "code", "model"
         )
         self._of_models()
+        self.refusals = self._counter(
+            "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
+        )
         self.routes = self._counter("route", "Routed requests by what decided", "reason")
         self.retries = self._counter("retries", "Attempts that failed before anything was sent", "cause")
         self.stream_errors = self._counter("stream_errors", "Answers that ended in an error", "cause")
@@ -98,6 +102,8 @@ class Metrics:
         counted = self.of(model)
         label = model if model in self._models else OTHER
         self.requests.labels(path, str(record.status), label).inc()
+        if record.status in REFUSED and record.error:
+            self.refusals.labels(record.error).inc()
         if not record.tried and not record.model:
             return
         counted.request_seconds.observe(record.seconds)

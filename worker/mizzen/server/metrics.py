@@ -1,4 +1,4 @@
-"""`/metrics` of an engine: the status block, under our names and under SGLang's.
+"""`/metrics` of an engine: the status block, under our names, SGLang's and vLLM's.
 
 Labels: `model_name` on all; `reason`, `code` or `phase` where a metric has several kinds.
 """
@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from mizzen.core.request import FinishReason
 from mizzen.server.catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
+from mizzen.server.names import CACHE_CONFIG, USAGE, VLLM
 from mizzen.server.status import Snapshot
 from mizzen.wire.messages import RefusalCode
 
@@ -41,22 +42,24 @@ STATES = ("starting", "serving", "draining", "failed")
 class EngineCollector:
     """Reads the view at every scrape."""
 
-    def __init__(self, model: str, view: Callable[[], EngineView]) -> None:
+    def __init__(self, model: str, view: Callable[[], EngineView], page_size: int) -> None:
         self._model = model
         self._view = view
+        self._page_size = page_size
 
     def collect(self) -> Iterator[Family]:
         """Yield all metrics."""
         view = self._view()
         snapshot = view.snapshot
         for metric in METRICS:
-            for name in _names(metric.name, metric.sglang):
+            for name in _names(metric):
                 yield self._single(metric, name, snapshot[metric.field])
         for histogram in HISTOGRAMS:
-            for name in _names(histogram.name, histogram.sglang):
+            for name in _names(histogram):
                 yield self._histogram(histogram, name, snapshot)
         yield from self._kinds(snapshot)
-        yield from self._sglang(snapshot)
+        yield from self._shares(snapshot)
+        yield from self._cache_config(snapshot)
         yield from self._own(view)
 
     def _single(self, metric: Metric, name: str, value: float) -> Family:
@@ -93,17 +96,29 @@ class EngineCollector:
             phases.add_metric((self._model, phase.name.lower()), snapshot[f"phase_seconds_{phase.name}"])
         yield from (finished, refused, phases)
 
-    def _sglang(self, snapshot: Snapshot) -> Iterator[Family]:
+    def _shares(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]
         usage = snapshot["pages_used"] / pages if pages else 0.0
         prompt = snapshot["prompt_tokens"]
         hits = snapshot["cached_tokens"] / prompt if prompt else 0.0
-        for name, text, value in (
-            ("token_usage", "Share of the KV cache that running requests hold", usage),
-            ("cache_hit_rate", "Share of prompt tokens whose KV came from the prefix cache", hits),
-        ):
-            family = GaugeMetricFamily(SGLANG + name, text, labels=("model_name",))
-            family.add_metric((self._model,), value)
+        for name in USAGE:
+            text = "Share of the KV cache that running requests hold, 0 to 1"
+            yield self._gauge(name, text, usage)
+        text = "Share of prompt tokens whose KV came from the prefix cache, 0 to 1"
+        yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
+
+    def _gauge(self, name: str, text: str, value: float) -> Family:
+        family = GaugeMetricFamily(name, text, labels=("model_name",))
+        family.add_metric((self._model,), value)
+        return family
+
+    def _cache_config(self, snapshot: Snapshot) -> Iterator[Family]:
+        for name, labels in CACHE_CONFIG.items():
+            text = "1, with the size of a KV page in tokens and the number of pages"
+            family = GaugeMetricFamily(name, text, labels=("model_name", *labels))
+            pages = int(snapshot["pages_total"])
+            if pages:
+                family.add_metric((self._model, str(self._page_size), str(pages)), 1.0)
             yield family
 
     def _own(self, view: EngineView) -> Iterator[Family]:
@@ -124,12 +139,13 @@ class EngineCollector:
         yield from (uptime, state, end)
 
 
-def _names(ours: str, sglang: str) -> tuple[str, ...]:
-    return (OURS + ours, SGLANG + sglang) if sglang else (OURS + ours,)
+def _names(metric: Metric | Histogram) -> tuple[str, ...]:
+    sglang = (SGLANG + metric.sglang,) if metric.sglang else ()
+    return (OURS + metric.name, *sglang, *VLLM.get(metric.field, ()))
 
 
-def registry(model: str, view: Callable[[], EngineView]) -> CollectorRegistry:
-    """Return a registry with an engine's metrics and nothing else."""
+def registry(model: str, view: Callable[[], EngineView], page_size: int) -> CollectorRegistry:
+    """Return a registry with an engine's metrics and nothing else; `page_size` is in tokens."""
     metrics = CollectorRegistry(auto_describe=False)
-    metrics.register(EngineCollector(model, view))  # pyright: ignore[reportArgumentType]
+    metrics.register(EngineCollector(model, view, page_size))  # pyright: ignore[reportArgumentType]
     return metrics

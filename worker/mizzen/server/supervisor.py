@@ -63,7 +63,8 @@ class Supervisor:
         """Serve until a signal or a failure; return the exit code."""
         config = self._config
         with SignalQueue(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) as signals:
-            routes = Routes(self._healthy, self._ready, self._drain, registry(self._model, self._view))
+            metrics = registry(self._model, self._view, config.page_size)
+            routes = Routes(self._healthy, self._ready, self._drain, metrics)
             http = HttpServer(config.http_host, config.http_port, routes)
             address = f"{http.server_name}:{http.server_port}"
             log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})

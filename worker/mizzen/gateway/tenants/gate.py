@@ -10,6 +10,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.record import record_of
 from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read_files
 from mizzen.gateway.tenants.tenant import Tenant, everyone
 
@@ -114,6 +115,7 @@ class Gate:
         try:
             tenant = self._tenants.find(scope)
         except ApiError as error:
+            record_of(scope).error = error.code or error.kind
             await refuse(send, error, [(b"www-authenticate", b"Bearer")])
             return
         scope[TENANT] = tenant
@@ -129,6 +131,7 @@ class Gate:
         try:
             tenant.begin()
         except ApiError as error:
+            record_of(scope).error = error.code or error.kind
             await refuse(send, error, tenant.headers())
             return
         try:

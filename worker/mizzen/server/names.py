@@ -1,0 +1,40 @@
+"""Names of an engine's metrics for tools that know vLLM's or SGLang's, and what its labels can be.
+
+Pickers, autoscalers and dashboards look for these names on the engine: llm-d's and the Gateway API's endpoint
+pickers and AIBrix for either family, KEDA recipes mostly for vLLM's. They are always there: a scrape costs a
+few lines more, and nothing must be switched on.
+"""
+
+from __future__ import annotations
+
+VLLM: dict[str, tuple[str, ...]] = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "prompt_tokens": ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"),
+    "cached_tokens": ("vllm:prefix_cache_hits_total",),
+    "output_tokens": ("vllm:generation_tokens_total",),
+    "first_token_seconds": ("vllm:time_to_first_token_seconds",),
+}
+"""By field of the status block."""
+
+USAGE = ("sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""Share of the KV cache in use, from 0 to 1; the last is what vLLM called it before."""
+
+CACHE_CONFIG: dict[str, tuple[str, str]] = {
+    "sglang:cache_config_info": ("page_size", "num_pages"),
+    "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
+}
+"""Metrics that tell the size of a page and how many there are, in labels."""
+
+LABELS: dict[str, tuple[str, str]] = {
+    "model_name": ("1", "the name that the engine serves under"),
+    "reason": ("one of each way to end", "how requests, or the engine itself, ended"),
+    "code": ("codes of the wire's refusals, 6", "why a request or frame was refused"),
+    "phase": ("phases of the start, 5", "phase of the start"),
+    "state": ("`starting`, `serving`, `draining`, `failed`", "state of the engine"),
+    "page_size": ("1", "tokens in a page"),
+    "num_pages": ("1", "pages of the KV cache"),
+    "block_size": ("1", "tokens in a page"),
+    "num_gpu_blocks": ("1", "pages of the KV cache"),
+}
+"""Of each label: its values, which bound how many series a metric has, and its meaning."""
