@@ -12,7 +12,7 @@ import xgrammar
 
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.patterns import check_pattern
+from mizzen.engine.grammar.patterns import check_pattern, one_line
 from mizzen.engine.grammar.schema import check_schema, read_json
 from mizzen.engine.grammar.vocabulary import read_vocabulary
 
@@ -91,7 +91,7 @@ class Builder:
                 check_pattern(text, quoted=False)
             except GrammarError as error:
                 raise GrammarError(f"the regex {error}") from None
-            return self._text.compile_regex(text)
+            return self._text.compile_regex(one_line(text))
         if kind is GrammarKind.EBNF:
             return self._text.compile_grammar(text)
         return self._text.compile_structural_tag(json.dumps(bounded_strings(read_json(text, self._nesting))))

@@ -57,6 +57,9 @@ class GrammarMasks:
         self, vocab_size: int, upload: Upload, counts: GrammarCounts, limits: GrammarLimits | None = None
     ) -> None:
         self._words = -(-vocab_size // 32)
+        rest = vocab_size % 32
+        self._tail = np.int32((1 << rest) - 1 if rest else ALL)
+        """Bits of the last word that are tokens."""
         self._upload = upload
         self._counts = counts
         self._limits = limits or GrammarLimits()
@@ -164,6 +167,7 @@ class GrammarMasks:
             self._watch = max(0, self._watch - 1)
             for row, match in rows:
                 self._fill_one(row, match, mask)
+        mask[:, -1] &= self._tail
         impossible = np.flatnonzero(~mask.any(axis=1))
         if len(impossible):
             matches = dict(rows)

@@ -8,6 +8,10 @@ from mizzen.engine.grammar.errors import GrammarError
 
 _ESCAPED = ("\\\\", '\\"', "\\x22", "\\x5c", "\\x5C", "\\u0022", "\\u005c", "\\u005C")
 
+_SPECIAL = tuple("?" + sign for sign in "=!<P>#imsxua-(")
+_UNKNOWN = (*"123456789bBAZzpPkKGQE", "")
+"""Escapes that are no characters: references, borders and properties."""
+
 
 def check_pattern(pattern: str, *, quoted: bool) -> None:
     """Refuse what the compiler would read otherwise than a person.
@@ -26,8 +30,17 @@ def check_pattern(pattern: str, *, quoted: bool) -> None:
             raise GrammarError("may have ^ at its beginning alone: the whole text is matched")
         if piece == "$" and index < len(pieces) - 1:
             raise GrammarError("may have $ at its end alone: the whole text is matched")
+        if piece == "(" and "".join(part for part, _ in pieces[index + 1 : index + 3]) in _SPECIAL:
+            raise GrammarError("may have plain groups and (?:...) alone: no looking around, names or flags")
+        if piece[0] == "\\" and piece[1:] in _UNKNOWN:
+            raise GrammarError(f"may not have {piece}")
         if quoted and (piece == '"' or piece in _ESCAPED):
             raise GrammarError("cannot ask for quotes or backslashes inside of a JSON string")
+
+
+def one_line(pattern: str) -> str:
+    """Return the pattern with a dot that is any character but the end of a line."""
+    return "".join(r"[^\n\r]" if piece == "." and not inside else piece for piece, inside in _pieces(pattern))
 
 
 def _pieces(pattern: str) -> Iterator[tuple[str, bool]]:

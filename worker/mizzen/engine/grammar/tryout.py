@@ -42,7 +42,7 @@ def walk(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLim
     for step in range(WALK):
         began = time.process_time()
         matcher.fill_next_token_bitmask(bits)
-        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size))
         if not len(allowed):
             raise GrammarError(
                 "nothing conforms to it" if not step else "its texts cannot be written in this model's tokens"

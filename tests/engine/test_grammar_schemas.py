@@ -1,0 +1,239 @@
+"""JSON Schema is enforced as a whole or refused by name: jsonschema reads random texts of each grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import xgrammar
+
+from mizzen.core.params import Grammar, GrammarKind
+from mizzen.engine.grammar.build import Builder, Target
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.patterns import check_pattern
+
+VOCABULARY, EOS = 258, 257
+ROUNDS = 25
+LIKELY = {34: 8.0, 125: 8.0, 93: 8.0, EOS: 8.0}
+
+ENFORCED: list[Any] = [
+    True,
+    {},
+    {"type": "string"},
+    {"type": "string", "minLength": 2, "maxLength": 3},
+    {"type": "string", "maxLength": 6},
+    {"type": "string", "minLength": 3},
+    {"type": "string", "pattern": r"^\d{3}-[a-z]+$"},
+    {"type": "string", "pattern": r"^[^a]{2}\s\S\W?.$"},
+    {"type": "string", "pattern": "a+b"},
+    {"type": "string", "format": "uuid"},
+    {"type": "string", "format": "date-time"},
+    {"type": "integer"},
+    {"type": "integer", "minimum": -5, "maximum": 12},
+    {"type": "integer", "exclusiveMinimum": 5},
+    {"type": "integer", "maximum": -3},
+    {"type": "integer", "multipleOf": 3},
+    {"type": "integer", "multipleOf": 3, "minimum": 4, "maximum": 50},
+    {"type": "number", "minimum": 1.5, "maximum": 3},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    {"type": ["string", "null"], "maxLength": 2},
+    {"type": ["integer", "string"], "minimum": 3, "minLength": 2},
+    {"type": "boolean"},
+    {"type": ["null", "boolean", "array", "object"]},
+    {"enum": [1, "a\n", None, {"x": [1, 2]}]},
+    {"type": "string", "enum": ["a", "b"]},
+    {"const": {"a": [1, 2, '"quoted"']}},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+    {"type": "array", "items": {}, "maxItems": 2},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}, "maxItems": 3},
+    {"items": {"type": "boolean"}, "minItems": 2},
+    {"type": "object"},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]},
+    {"properties": {'a"\n': {"const": "\u0001"}}, "required": ['a"\n']},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "maxProperties": 1},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "minProperties": 2},
+    {"type": "object", "properties": {"b": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 2},
+    {"type": "object", "patternProperties": {"^[ab]$": {"type": "integer"}}},
+    {"type": "object", "propertyNames": {"maxLength": 2}, "additionalProperties": {"type": "integer"}},
+    {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}], "title": "t", "default": None},
+    {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "integer"}]},
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": "x"}}, "required": ["k"]},
+            {"$ref": "#/$defs/y"},
+        ],
+        "$defs": {"y": {"type": "object", "properties": {"k": {"enum": ["y"]}}, "required": ["k"]}},
+    },
+    {"allOf": [{"type": "integer", "minimum": 3}], "description": "d"},
+    {
+        "$ref": "#/$defs/n",
+        "$defs": {"n": {"properties": {"v": {"type": "null"}, "n": {"$ref": "#/$defs/n"}}}},
+    },
+    {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+]
+
+REFUSED: list[tuple[Any, str]] = [
+    ({"not": {"type": "string"}}, '"not" at /'),
+    ({"if": {}, "then": {}}, '"if" at /'),
+    ({"properties": {"a": {"type": "array", "uniqueItems": True}}}, '"uniqueItems" at /properties/a'),
+    ({"type": "array", "contains": {}}, '"contains" at /'),
+    ({"type": "object", "dependentRequired": {}}, '"dependentRequired"'),
+    ({"type": "number", "multipleOf": 3}, '"multipleOf"'),
+    ({"type": "integer", "multipleOf": 7, "minimum": -50}, '"multipleOf"'),
+    ({"type": "integer", "exclusiveMinimum": True}, '"exclusiveMinimum"'),
+    ({"type": "string", "pattern": "a", "minLength": 3}, '"minLength" at /'),
+    ({"type": "string", "format": "date", "maxLength": 3}, '"maxLength" at /'),
+    ({"type": "string", "pattern": 'a"b'}, '"pattern"'),
+    ({"type": "string", "pattern": r"a\\b"}, '"pattern"'),
+    ({"type": "string", "pattern": "x^a"}, '"pattern"'),
+    ({"type": "string", "pattern": "(?=a)b"}, "looking around"),
+    ({"type": "string", "pattern": r"(a)\1"}, r"may not have \1"),
+    ({"minLength": 2}, '"minLength" at /'),
+    ({"required": ["a"]}, '"required" at /'),
+    ({"type": "object", "required": ["a"]}, "names 'a'"),
+    ({"type": "object", "properties": {"ab": {}}, "propertyNames": {"maxLength": 1}}, '"propertyNames"'),
+    (
+        {"type": "object", "properties": {"ab": {}}, "patternProperties": {"^a": {}}},
+        "covers the property 'ab'",
+    ),
+    ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, '"patternProperties"'),
+    ({"type": "object", "patternProperties": {"a": {}}, "minProperties": 2}, '"minProperties"'),
+    ({"type": "object", "patternProperties": {"(": {}}}, "parenthesis"),
+    ({"allOf": [{"type": "string"}, {"minLength": 2}]}, '"allOf"'),
+    ({"allOf": [{"type": "integer"}], "minimum": 3}, '"minimum" at /'),
+    ({"anyOf": [{"type": "string"}], "type": "string"}, '"type" at /'),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, '"oneOf"'),
+    ({"$ref": "#/$defs/s", "maxLength": 3, "$defs": {"s": {}}}, '"maxLength"'),
+    ({"$ref": "https://example.org/schema"}, '"$ref"'),
+    ({"$ref": "#/nothing"}, "nothing"),
+    ({"type": "string", "enum": ["a", 1]}, "holds 1"),
+    ({"const": 5, "minimum": 6}, '"minimum"'),
+    ({"enum": []}, "enum"),
+    ({"type": "thing"}, "'thing'"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum greater than maximum"),
+    ({"properties": {"a": 5}}, "/properties/a must be an object"),
+    (False, "cannot accept any value"),
+    ([], "must be an object"),
+]
+
+
+@pytest.fixture(scope="module")
+def builder() -> Builder:
+    class Bytes(Builder):
+        """ASCII and é, a token each byte: validators differ about what else is a letter."""
+
+        def __init__(self) -> None:
+            self._target = Target(folder="", vocab_size=VOCABULARY, end_token_ids=(EOS,))
+            self._nesting = 64
+            tokens = [bytes([byte]) if byte < 128 or byte in (0xC3, 0xA9) else b"" for byte in range(256)]
+            tokens += [b"\xff<pad>", b"\xff<eos>"]
+            self._text = self._compiler(tokens, 1)
+            self._json = self._compiler([b"" if token < b" " else token for token in tokens], 1)
+
+    return Bytes()
+
+
+def sample(compiled: xgrammar.CompiledGrammar, rng: random.Random, most: int = 300) -> str | None:
+    """Draw a text of a grammar, byte by byte; None where it grows too long or a character is cut."""
+    matcher = xgrammar.GrammarMatcher(compiled)
+    bits = np.empty((1, -(-VOCABULARY // 32)), np.int32)
+    drawn = bytearray()
+    for step in range(most):
+        matcher.fill_next_token_bitmask(bits)
+        allowed = (
+            np.unpackbits(bits.view(np.uint8), bitorder="little", count=VOCABULARY).nonzero()[0].tolist()
+        )
+        assert allowed, f"nothing may follow {bytes(drawn)!r}"
+        weights = [LIKELY.get(token, 1.0 if 48 <= token < 123 and step % 2 else 0.3) for token in allowed]
+        (token,) = rng.choices(allowed, weights)
+        assert matcher.accept_token(token)
+        if token == EOS:
+            return drawn.decode()
+        drawn.append(token)
+    return None
+
+
+@cache
+def validator(text: str) -> jsonschema.protocols.Validator:
+    return jsonschema.Draft202012Validator(json.loads(text))
+
+
+@pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
+def test_what_is_taken_is_enforced(schema: Any, builder: Builder) -> None:
+    text = json.dumps(schema)
+    compiled = builder.compile(Grammar(GrammarKind.JSON_SCHEMA, text))
+    rng = random.Random(text)
+    found = [found for found in (sample(compiled, rng) for _ in range(ROUNDS)) if found is not None]
+    assert found
+    for one in found:
+        validator(text).validate(json.loads(one))
+
+
+@pytest.mark.parametrize(("schema", "part"), REFUSED, ids=lambda value: json.dumps(value)[:60])
+def test_what_is_not_enforced_is_refused_by_name(schema: Any, part: str, builder: Builder) -> None:
+    with pytest.raises(GrammarError) as refusal:
+        builder.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    assert part in str(refusal.value)
+
+
+def test_json_objects_are_compact(builder: Builder) -> None:
+    compiled = builder.compile(Grammar(GrammarKind.JSON_OBJECT))
+    rng = random.Random(1)
+    for _ in range(60):
+        one = sample(compiled, rng)
+        if one is not None:
+            assert isinstance(json.loads(one), dict)
+            assert not re.search(r'[]}"0-9el](, | :|: )', re.sub(r'"([^"\\]|\\.)*"', '""', one))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a.c",
+        r"[\s\S]{2}",
+        "^a|b$",
+        r"\.\w+\d",
+        "x{2,}",
+        "(?:ab)+c?",
+        r"[^a]b",
+        r"[\]\\]",
+        r"\x41\u0042",
+        "é+",
+    ],
+)
+def test_regular_expressions_match_whole_texts(pattern: str, builder: Builder) -> None:
+    compiled = builder.compile(Grammar(GrammarKind.REGEX, pattern))
+    rng = random.Random(2)
+    found = [found for found in (sample(compiled, rng, 60) for _ in range(ROUNDS)) if found is not None]
+    assert found
+    for one in found:
+        assert re.fullmatch(pattern.removeprefix("^").removesuffix("$"), one, re.ASCII)
+
+
+@pytest.mark.parametrize("pattern", ["a^", "a$b", "(a$|b)c"])
+def test_anchors_inside_are_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="alone"):
+        check_pattern(pattern, quoted=False)
+    check_pattern("^[$^]+\\$\\^$", quoted=False)
+
+
+def test_structural_tags_bound_strings_without_control_characters(builder: Builder) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}, "required": ["a"]}
+    tag = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+    text = json.dumps(
+        {"type": "structural_tag", "format": {"type": "tag", "begin": "<", "content": tag, "end": ">"}}
+    )
+    compiled = builder.compile(Grammar(GrammarKind.STRUCTURAL_TAG, text))
+    rng = random.Random(3)
+    found = [found for found in (sample(compiled, rng) for _ in range(ROUNDS)) if found is not None]
+    assert found
+    for one in found:
+        jsonschema.validate(json.loads(one.removeprefix("<").removesuffix(">")), schema)
