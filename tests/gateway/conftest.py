@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ CORPUS = [
     "你好,世界。こんにちは世界。Привет, мир! 🙂🚀 family: 👨‍👩‍👧",
     "def add(a, b):\n    return a + b\n\n\tprint(add(1, 2))  # stop here",
 ] * 4
+DEMO = Path(__file__).parents[2] / "models/demo"
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -251,3 +254,21 @@ def simulated_url() -> Iterator[str]:
 
     with threaded.simulated_gateway(start) as gateway:
         yield gateway.url
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[str]:
+    """Run `mizzen engine` with the demo model, and return its endpoint."""
+    with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
+        endpoint = f"ipc://{folder}/engine"
+        options = {"model": DEMO, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        arguments += ["--kv-cache-tokens=16384", "--drain-timeout-seconds=1"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mizzen.cli", "engine", *arguments], stderr=subprocess.DEVNULL
+        )
+        try:
+            yield endpoint
+        finally:
+            process.terminate()
+            process.wait(timeout=60)

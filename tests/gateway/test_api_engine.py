@@ -7,10 +7,7 @@ import base64
 import json
 import math
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +28,6 @@ pytestmark = pytest.mark.xdist_group("demo-engine")
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return Tokenizer.load(MODEL)
-
-
-@pytest.fixture(scope="session")
-def demo_engine() -> Iterator[str]:
-    """Run `mizzen engine` with the demo model, and return its endpoint."""
-    with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
-        endpoint = f"ipc://{folder}/engine"
-        options = {"model": MODEL, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
-        arguments = [f"--{name}={value}" for name, value in options.items()]
-        arguments += ["--kv-cache-tokens=16384", "--drain-timeout-seconds=1"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mizzen.cli", "engine", *arguments], stderr=subprocess.PIPE, text=True
-        )
-        try:
-            yield endpoint
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
 
 
 @pytest.fixture
