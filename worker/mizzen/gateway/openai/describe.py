@@ -32,6 +32,14 @@ RESPONSES: tuple[type, ...] = (
 TEMPLATE = "#/components/schemas/{name}"
 
 
+EVENT = {
+    "description": "A server-sent event; `data` is JSON text, or `[DONE]`.",
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
+
+
 class ErrorDetail(msgspec.Struct):
     """What is wrong with a request."""
 
@@ -54,7 +62,7 @@ def described(request: type, *responses: type, stream: bool = False) -> dict[str
         "application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}
     }
     if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference(request)}}},
         "responses": {
@@ -77,10 +85,15 @@ def answered(response: type) -> dict[str, Any]:
 
 FAILURES = {
     "400": "The request is wrong; `param` names the field",
+    "401": "The API key is missing or unknown",
+    "403": "The API key may not do this",
     "404": "There is no such model",
+    "408": "The body did not arrive in time",
     "413": "The body is too large",
     "429": "Too many requests; try again after Retry-After seconds",
+    "502": "The engine has lost the request",
     "503": "No engine can take the request; try again after Retry-After seconds",
+    "504": "The request did not end within its timeout",
 }
 
 
