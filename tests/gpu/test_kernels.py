@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import SlotStart
-from mizzen.engine.sampler import sample, sample_fused
+from mizzen.engine.sampler import mask_tokens, sample, sample_fused
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.kernels import decode, sampling
 from mizzen.kernels.activation import silu_mul
@@ -181,3 +181,16 @@ def test_draw_and_advance_leaves_padding_where_it_is() -> None:
     assert tokens[:4].tolist() == wanted[:4].tolist()
     assert state.last_tokens[slots[:4].long()].tolist() == wanted[:4].tolist()
     assert positions.tolist() == [6, 7, 8, 9, 0, 0]
+
+
+@pytest.mark.parametrize("vocab", [100, 4096, 9001])
+def test_masks_of_tokens(vocab: int) -> None:
+    logits, rows = normal(6, vocab), torch.tensor([4, 0, 5], device=DEVICE)
+    generator = np.random.default_rng(vocab)
+    words = generator.integers(-(2**31), 2**31, (3, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
+    bits, wanted = torch.from_numpy(words).to(DEVICE), logits.clone()
+    mask_tokens(wanted, rows, bits)
+    mask_tokens(logits, rows, bits, fused=True)
+    assert torch.equal(logits, wanted)
+    assert torch.isinf(logits[rows]).any()
+    assert not torch.isinf(logits[1]).any()
