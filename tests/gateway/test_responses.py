@@ -290,6 +290,14 @@ def one(**item: Any) -> dict[str, Any]:
     return {"input": [item]}
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+SCHEMA = "text.format.schema"
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
@@ -331,6 +339,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
     ({"tools": [{**WEATHER, "parameters": {"type": 1}}]}, "tools[0].parameters.type"),
+    ({"tools": [{**WEATHER, "parameters": {"default": nested(200)}}]}, "tools[0].parameters"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": nested(200)}}}}, SCHEMA),
+    (one(role="user", content=nested(700)), "input[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
     ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),

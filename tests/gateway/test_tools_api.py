@@ -377,6 +377,13 @@ def schema(**parts: Any) -> dict[str, Any]:
     return {"tools": [tool(parameters={"type": "object", **parts})]}
 
 
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 PARAMETERS = "tools[0].function.parameters"
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(name="a b")]}, "tools[0].function.name"),
@@ -399,6 +406,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (schema(additionalProperties=1), f"{PARAMETERS}.additionalProperties"),
     (schema(properties={"a": {"minLength": -1}}), f"{PARAMETERS}.properties.a.minLength"),
     (schema(properties={"a": {"pattern": 1}}), f"{PARAMETERS}.properties.a.pattern"),
+    (schema(properties={"a": {"default": nested(200)}}), PARAMETERS),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": "must"}, "tool_choice"),
     (

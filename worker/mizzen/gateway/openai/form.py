@@ -124,7 +124,7 @@ def text_format(given: Grammar) -> Format:
     """
     try:
         return as_format(given)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"response_format: {error}", "response_format", "unsupported_parameter") from None
 
 

@@ -23,7 +23,7 @@ from mizzen.gateway.responses.schemas import (
     ResponseToolChoice,
     TextOptions,
 )
-from mizzen.gateway.tools.choice import check_functions, known
+from mizzen.gateway.tools.choice import check_depth, check_functions, known
 from mizzen.gateway.tools.schemas import (
     AllowedSet,
     AllowedTools,
@@ -218,6 +218,7 @@ def response_format(given: TextOptions | None) -> ResponseFormat | None:
     for name in ("name", "schema"):
         if getattr(form, name) is None:
             raise invalid(f"text.format.{name} is required", f"text.format.{name}", "missing_field")
+    check_depth(form.schema, "text.format.schema")
     return ResponseFormat("json_schema", JsonSchema(form.name or "", form.schema))
 
 

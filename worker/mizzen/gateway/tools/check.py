@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-MAX_DEPTH = 64
+MAX_DEPTH = 128
+"""Levels of objects and lists within one another."""
 
 Found = tuple[str, str] | None
 """Path below the schema, and what is wrong there."""
 
 
-def schema_error(schema: object, depth: int = 0) -> Found:
-    """Return the first thing that is wrong with a schema: where, and what; None when nothing is."""
+def too_deep(value: object) -> bool:
+    """Tell whether a JSON value is nested beyond what may be passed on."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def schema_error(schema: object) -> Found:
+    """Return the first thing that is wrong with a schema: where, and what; None when nothing is.
+
+    The schema must not be `too_deep`.
+    """
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):
         return "", "must be a JSON schema: an object or a boolean"
-    if depth > MAX_DEPTH:
-        return "", f"is nested more than {MAX_DEPTH} levels deep"
     for key, value in schema.items():
         check = _CHECKS.get(key)
-        found = check(value, depth + 1) if check is not None else None
+        found = check(value) if check is not None else None
         if found is not None:
             path, reason = found
             return f".{key}{path}", reason
     return None
 
 
-def _type(value: object, depth: int) -> Found:
+def _type(value: object) -> Found:
     given = value if isinstance(value, list) else [value]
     if given and all(one in TYPES for one in given if isinstance(one, str)) and _texts(given):
         return None
@@ -40,63 +58,63 @@ def _texts(values: list[Any]) -> bool:
     return all(isinstance(one, str) for one in values)
 
 
-def _named(value: object, depth: int) -> Found:
+def _named(value: object) -> Found:
     """Check an object of schemas."""
     if not isinstance(value, dict):
         return "", "must be an object whose values are schemas"
     for name, schema in value.items():
-        found = schema_error(schema, depth)
+        found = schema_error(schema)
         if found is not None:
             return f".{name}{found[0]}", found[1]
     return None
 
 
-def _listed(value: object, depth: int) -> Found:
+def _listed(value: object) -> Found:
     """Check a list of schemas."""
     if not isinstance(value, list) or not value:
         return "", "must be a list of schemas, with one at least"
     for index, schema in enumerate(value):
-        found = schema_error(schema, depth)
+        found = schema_error(schema)
         if found is not None:
             return f"[{index}]{found[0]}", found[1]
     return None
 
 
-def _items(value: object, depth: int) -> Found:
-    return _listed(value, depth) if isinstance(value, list) else schema_error(value, depth)
+def _items(value: object) -> Found:
+    return _listed(value) if isinstance(value, list) else schema_error(value)
 
 
-def _required(value: object, depth: int) -> Found:
+def _required(value: object) -> Found:
     if isinstance(value, list) and _texts(value):
         return None
     return "", "must be a list of property names"
 
 
-def _alternatives(value: object, depth: int) -> Found:
+def _alternatives(value: object) -> Found:
     return None if isinstance(value, list) and value else ("", "must be a list of values, with one at least")
 
 
-def _text(value: object, depth: int) -> Found:
+def _text(value: object) -> Found:
     return None if isinstance(value, str) else ("", "must be text")
 
 
-def _number(value: object, depth: int) -> Found:
+def _number(value: object) -> Found:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return None
     return "", "must be a number"
 
 
-def _count(value: object, depth: int) -> Found:
+def _count(value: object) -> Found:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and value % 1 == 0:
         return None
     return "", "must be a whole number, 0 or more"
 
 
-def _flag(value: object, depth: int) -> Found:
+def _flag(value: object) -> Found:
     return None if isinstance(value, bool) else ("", "must be true or false")
 
 
-_CHECKS: dict[str, Callable[[object, int], Found]] = {
+_CHECKS: dict[str, Callable[[object], Found]] = {
     "type": _type,
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _named),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _listed),

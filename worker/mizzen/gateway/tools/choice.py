@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.tools.check import schema_error
+from mizzen.gateway.tools.check import MAX_DEPTH, schema_error, too_deep
 from mizzen.gateway.tools.families import CallSchema
 from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS
 from mizzen.gateway.tools.schemas import AllowedTools, Function, NamedTool, Tool, ToolChoice
@@ -155,11 +155,22 @@ def check_parameters(schema: dict[str, Any], where: str) -> None:
     Raises:
         ApiError: 400, which names the field.
     """
+    check_depth(schema, where)
     found = schema_error(schema)
     if found is not None:
         raise bad_schema(where + found[0], found[1])
     if schema.get("type", "object") != "object":
         raise bad_schema(f"{where}.type", 'must be "object": arguments have names')
+
+
+def check_depth(schema: object, where: str) -> None:
+    """Check that a schema can be passed on.
+
+    Raises:
+        ApiError: 400, which names the field.
+    """
+    if too_deep(schema):
+        raise bad_schema(where, f"is nested more than {MAX_DEPTH} levels deep")
 
 
 def bad_schema(where: str, reason: str) -> ApiError:

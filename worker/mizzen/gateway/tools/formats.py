@@ -5,11 +5,11 @@ Special tokens have no text there: they are named by their ids.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from mizzen.core.params import Grammar, GrammarKind
+from mizzen.gateway.openai.structured import dumped
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 Format = dict[str, Any]
@@ -21,8 +21,12 @@ MAX_WHITESPACE = 1
 
 
 def grammar(format: Format) -> Grammar:
-    """Return a format as what an answer must conform to."""
-    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": format}))
+    """Return a format as what an answer must conform to.
+
+    Raises:
+        ApiError: 400, a schema in it is nested too deeply.
+    """
+    return Grammar(GrammarKind.STRUCTURAL_TAG, dumped({"type": "structural_tag", "format": format}))
 
 
 def json_value(schema: Format | bool) -> Format:
