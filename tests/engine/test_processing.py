@@ -31,8 +31,14 @@ plain = st.builds(
     min_p=st.sampled_from((0.0, 0.1)),
 )
 asking = st.builds(
-    lambda bias, **rest: SamplingParams(logit_bias=tuple(bias.items()), **rest),
+    lambda bias, logprobs, named, **rest: SamplingParams(
+        logit_bias=tuple(bias.items()),
+        logprobs=logprobs,
+        logprob_token_ids=() if logprobs is None else named,
+        **rest,
+    ),
     bias=biases,
+    named=st.sampled_from(((), (), (3,), (0, 69, 5))),
     temperature=st.sampled_from((0.0, 0.7, 1.0)),
     top_p=st.sampled_from((1.0, 0.8)),
     frequency_penalty=st.sampled_from((0.0, 0.3, -1.1, 2.0)),
@@ -137,10 +143,12 @@ def check_logprobs(live: list[Slow], expected: list[np.ndarray], tokens: list[in
     for i, part in zip(asked, parts, strict=True):
         exact = twin.log_softmax(expected[i])
         top = live[i].params.logprobs
-        assert part.ids.shape == part.values.shape == (1, 1 + top)
+        named = live[i].params.logprob_token_ids
+        assert part.ids.shape == part.values.shape == (1, 1 + top + len(named))
+        assert part.ids[0, 1 + top :].tolist() == list(named)
         assert part.ids[0, 0] == tokens[i]
         np.testing.assert_allclose(part.values[0], exact[part.ids[0]], atol=1e-5)
-        np.testing.assert_allclose(part.values[0, 1:], np.sort(exact)[::-1][:top], atol=1e-5)
+        np.testing.assert_allclose(part.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5)
 
 
 class AnyGrammar:

@@ -51,8 +51,10 @@ class LogprobTensors:
         row = 0
         for owner in self.owners:
             width = ids.shape[1]
-            if owner.top == self.widest and owner.named == width - 1 - self.widest:
+            if owner.top >= self.widest and owner.named == width - 1 - self.widest:
                 columns = slice(None)
+            elif not owner.named:
+                columns = slice(1 + min(owner.top, self.widest))
             else:
                 named = range(1 + self.widest, 1 + self.widest + owner.named)
                 columns = [*range(1 + min(owner.top, self.widest)), *named]
