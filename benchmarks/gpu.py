@@ -83,6 +83,8 @@ class Limits:
     """Bytes a second."""
     flops: float
     """Operations a second."""
+    kv_element: int = 2
+    """Bytes of a number in the KV cache."""
 
     @property
     def body(self) -> int:
@@ -99,7 +101,7 @@ class Limits:
     @property
     def token_bytes(self) -> int:
         """KV of one token."""
-        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * 2
+        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
 
     def decode(self, batch: int, context: float) -> float:
         """Seconds of a step that decodes `batch` rows of `context` tokens each."""
@@ -122,7 +124,9 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
     made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     made.add_argument("--page-size", type=int, default=16)
-    made.add_argument("--attention", default="auto", help="attention backend")
+    made.add_argument("--attention", default="auto", help="attention backend of prompts")
+    made.add_argument("--attention-decode", default="auto", help="attention backend of decodes")
+    made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     made.add_argument("--depth", type=int, default=2, help="steps in flight; 1 is without overlap")
     made.add_argument("--no-graphs", action="store_true", help="run decodes eagerly")
     made.add_argument("--no-fusion", action="store_true", help="run plain operations")
@@ -137,14 +141,18 @@ def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
         limits = Limits(
-            config=read_config(Path(folder)), bandwidth=args.bandwidth * 1e12, flops=args.tflops * 1e12
+            config=read_config(Path(folder)),
+            bandwidth=args.bandwidth * 1e12,
+            flops=args.tflops * 1e12,
+            kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
         )
         options = {
             "load_format": "dummy",
             "skip_tokenizer": True,
             "page_size": args.page_size,
             "attention_prefill": args.attention,
-            "attention_decode": args.attention,
+            "attention_decode": args.attention_decode,
+            "kv_cache_dtype": args.kv_cache_dtype,
             "steps_in_flight": args.depth,
             "cuda_graph": "off" if args.no_graphs else "auto",
             "fusion": "off" if args.no_fusion else "auto",

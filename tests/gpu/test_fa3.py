@@ -12,6 +12,7 @@ from mizzen.attention.base import Chunk, DecodeRows, Geometry, MixedAttention, P
 from mizzen.attention.fa3 import Fa3Attention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
+from mizzen.attention.split import SplitAttention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,11 +111,14 @@ def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
             close(out[layer], wanted)
 
 
-def test_auto_is_fa3_where_it_runs_and_reference_elsewhere() -> None:
-    for dtype, kind in ((torch.bfloat16, Fa3Attention), (torch.float32, ReferenceAttention)):
+def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:
+    fast, slow = (SplitAttention, Fa3Attention), (ReferenceAttention, ReferenceAttention)
+    for dtype, kinds in ((torch.bfloat16, fast), (torch.float32, slow)):
         geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
         kv, _ = make_kv(geometry, 16, dtype)
         made = make_attention(geometry, kv, prefill="auto", decode="auto")
-        assert type(made.decode) is type(made.prefill) is kind
-    with pytest.raises(ValueError, match="needs bfloat16 or float16, not float32"):
+        assert (type(made.decode), type(made.prefill)) == kinds
+    with pytest.raises(ValueError, match="needs bfloat16, float16 or float8, not float32"):
         make_attention(geometry, kv, prefill="auto", decode="fa3")
+    with pytest.raises(ValueError, match="serves decodes alone"):
+        make_attention(geometry, kv, prefill="split", decode="reference")

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mizzen.kernels.gemv import gemv, serves
-from mizzen.kernels.norm import add_rms_norm
+from mizzen.kernels.activation import silu_mul
+from mizzen.kernels.gemv import Norm, gemv, serves
+from mizzen.kernels.norm import add_rms_norm, rms_norm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +34,26 @@ def test_gemv(rows: int, columns: int) -> None:
     out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
     for got in (gemv(weight, x), gemv(weight, x, out)):
         assert (got.double() - wanted).norm() < 4e-3 * wanted.norm() + 1e-3
+
+
+@pytest.mark.parametrize("columns", [1024, 2048, 4096, 5120])
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_gemv_with_a_norm_before_and_a_gate_behind(columns: int, gate: bool, add: bool) -> None:
+    weight = normal(2050, columns) / columns**0.5
+    x, residual, scale = normal(1, columns, seed=1), normal(1, columns, seed=2), normal(columns, seed=3)
+    total = residual.clone()
+    plain = add_rms_norm(x, total, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
+    wanted = gemv(weight, plain)
+    wanted = silu_mul(wanted) if gate else wanted
+    after = torch.full_like(x, float("nan"))
+    norm = Norm(scale=scale, epsilon=1e-6, residual=residual if add else None)
+    got = gemv(weight, x, gate=gate, norm=norm, after=after if add else None)
+    assert (got.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
+    if add:
+        assert torch.equal(after, total)
+    close = gemv(weight, plain, gate=gate)
+    assert (close.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
 
 
 def test_a_chain_of_overlapping_kernels_is_right_every_time() -> None:

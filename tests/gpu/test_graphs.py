@@ -156,7 +156,7 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
     # Always padded to the same size, so that company changes no rounding.
     monkeypatch.setattr(build, "batch_sizes", lambda largest: [largest])
     draw = np.random.default_rng(1)
-    sampling = SamplingParams(temperature=0.9, max_tokens=120, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.9, max_tokens=OUTPUT, ignore_eos=True)
     prompt = draw.integers(3, VOCABULARY, 50).astype(np.int32)
     with LLM(
         folder,
@@ -169,10 +169,10 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
     ) as llm:
         engine = llm.engine
 
-        def watch(company: bool) -> list[int]:
+        def watch(seed: int, company: bool) -> list[int]:
             got: list[int] = []
             live = {0}
-            engine.submit(Request(rid=0, prompt=prompt, sampling=sampling, seed=77))
+            engine.submit(Request(rid=0, prompt=prompt, sampling=sampling, seed=seed))
             rid = 0
             while live:
                 if company and 0 in live and len(got) > 0 and len(live) < 20:
@@ -191,12 +191,18 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
                 live -= {end.rid for end in ended}
             return got
 
-        alone = watch(False)
-        assert len(alone) == 120
-        crowded = watch(True)
+        seeds = range(70, 78)
+        alone = [watch(seed, False) for seed in seeds]
+        crowded = [watch(seed, True) for seed in seeds]
+        while engine.busy:  # a step may be in flight still
+            engine.step(time.monotonic())
         load = engine.load()
         assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)
         assert engine.integrity_faults == 0
-    # Steps with prompts in them run other shapes, whose rounding may turn a near tie.
-    first = next((i for i, (a, b) in enumerate(zip(alone, crowded, strict=True)) if a != b), 120)
-    assert first > 5
+    assert [len(tokens) for tokens in alone + crowded] == [OUTPUT] * 2 * len(seeds)
+    # Steps with prompts in them run other shapes, whose rounding may turn a near tie: rarely.
+    same = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), OUTPUT)
+        for x, y in zip(alone, crowded, strict=True)
+    ]
+    assert sum(same) > 0.4 * OUTPUT * len(seeds)

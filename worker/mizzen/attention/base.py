@@ -15,11 +15,33 @@ import torch
 
 from mizzen.core.request import Int32, Int64
 
+E4M3_LARGEST = 448.0
+"""The largest number of torch.float8_e4m3fn."""
+
 Run = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
 """(layer, q, k, v, out): attention of one part of the batch, written to `out`; k and v are stored already.
 
 k and v are the part's own new ones, [tokens, kv_heads, d], or None where a fused kernel stored them: backends
 that run on a GPU read them from the cache.
+"""
+
+
+Projected = Callable[
+    [
+        int,
+        torch.Tensor,
+        tuple[torch.Tensor, torch.Tensor] | None,
+        float,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+    ],
+    None,
+]
+"""(layer, qkv, norms, epsilon, cos, sin, out): attention of decodes from their raw projection.
+
+It does to queries and keys what the model does between projection and attention (norms [d] of queries and
+keys or None, rotation by cos and sin [rows, 1, d / 2]), and stores keys and values.
 """
 
 
@@ -50,10 +72,27 @@ class PagedKV:
     values: torch.Tensor
     page_size: int
 
+    @property
+    def quantized(self) -> bool:
+        """Whether keys and values are 8-bit floats (e4m3, stored as they are: the scale is 1)."""
+        return self.keys.dtype == torch.float8_e4m3fn
+
     def store(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] to `cells` (int64 [tokens]: page * page_size + offset)."""
-        self.keys[layer].index_copy_(0, cells, k)
-        self.values[layer].index_copy_(0, cells, v)
+        keys, values = self.keys[layer], self.values[layer]
+        if self.quantized:
+            # The format has no infinity: what is beyond its largest number becomes that.
+            k, v = (x.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(keys.dtype).view(torch.uint8) for x in (k, v))
+            keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+        keys.index_copy_(0, cells, k)
+        values.index_copy_(0, cells, v)
+
+    def read(self, layer: int, cells: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather the keys and values of `cells` (int64, any shape) as `dtype`."""
+        keys, values = self.keys[layer], self.values[layer]
+        if self.quantized:
+            return tuple(x.view(torch.uint8)[cells].view(x.dtype).to(dtype) for x in (keys, values))  # type: ignore[return-value]
+        return keys[cells], values[cells]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +156,15 @@ class DeviceDecode(Protocol):
         ...
 
 
+@runtime_checkable
+class ProjectedDecode(Protocol):
+    """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
+
+    def projected(self, cells: torch.Tensor) -> Projected:
+        """Return that, for new keys and values that go to `cells` (int64 [rows])."""
+        ...
+
+
 class Attend:
     """Attention of one step's mixed batch, layer by layer."""
 
@@ -130,6 +178,10 @@ class Attend:
         """Tokens that are decodes: the first ones."""
         self.decode = decode
         self.prefill = prefill
+        self.projected: Projected | None = None
+        """Attends from the raw projection, where the whole batch can."""
+        if prefill is None and isinstance(decode, ProjectedDecode):
+            self.projected = decode.projected(cells)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k, v [tokens, kv_heads, d] and attend q [tokens, heads, d] → [tokens, heads, d]."""

@@ -12,10 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.base import (
+    E4M3_LARGEST,
+    AttentionBackend,
+    Chunk,
+    DecodeRows,
+    Geometry,
+    PagedKV,
+    Pages,
+    Run,
+)
 from mizzen.core.request import Int32
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 WIDEST_HEAD = 256
 
 
@@ -25,7 +34,7 @@ def missing(geometry: Geometry, kv: PagedKV) -> str | None:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a Hopper GPU"
     if kv.keys.dtype not in DTYPES:
-        return f"it needs bfloat16 or float16, not {str(kv.keys.dtype).removeprefix('torch.')}"
+        return f"it needs bfloat16, float16 or float8, not {str(kv.keys.dtype).removeprefix('torch.')}"
     if geometry.head_dim % 8 or geometry.head_dim > WIDEST_HEAD:
         return f"head_dim must be a multiple of 8 up to {WIDEST_HEAD}, not {geometry.head_dim}"
     if importlib.util.find_spec("sgl_kernel") is None:
@@ -63,6 +72,12 @@ class Fa3Attention(AttentionBackend):
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
 
+    def queries(self, q: torch.Tensor) -> torch.Tensor:
+        """Bring queries to the precision of the cache: the kernels multiply like with like."""
+        if not self.kv.quantized:
+            return q
+        return q.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(self.kv.keys.dtype)
+
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""
         packed = on_device(np.stack([rows.slots.astype(np.int32), rows.lengths]), self.kv.keys.device)
@@ -97,7 +112,7 @@ class Fa3Attention(AttentionBackend):
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             window = geometry.windows[layer]
             self.flash(
-                q[:, None],
+                self.queries(q)[:, None],
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,
@@ -124,7 +139,7 @@ class Fa3Attention(AttentionBackend):
 
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             self.flash(
-                q,
+                self.queries(q),
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,

@@ -82,12 +82,11 @@ class ReferenceAttention(AttentionBackend):
             plans.append((chunk.count, cells, {w: chunk_mask(chunk, w, device) for w in windows}))
 
         def run(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-            keys, values = self.kv.keys[layer], self.kv.values[layer]
             first = 0
             for count, cells, masks in plans:
                 mask = masks[self.geometry.windows[layer]]
                 here = slice(first, first + count)
-                attend_chunk(q[here], keys[cells], values[cells], out[here], mask)
+                attend_chunk(q[here], *self.kv.read(layer, cells, q.dtype), out[here], mask)
                 first += count
 
         return run
@@ -116,10 +115,11 @@ class DecodePart:
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attend the part's rows of q [rows, heads, d] into those of `out`."""
         shape = (-1, self.geometry.kv_heads, self.geometry.groups, self.geometry.head_dim)
+        keys, values = self.kv.read(layer, self.cells, q.dtype)
         result = F.scaled_dot_product_attention(
             q[self.part].view(shape),
-            self.kv.keys[layer][self.cells].transpose(1, 2),
-            self.kv.values[layer][self.cells].transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
             attn_mask=self.masks[self.geometry.windows[layer]],
         )
         out[self.part].view(shape).copy_(result)

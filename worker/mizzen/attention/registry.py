@@ -34,19 +34,31 @@ def fa3(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return Fa3Attention(geometry, kv)
 
 
-FACTORIES: dict[str, Factory] = {"cpu": cpu, "fa3": fa3, "reference": reference}
+def split(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
+    """Make the backend of our own kernel, for decodes."""
+    from mizzen.attention.split import SplitAttention
+
+    return SplitAttention(geometry, kv)
+
+
+FACTORIES: dict[str, Factory] = {"cpu": cpu, "fa3": fa3, "reference": reference, "split": split}
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 
-def choose(name: str, geometry: Geometry, kv: PagedKV) -> str:
-    """Resolve `auto` for a device and a shape of heads."""
+def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
+    """Resolve `auto` for a device and a shape of heads.
+
+    Decodes go to our own kernel, which was faster than fa3 at every batch measured (docs/benchmarks.md).
+    """
     if name != "auto":
         return name
     if kv.keys.device.type == "cpu":
         return "cpu"
-    from mizzen.attention.fa3 import missing
+    from mizzen.attention import fa3, split
 
-    if why := missing(geometry, kv):
+    if decode and split.missing(geometry, kv) is None:
+        return "split"
+    if why := fa3.missing(geometry, kv):
         log.warning("attention runs by plain PyTorch, which is slow: fa3 does not run here: %s", why)
         return "reference"
     return "fa3"
@@ -59,7 +71,14 @@ def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str
         ValueError: a name is unknown (the message lists those known), or its backend does not run here.
     """
     made: dict[str, AttentionBackend] = {}
-    chosen = [choose(name, geometry, kv) for name in (decode, prefill)]
+    chosen = [
+        choose(decode, geometry, kv, decode=True),
+        choose(prefill, geometry, kv, decode=False),
+    ]
+    if chosen[1] == "split":
+        raise ValueError(
+            "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
+        )
     for name in chosen:
         if name not in FACTORIES:
             raise ValueError(f"attention must be one of auto, {', '.join(FACTORIES)}, not {name!r}")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mizzen.core.options import check, option, required
 
-ATTENTION = ("auto", "cpu", "fa3", "reference")
+ATTENTION_PREFILL = ("auto", "cpu", "fa3", "reference")
+ATTENTION_DECODE = ("auto", "cpu", "fa3", "reference", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class EngineOptions:
         0.90, "Share of the device's memory that weights and KV may take", low=0.05, high=0.99
     )
     kv_cache_tokens: int | None = option(None, "KV capacity in tokens; from free memory by default", low=1)
+    kv_cache_dtype: str = option(
+        "auto",
+        "Precision of KV: auto is the weights'; fp8 (e4m3) holds twice the tokens and is read faster, on cuda",
+        choices=("auto", "fp8"),
+    )
     prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
     max_step_milliseconds: float = option(
         25.0, "While streams run, prompt work in a step is cut to fit this", low=1
@@ -43,8 +49,8 @@ class EngineOptions:
     prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
     eviction: str = option("lru", "Which cached prefixes go first", choices=("lru", "lfu"))
     policy: str = option("fcfs", "Which waiting request goes first", choices=("fcfs", "lpm"))
-    attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION)
-    attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION)
+    attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION_PREFILL)
+    attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION_DECODE)
     cuda_graph: str = option(
         "auto",
         "Replay captured graphs for steps of decodes alone, where the backend can",

@@ -25,8 +25,10 @@ class KvNeed:
     """Intermediate results of the largest step."""
 
     @classmethod
-    def of(cls, config: ModelConfig, options: EngineOptions, element: int) -> KvNeed:
-        """Estimate from the model's shape; `element` is the bytes of a number.
+    def of(
+        cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
+    ) -> KvNeed:
+        """Estimate from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
         their product. Sampling holds a row's logits about five times in 32 bits.
@@ -36,7 +38,7 @@ class KvNeed:
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         logits = options.max_running_requests * config.vocab_size * 20
         return cls(
-            token_bytes=2 * config.layers * config.kv_heads * config.head_dim * element,
+            token_bytes=2 * config.layers * config.kv_heads * config.head_dim * (kv_element or element),
             step_bytes=tokens * (width + heads) * element + logits,
         )
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mizzen.layers.build import Build, RowPart, Target
-from mizzen.layers.linear import row_product, serves_rows
+from mizzen.layers.linear import few_rows, widest_product
 
 
 class Embedding:
@@ -38,7 +38,7 @@ class TiedHead:
 
     def __init__(self, build: Build, embedding: Embedding) -> None:
         self.embedding = embedding
-        self.skinny = build.fused and serves_rows(embedding.weight)
+        self.widest = widest_product(embedding.weight) if build.fused else 0
 
     def targets(self) -> Iterator[Target]:
         """Yield nothing: the table is loaded as the embedding."""
@@ -46,8 +46,8 @@ class TiedHead:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
-        if self.skinny and len(x) == 1:
-            return row_product(self.embedding.weight, x, out)
+        if len(x) <= self.widest:
+            return few_rows(self.embedding.weight, x, out)
         if out is None:
             return F.linear(x, self.embedding.weight)
         return torch.mm(x, self.embedding.weight.t(), out=out)

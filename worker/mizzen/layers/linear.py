@@ -8,6 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from mizzen.layers.build import Build, RowPart, Target
+from mizzen.layers.norm import RMSNorm
+
+NORMED_COLUMNS = 2048
+"""Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
 
 class Dense:
@@ -39,33 +43,62 @@ class Dense:
 
 
 class SkinnyDense(Dense):
-    """Plain weights, with a kernel of our own for the product of a single row."""
+    """Plain weights, with kernels of our own for the products of few rows, and for what surrounds them."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, bias, dtype, device)
-        self.skinny = not bias and serves_rows(self.weight)
+        self.widest = 0 if bias else widest_product(self.weight)
+        """Most rows that the kernels serve; 0 when none."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
-        if self.skinny and len(x) == 1:
-            return row_product(self.weight, x, out)
+        if len(x) <= self.widest:
+            return few_rows(self.weight, x, out)
         return super().apply(x, out)
 
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [tokens, columns] to silu(gates) * others [tokens, rows / 2]; `gates` are the upper rows."""
+        if len(x) <= self.widest:
+            return few_rows(self.weight, x, None, gate=True)
+        from mizzen.kernels.activation import silu_mul
 
-def serves_rows(weight: torch.Tensor) -> bool:
-    """Tell whether `row_product` can run with a weight [rows, columns]."""
+        return silu_mul(super().apply(x))
+
+    def after(
+        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, gate: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Do what `MergedLinear.after` does in one kernel; None where there is none that pays."""
+        if len(residual) != 1 or not self.widest or self.weight.shape[1] > NORMED_COLUMNS:
+            return None
+        from mizzen.kernels.gemv import Norm, gemv
+
+        if x is None:
+            scaling = Norm(scale=norm.weight, epsilon=norm.epsilon)
+            return gemv(self.weight, residual, gate=gate, norm=scaling), residual
+        total = torch.empty_like(residual)
+        scaling = Norm(scale=norm.weight, epsilon=norm.epsilon, residual=residual)
+        return gemv(self.weight, x, gate=gate, norm=scaling, after=total), total
+
+
+def widest_product(weight: torch.Tensor) -> int:
+    """Return for how many rows `few_rows` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
     if weight.device.type != "cuda":
-        return False
-    from mizzen.kernels.gemv import serves
+        return 0
+    from mizzen.kernels import gemv, skinny
 
-    return serves(weight)
+    if not gemv.serves(weight):
+        return 0
+    return skinny.widest(weight)
 
 
-def row_product(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Map a single row [1, columns] to [1, rows]."""
+def few_rows(
+    weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, *, gate: bool = False
+) -> torch.Tensor:
+    """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2]."""
     from mizzen.kernels.gemv import gemv
+    from mizzen.kernels.skinny import skinny
 
-    return gemv(weight, x, out)
+    return gemv(weight, x, out, gate=gate) if len(x) == 1 else skinny(weight, x, out, gate=gate)
 
 
 class MergedLinear:
@@ -93,6 +126,31 @@ class MergedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows held]."""
         return self.method.apply(x)
+
+    def after(
+        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, *, gate: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add, normalise, multiply.
+
+        Args:
+            norm: What lies between the residual stream and this layer.
+            x: The term of the stream [tokens, columns] that `residual` lacks; None when it lacks none.
+            residual: The stream [tokens, columns]; may be updated in place.
+            gate: The outputs are gates and then what they multiply; return silu(gates) * others.
+
+        Returns:
+            The outputs, and the stream with `x`.
+        """
+        method = self.method
+        if isinstance(method, SkinnyDense) and (done := method.after(norm, x, residual, gate)) is not None:
+            return done
+        inputs = norm(residual) if x is None else norm.add(x, residual)
+        if not gate:
+            return method.apply(inputs), residual
+        if isinstance(method, SkinnyDense):
+            return method.gated(inputs), residual
+        gates, others = method.apply(inputs).chunk(2, dim=-1)
+        return F.silu(gates).mul_(others), residual
 
 
 class InputSplitLinear:

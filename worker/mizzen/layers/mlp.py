@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 from mizzen.layers.build import Build, Target
 from mizzen.layers.linear import InputSplitLinear, MergedLinear
+from mizzen.layers.norm import RMSNorm
 
 
 class GatedMLP:
@@ -18,18 +18,18 @@ class GatedMLP:
         parts = {"gate_proj": intermediate, "up_proj": intermediate}
         self.gate_up = MergedLinear(build, parts, hidden, bias)
         self.down = InputSplitLinear(build, "down_proj", hidden, intermediate, bias)
-        self.fused = build.fused
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         yield from self.gate_up.targets(prefix)
         yield from self.down.targets(prefix)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [tokens, hidden] to [tokens, hidden]."""
-        if self.fused:
-            from mizzen.kernels.activation import silu_mul
+    def __call__(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the block's term [tokens, hidden] of the residual stream, and the stream with `x`.
 
-            return self.down(silu_mul(self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        `norm` is between the stream and the block; `residual` may be updated in place.
+        """
+        middle, residual = self.gate_up.after(norm, x, residual, gate=True)
+        return self.down(middle), residual

@@ -57,31 +57,39 @@ class Attention:
             yield from self.q_norm.targets(prefix)
             yield from self.k_norm.targets(prefix)
 
-    def __call__(self, x: torch.Tensor, forward: Forward, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [tokens, hidden] to [tokens, hidden], or to those of `rows` alone."""
-        attended = self.attend(x, forward).view(len(x), -1)
+    def __call__(self, qkv: torch.Tensor, forward: Forward, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Map the projection [tokens, (heads + 2 kv_heads) * d] to [tokens, hidden], or to `rows` alone."""
+        attended = self.attend(qkv, forward).view(len(qkv), -1)
         return self.out(attended if rows is None else attended[rows])
 
-    def attend(self, x: torch.Tensor, forward: Forward) -> torch.Tensor:
-        """Store keys and values of x [tokens, hidden]; return what its queries find [tokens, heads, d]."""
+    def attend(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
+        """Store the keys and values of a projection; return what its queries find [tokens, heads, d]."""
         if self.fused:
-            return forward.attend.stored(self.layer, self.prepare(self.qkv(x), forward))
-        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
-        rotated, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+            if (projected := forward.attend.projected) is not None:
+                out = qkv.new_empty(len(qkv), self.heads, self.head_dim)
+                projected(self.layer, qkv, self.norms, self.epsilon, forward.cos, forward.sin, out)
+                return out
+            return forward.attend.stored(self.layer, self.prepare(qkv, forward))
+        heads = qkv.view(len(qkv), -1, self.head_dim)
+        rotated, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rotated.split((self.heads, self.kv_heads), dim=1)
             rotated = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(rotated, forward.cos, forward.sin).split((self.heads, self.kv_heads), dim=1)
         return forward.attend(self.layer, q, k, v)
 
+    @property
+    def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The weights of the norms of queries and of keys."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return self.q_norm.weight, self.k_norm.weight
+
     def prepare(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Norm, rotate and store in one kernel; return the queries [tokens, heads, head_dim]."""
         from mizzen.kernels.heads import prepare_heads
 
-        norms = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = (self.q_norm.weight, self.k_norm.weight)
-        attend = forward.attend
+        attend, norms = forward.attend, self.norms
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
         return prepare_heads(qkv, norms, self.epsilon, forward.cos, forward.sin, attend.cells, keys, values)
 
@@ -112,14 +120,14 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this layer's last term [tokens, hidden] of the residual stream, and the stream without it.
 
-        `x` is the term of the layer before (None at the first); `residual` is updated in place. With `rows`,
-        only those are carried on behind the attention.
+        `x` is the term of the layer before (None at the first); `residual` may be updated in place. With
+        `rows`, only those are carried on behind the attention.
         """
-        x = self.input_norm(residual) if x is None else self.input_norm.add(x, residual)
-        x = self.attention(x, forward, rows)
+        qkv, residual = self.attention.qkv.after(self.input_norm, x, residual)
+        x = self.attention(qkv, forward, rows)
         if rows is not None:
             residual = residual[rows]
-        return self.mlp(self.mlp_norm.add(x, residual)), residual
+        return self.mlp(self.mlp_norm, x, residual)
 
 
 class Decoder:

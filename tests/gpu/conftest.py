@@ -1,0 +1,8 @@
+"""Lets tests on a GPU use the helpers of those without one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))

@@ -1,0 +1,146 @@
+"""Structured output on a GPU: masks of a step are made while its model runs, within graphs or not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grammar_kit as gk
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mizzen.core.params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.request import FinishReason, Request
+from mizzen.engine.grammar.compiler import GrammarCompiler
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+REGEX = r"(\d{3}-)+[a-f]{2,4}(yes|no)?"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 130}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+OPTIONS = {"device": "cuda", "dtype": "bfloat16", "page_size": 16, "max_running_requests": 24}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Qwen3 over a vocabulary of bytes."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=gk.VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        eos_token_id=gk.EOS,
+    )
+    model = transformers.Qwen3ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    model.bfloat16().save_pretrained(folder)
+    gk.save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> Iterator[GrammarCompiler]:
+    made = gk.compiler(folder)
+    yield made
+    made.close()
+
+
+def traffic(folder: Path, count: int = 24) -> list[Request]:
+    """Make constrained requests of three kinds, and free ones, matching and drawn, filtered and penalised."""
+    grammars = [
+        Grammar(GrammarKind.REGEX, REGEX),
+        Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        Grammar(GrammarKind.JSON_OBJECT),
+        None,
+    ]
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.3, "top_p": 0.9, "presence_penalty": 0.5},
+    ]
+    each = [
+        SamplingParams(
+            grammar=grammars[i % 4],
+            max_tokens=120 if i % 4 < 3 else 40,
+            logit_bias=gk.closing(folder) if i % 4 < 3 else (),
+            **kinds[i % 3],
+        )
+        for i in range(count)
+    ]
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in range(count)]
+    return gk.requests_of(prompts, each)
+
+
+def test_complete_outputs_conform_and_free_rows_are_left_alone(
+    folder: Path, compiler: GrammarCompiler
+) -> None:
+    requests = traffic(folder)
+    tokens, ends = gk.run(gk.make(folder, compiler, **OPTIONS), requests)
+    found, complete = gk.texts(folder, tokens), 0
+    for request in requests:
+        grammar, end = request.sampling.grammar, ends[request.rid]
+        assert end.reason in (FinishReason.STOP, FinishReason.LENGTH), end
+        if grammar is None or end.reason is FinishReason.LENGTH:
+            continue
+        complete += 1
+        text = found[request.rid].decode()
+        if grammar.kind is GrammarKind.REGEX:
+            assert re.fullmatch(REGEX, text)
+        else:
+            value = json.loads(text)
+            assert isinstance(value, dict)
+            if grammar.kind is GrammarKind.JSON_SCHEMA:
+                assert set(value) == {"name", "age"}
+                assert len(value["name"]) <= 9
+                assert value["age"] <= 130
+    assert complete >= len(requests) // 4
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_graphs_and_overlap_keep_outputs_conforming(
+    folder: Path, compiler: GrammarCompiler, depth: int
+) -> None:
+    matching = [r for r in traffic(folder) if r.sampling.grammar == Grammar(GrammarKind.REGEX, REGEX)]
+    for graphs in ("auto", "off"):
+        options = {**OPTIONS, "steps_in_flight": depth, "cuda_graph": graphs}
+        tokens, ends = gk.run(gk.make(folder, compiler, **options), matching)
+        found = gk.texts(folder, tokens)
+        assert all(end.reason is not FinishReason.ERROR for end in ends.values())
+        for rid, end in ends.items():
+            if end.reason is FinishReason.STOP:
+                assert re.fullmatch(REGEX, found[rid].decode())
+            else:
+                assert re.match(r"(\d{3}-)+", found[rid].decode())
+
+
+def test_retraction_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
+    options = {**OPTIONS, "kv_cache_tokens": 512, "context_length": 256}
+    engine = gk.make(folder, compiler, **options)
+    retracted = gk.watch_retractions(engine)
+    tokens, ends = gk.run(engine, traffic(folder))
+    assert retracted
+    found = gk.texts(folder, tokens)
+    for request in traffic(folder):
+        grammar, end = request.sampling.grammar, ends[request.rid]
+        assert end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if grammar is not None and grammar.kind is not GrammarKind.REGEX and end.reason is FinishReason.STOP:
+            json.loads(found[request.rid])

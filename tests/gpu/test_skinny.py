@@ -1,0 +1,69 @@
+"""Products of few rows equal PyTorch's, whatever the cut, alone and in a chain of kernels that overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mizzen.kernels.skinny import Cut, skinny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9,
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
+
+
+@pytest.mark.parametrize("cut", [None, Cut(1, 4), Cut(2, 3), Cut(2, 8), Cut(4, 2)], ids=str)
+@pytest.mark.parametrize("columns", [32, 1024, 3072, 4128])
+@pytest.mark.parametrize("rows", [24, 4096])
+def test_skinny(rows: int, columns: int, cut: Cut | None) -> None:
+    weight = normal(rows, columns) / columns**0.5
+    for count in (1, 2, 8, 9, 16, 17, 32):
+        x = normal(count, columns, seed=count)
+        out = torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+        wanted = x.double() @ weight.double().T
+        close(skinny(weight, x, cut=cut), wanted)
+        close(skinny(weight, x, out, cut=cut), wanted)
+        if cut is None or cut.tiles > 1:
+            gate, up = wanted.chunk(2, -1)
+            close(skinny(weight, x, gate=True, cut=cut), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("count", [3, 16, 30])
+def test_a_chain_of_overlapping_products_is_right_every_time(count: int) -> None:
+    weights = [normal(1024, 1024, seed=i) / 32 for i in range(40)]
+    x = normal(count, 1024, seed=99)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        y = x
+        for weight in weights:
+            y = skinny(weight, y)
+        out.copy_(y)
+
+    chain()
+    torch.cuda.synchronize()
+    wanted, exact = out.clone(), x.double()
+    for weight in weights:
+        exact = exact @ weight.double().T
+    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(100):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)

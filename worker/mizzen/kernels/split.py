@@ -1,0 +1,299 @@
+"""Decode attention over paged KV, split along the context (Flash-Decoding), with all that surrounds it.
+
+One kernel takes the raw projections of a batch of decodes: it normalises and rotates queries and keys, stores
+the new keys and values, attends, and merges the parts of a row that several programs computed: the last of
+them to end does that. Keys and values of earlier steps do not depend on the kernel ahead, so a program asks
+for its first block of them before it waits (programmatic dependent launch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from mizzen.kernels.launch import overlapped
+
+LOG2E = 1.4426950408889634
+ROWS = 16
+"""Rows of a tensor core's tile: queries that share a KV head are padded to so many."""
+FINITE = {torch.float8_e4m3fn: 448.0}
+"""The largest number of a format that has no infinity."""
+_NONE = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _block(
+    keys, values, table, position, last, stride, column, column_all, PAGE: tl.constexpr, HALF: tl.constexpr
+):
+    """Load the keys' halves and the values at positions below `last`; zeros elsewhere."""
+    inside = position < last
+    page = tl.load(table + position // PAGE, inside, 0).to(tl.int64)
+    cell = (page * PAGE + position % PAGE) * stride
+    pair = inside[:, None]
+    left = tl.load(keys + cell[:, None] + column, pair, 0.0)
+    right = tl.load(keys + cell[:, None] + HALF + column, pair, 0.0)
+    value = tl.load(values + cell[:, None] + column_all, pair, 0.0)
+    return left, right, value
+
+
+@triton.jit
+def _attend(
+    left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH: tl.constexpr
+):
+    """Add a block of keys and values to running sums."""
+    scores = tl.dot(q_left, tl.trans(left.to(MATH)), input_precision="ieee")
+    scores = tl.dot(q_right, tl.trans(right.to(MATH)), scores, input_precision="ieee") * scale
+    seen = (position < last) & (position >= first)
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(MATH), value.to(MATH), acc * shrink[:, None], input_precision="ieee")
+    return higher, total, acc
+
+
+@triton.jit
+def _split_kernel(
+    q, k_new, v_new, q_weight, k_weight, cos, sin, cells, slots, lengths, table, keys, values, out,
+    sums, stats, counters, columns, q_stride, epsilon, scale, k_scale, v_scale, limit,
+    KV: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, NORM: tl.constexpr, PROJECTED: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    SIZE: tl.constexpr = 2 * HALF
+    # 8-bit floats become float16 in one instruction, bfloat16 in several.
+    MATH: tl.constexpr = tl.float16 if keys.dtype.element_ty.is_fp8() else out.dtype.element_ty
+    split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        if not PROJECTED:
+            tl.extra.cuda.gdc_wait()  # the kernel ahead stored the newest keys and values
+    length = tl.load(lengths + row)
+    pages = table + tl.load(slots + row).to(tl.int64) * columns
+    # The newest token's keys and values are at hand where the projections are.
+    last = length - 1 if PROJECTED else length
+    first = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
+    stride = KV * SIZE
+    keys_at, values_at = keys + head * SIZE, values + head * SIZE
+    column, column_all = tl.arange(0, HALF)[None, :], tl.arange(0, SIZE)[None, :]
+    start = (first // BLOCK + split) * BLOCK
+    position = start + tl.arange(0, BLOCK)
+    if STAGES == 0:
+        left, right, value = _block(
+            keys_at, values_at, pages, position, last, stride, column, column_all, PAGE, HALF
+        )
+    if PDL and PROJECTED:
+        tl.extra.cuda.gdc_wait()
+
+    index = tl.arange(0, ROWS)
+    group = index[:, None]
+    real = group < GROUP
+    q_at = q + row * q_stride + (head * GROUP + group) * SIZE + column
+    q_left = tl.load(q_at, real, 0.0).to(tl.float32)
+    q_right = tl.load(q_at + HALF, real, 0.0).to(tl.float32)
+    top = tl.full((ROWS,), _NONE, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, SIZE), tl.float32)
+    if PROJECTED:
+        k_at = k_new + row * q_stride + head * SIZE + column
+        k_left, k_right = tl.load(k_at).to(tl.float32), tl.load(k_at + HALF).to(tl.float32)
+        v_all = tl.load(v_new + row * q_stride + head * SIZE + column_all).to(tl.float32)
+        if NORM:
+            shrink = tl.rsqrt((tl.sum(q_left * q_left, 1) + tl.sum(q_right * q_right, 1)) / SIZE + epsilon)[
+                :, None
+            ]
+            q_left *= shrink * tl.load(q_weight + column).to(tl.float32)
+            q_right *= shrink * tl.load(q_weight + HALF + column).to(tl.float32)
+            shrink = tl.rsqrt((tl.sum(k_left * k_left, 1) + tl.sum(k_right * k_right, 1)) / SIZE + epsilon)[
+                :, None
+            ]
+            k_left *= shrink * tl.load(k_weight + column).to(tl.float32)
+            k_right *= shrink * tl.load(k_weight + HALF + column).to(tl.float32)
+        c, s = tl.load(cos + row * HALF + column), tl.load(sin + row * HALF + column)
+        q_left, q_right = q_left * c - q_right * s, q_right * c + q_left * s
+        k_left, k_right = k_left * c - k_right * s, k_right * c + k_left * s
+        k_left, k_right, v_all = k_left / k_scale, k_right / k_scale, v_all / v_scale
+        if limit > 0:
+            k_left = tl.minimum(tl.maximum(k_left, -limit), limit)
+            k_right = tl.minimum(tl.maximum(k_right, -limit), limit)
+            v_all = tl.minimum(tl.maximum(v_all, -limit), limit)
+        stored_left = k_left.to(keys.dtype.element_ty)
+        stored_right = k_right.to(keys.dtype.element_ty)
+        stored_v = v_all.to(values.dtype.element_ty)
+        if split == 0:
+            into = tl.load(cells + row) * stride
+            tl.store(keys_at + into + column, stored_left)
+            tl.store(keys_at + into + HALF + column, stored_right)
+            tl.store(values_at + into + column_all, stored_v)
+            rounded_left, rounded_right = q_left.to(MATH).to(tl.float32), q_right.to(MATH).to(tl.float32)
+            score = tl.sum(rounded_left * stored_left.to(tl.float32), 1)
+            score += tl.sum(rounded_right * stored_right.to(tl.float32), 1)
+            top = score * scale
+            total += 1.0
+            acc += stored_v.to(tl.float32)
+    q_left, q_right = q_left.to(MATH), q_right.to(MATH)
+
+    if STAGES == 0:
+        while start < last:
+            start += SPLITS * BLOCK
+            behind = position + SPLITS * BLOCK
+            next_left, next_right, next_value = _block(
+                keys_at, values_at, pages, behind, last, stride, column, column_all, PAGE, HALF
+            )
+            top, total, acc = _attend(
+                left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH
+            )
+            left, right, value, position = next_left, next_right, next_value, behind
+    else:
+        for begin in tl.range(start, last, SPLITS * BLOCK, num_stages=STAGES):
+            position = begin + tl.arange(0, BLOCK)
+            left, right, value = _block(
+                keys_at, values_at, pages, position, last, stride, column, column_all, PAGE, HALF
+            )
+            top, total, acc = _attend(
+                left, right, value, q_left, q_right, position, first, last, top, total, acc, scale, MATH
+            )
+
+    into = out + (row * KV * GROUP + head * GROUP) * SIZE
+    if SPLITS == 1:
+        tl.store(
+            into + group * SIZE + column_all,
+            (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty),
+            real,
+        )
+    else:
+        place = (row * KV + head) * SPLITS
+        at = (place + split) * PADDED
+        mine = index < PADDED
+        tl.store(sums + (at + group) * SIZE + column_all, acc, mine[:, None])
+        tl.store(stats + 2 * (at + index), top, mine)
+        tl.store(stats + 2 * (at + index) + 1, total, mine)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + row * KV + head, 1, sem="acq_rel") == SPLITS - 1:
+            tl.debug_barrier()
+            tl.store(counters + row * KV + head, 0)
+            part, query = tl.arange(0, SPLITS)[:, None], tl.arange(0, PADDED)[None, :]
+            at_all = (place + part) * PADDED + query
+            tops = tl.load(stats + 2 * at_all, cache_modifier=".cg")
+            totals = tl.load(stats + 2 * at_all + 1, cache_modifier=".cg")
+            parts = tl.load(
+                sums + at_all[:, :, None] * SIZE + tl.arange(0, SIZE)[None, None, :], cache_modifier=".cg"
+            )
+            share = tl.exp2(tops - tl.max(tops, 0)[None, :])
+            merged = tl.sum(parts * share[:, :, None], 0)
+            merged = merged * (v_scale / tl.sum(totals * share, 0))[:, None]
+            query_all = tl.arange(0, PADDED)[:, None]
+            tl.store(into + query_all * SIZE + column_all, merged.to(out.dtype.element_ty), query_all < GROUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How the work is cut."""
+
+    splits: int
+    """Programs that share a row's context; a power of two."""
+    block: int
+    """Tokens that a program takes at a time."""
+    warps: int
+    stages: int
+    """0 loads a block ahead into registers, before the kernel ahead ends; more are Triton's own pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """What the programs of a row leave for the last of them; kernels of one stream may share it."""
+
+    sums: torch.Tensor
+    stats: torch.Tensor
+    counters: torch.Tensor
+    """int32, zeros between kernels."""
+
+    @classmethod
+    def allocate(cls, programs: int, rows: int, group: int, size: int, device: torch.device) -> Workspace:
+        """Allocate for so many split programs, so many pairs of a row and a KV head, and heads of `size`."""
+        padded = triton.next_power_of_2(group)
+        return cls(
+            sums=torch.empty(programs * padded * size, dtype=torch.float32, device=device),
+            stats=torch.empty(programs * padded * 2, dtype=torch.float32, device=device),
+            counters=torch.zeros(rows, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projections:
+    """What a kernel needs to make queries, keys and values out of a projection [rows, (heads + 2 kv) * d]."""
+
+    norms: tuple[torch.Tensor, torch.Tensor] | None
+    """RMSNorm weights [d] of queries and of keys."""
+    epsilon: float
+    cos: torch.Tensor
+    """float32 [rows, 1, d / 2]; `sin` alike."""
+    sin: torch.Tensor
+    cells: torch.Tensor
+    """int64 [rows], where the new keys and values go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """One layer's KV and how a batch finds its own."""
+
+    keys: torch.Tensor
+    """[cells, kv_heads, d]; `values` alike."""
+    values: torch.Tensor
+    slots: torch.Tensor
+    """int32 [rows]."""
+    lengths: torch.Tensor
+    """int32 [rows], the query's own token included."""
+    table: torch.Tensor
+    """int32 [slots, columns]."""
+    page_size: int
+    scales: tuple[float, float] = (1.0, 1.0)
+    """What stored keys and stored values are multiplied by."""
+
+
+def attend(
+    q: torch.Tensor,
+    projections: Projections | None,
+    cache: Cache,
+    out: torch.Tensor,
+    window: int | None,
+    tiling: Tiling,
+    workspace: Workspace,
+) -> None:
+    """Attend one query token a row.
+
+    Args:
+        q: Raw projections [rows, (heads + 2 * kv_heads) * d] when `projections` is given, whose keys and
+            values are stored; otherwise ready queries [rows, heads, d], with all keys and values cached.
+        projections: How queries, keys and values come out of `q`.
+        cache: The layer's KV.
+        out: [rows, heads, d], contiguous.
+        window: Tokens that a token sees, itself included.
+        tiling: How the work is cut.
+        workspace: Room for `tiling`, used by one kernel at a time.
+    """
+    rows, heads, size = out.shape
+    kv_heads = cache.keys.shape[1]
+    group, half = heads // kv_heads, size // 2
+    k_new = v_new = q_weight = k_weight = cos = sin = q
+    cells, epsilon, norm = cache.slots, 0.0, False
+    if projections is not None:
+        k_new, v_new = q[:, heads * size :], q[:, (heads + kv_heads) * size :]
+        cos, sin, cells, epsilon = projections.cos, projections.sin, projections.cells, projections.epsilon
+        if projections.norms is not None:
+            norm, (q_weight, k_weight) = True, projections.norms
+    k_scale, v_scale = cache.scales
+    _split_kernel[(tiling.splits, kv_heads, rows)](
+        q, k_new, v_new, q_weight, k_weight, cos, sin, cells, cache.slots, cache.lengths, cache.table,
+        cache.keys, cache.values, out, workspace.sums, workspace.stats, workspace.counters,
+        cache.table.shape[1], q.stride(0), epsilon, k_scale * LOG2E / size**0.5, k_scale, v_scale,
+        FINITE.get(cache.keys.dtype, 0.0),
+        KV=kv_heads, GROUP=group, PADDED=triton.next_power_of_2(group), HALF=half, PAGE=cache.page_size,
+        WINDOW=window or 0, NORM=norm, PROJECTED=projections is not None, SPLITS=tiling.splits,
+        BLOCK=tiling.block, ROWS=ROWS, STAGES=tiling.stages, num_warps=tiling.warps,
+        **overlapped(q),
+    )  # fmt: skip
