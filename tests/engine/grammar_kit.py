@@ -45,11 +45,10 @@ def compiler(folder: Path, **limits: Any) -> GrammarCompiler:
 
 
 def make(folder: Path, compiler: GrammarCompiler, delay: Any = None, **options: Any) -> Engine:
-    """Load an engine on the CPU."""
-    settings = {"page_size": 4, "kv_cache_tokens": 8192, "threads": 1, "check_integrity": True, **options}
-    return load_engine(
-        EngineOptions(model=str(folder), device="cpu", **settings), delay=delay, compiler=compiler
-    )
+    """Load an engine, on the CPU unless told otherwise."""
+    settings = {"page_size": 4, "kv_cache_tokens": 8192, "threads": 1, "check_integrity": True}
+    given = EngineOptions(model=str(folder), **(settings | {"device": "cpu"} | options))
+    return load_engine(given, delay=delay, compiler=compiler)
 
 
 def texts(folder: Path, outputs: dict[int, list[int]]) -> dict[int, bytes]:

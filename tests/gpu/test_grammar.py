@@ -133,7 +133,7 @@ def test_graphs_and_overlap_keep_outputs_conforming(
 
 
 def test_retraction_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
-    options = {**OPTIONS, "kv_cache_tokens": 512, "context_length": 256}
+    options = {**OPTIONS, "kv_cache_tokens": 208, "context_length": 208}
     engine = gk.make(folder, compiler, **options)
     retracted = gk.watch_retractions(engine)
     tokens, ends = gk.run(engine, traffic(folder))
