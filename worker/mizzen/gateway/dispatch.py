@@ -18,9 +18,8 @@ from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.prompt import refused
 from mizzen.gateway.resume import ResumeLimits, Resumes
-from mizzen.gateway.route.plugins import RouteRequest
+from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
-from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
 from mizzen.gateway.running import Running
 from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import RefusalCode
@@ -93,13 +92,16 @@ class Dispatcher:
         async def one(job: Job, engine: Engine) -> Embedded | None:
             return await self._embed(job, engine, pooling, normalize)
 
-        return await self._attempt(job, one)
+        found = await self._attempt(job, one)
+        job.ticket.served = True
+        return found
 
     def leave(self, job: Job) -> None:
         """End a request's time in work."""
         if job.admitted:
             job.admitted = False
-            job.ticket.prompt_tokens, job.ticket.output_tokens = len(job.prompt), len(job.given)
+            job.ticket.prompt_tokens = len(job.prompt)
+            job.ticket.output_tokens = job.ticket.output_tokens or len(job.given)
             self._admission.leave(job.ticket)
 
     def lost(self, job: Job, engine: Engine, error: StreamLost) -> None:
@@ -330,6 +332,7 @@ class Dispatcher:
             tokenizer_hash=text.name,
             prompt_tokens=len(job.prompt),
             needed_tokens=job.needed_tokens,
+            answer_tokens=self._answer_tokens(job),
             blocks=job.blocks,
             session=job.session,
             pin=job.pin,

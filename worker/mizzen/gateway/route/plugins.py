@@ -8,6 +8,9 @@ from typing import Protocol
 
 from mizzen.gateway.route.index import EnginePrefixes
 
+EXPECTED_OUTPUT_TOKENS = 256
+"""Counted for an answer of unknown length, and for longer ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pin:
@@ -70,6 +73,8 @@ class RouteRequest:
     prompt_tokens: int
     needed_tokens: int
     """Of context: the prompt and as much answer as was asked for, 1 at least."""
+    answer_tokens: int = EXPECTED_OUTPUT_TOKENS
+    """What its answer adds to an engine's load."""
     blocks: Sequence[int] = ()
     """Names of the prompt's full blocks."""
     session: str = ""

@@ -85,7 +85,7 @@ class Router:
             sums = [sum(column[i] for column in columns) for i in range(len(kept))]
             chosen = self._picker.pick(sums, kept)
             gains = [column[chosen] - sum(column) / len(kept) for column in columns]
-            best = max(gains)
+            best = max(gains, default=0.0)
             reason = self._scorers[gains.index(best)][0].name if best > 1e-9 else "random"
         matched = kept[chosen].prefixes.match(request.blocks) * BLOCK_TOKENS
         return Route(kept[chosen], reason, matched)

@@ -9,10 +9,8 @@ from hashlib import blake2b
 from mizzen.core.blocks import BLOCK_TOKENS
 from mizzen.gateway.route.plugins import Candidate, RouteRequest
 
-EXPECTED_OUTPUT_TOKENS = 256
-"""Counted for an answer of unknown length."""
-SMALL_LOAD_TOKENS = 8192
-"""An engine with less in work is never overloaded."""
+SMALL_LOAD_TOKENS = 2048
+"""An engine that would have less in work is never overloaded."""
 TIE = 0.05
 """Scores that differ by less are equal: loads are known to no better, and several gateways see old ones."""
 
@@ -66,11 +64,15 @@ class BoundedLoad:
 
     def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
         """See `Preference`."""
-        cost = request.prompt_tokens + EXPECTED_OUTPUT_TOKENS
         loads = [engine.load for engine in engines]
-        bound = max(SMALL_LOAD_TOKENS, self._factor * (sum(loads) + cost) / len(loads) - cost)
-        least = min(loads)
-        return [load <= bound or load == least for load in loads]
+        total, least = sum(loads), min(loads)
+        stays = []
+        for engine, load in zip(engines, loads, strict=True):
+            matched = engine.prefixes.match(request.blocks) * BLOCK_TOKENS
+            cost = request.prompt_tokens - matched + request.answer_tokens
+            bound = max(SMALL_LOAD_TOKENS, self._factor * (total + cost) / len(loads))
+            stays.append(load + cost <= bound or load == least)
+        return stays
 
 
 class PrefixScorer:

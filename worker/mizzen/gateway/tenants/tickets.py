@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from mizzen.gateway.admit import NOBODY, Ticket
 from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.route.scorers import EXPECTED_OUTPUT_TOKENS
+from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS
 from mizzen.gateway.tenants.gate import tenant_of
 
 CHARACTERS_A_TOKEN = 4
