@@ -208,6 +208,7 @@ class Sequence:
         if self._running is not None:
             self._running.close()
             if self._running.finish is not None:
+                self.cached_tokens = self._running.finish.cached_tokens
                 self._metrics.cached_tokens.inc(self._running.finish.cached_tokens)
             self._running = None
         self._dispatcher.leave(self._job)
