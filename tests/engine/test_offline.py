@@ -112,3 +112,32 @@ def test_progress_bar_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixtur
     assert shown.out == ""
     llm.generate(["a"], GREEDY)
     assert capsys.readouterr().err == ""
+
+
+def test_logprobs_stay_with_their_tokens_where_a_string_stops(llm: LLM) -> None:
+    cut = SamplingParams(temperature=0, stop=("dels on Kub",), logprobs=2, prompt_logprobs=1)
+    answer = llm.chat(QUESTION, cut)[0]
+    assert [entry.token for entry in answer.logprobs or []] == answer.token_ids
+    assert all(entry.top[0] == (entry.token, entry.logprob) for entry in answer.logprobs or [])
+    assert len(answer.prompt_logprobs or []) > 5
+
+
+def test_vectors_of_texts(llm: LLM) -> None:
+    texts = ["A pod", "A pod", "What is a gateway, and why is it there?"]
+    for pooling in ("last", "mean"):
+        one, same, other = llm.embed(texts, pooling=pooling)
+        assert one.shape == (192,)
+        assert abs(one - same).max() < 1e-5
+        assert one @ other < 0.99
+    assert llm.embed([]).shape == (0, 0)
+    with pytest.raises(ValueError, match="pooling must be one of last, mean, not 'cls'"):
+        llm.embed(texts, pooling="cls")
+    with pytest.raises(ValueError, match="prompts must be a list"):
+        llm.embed("A pod")
+    assert not llm.engine.busy
+
+
+def test_parameters_name_tokens_of_the_vocabulary(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="logit_bias holds 99999; token ids go from 0"):
+        llm.generate(["a"], SamplingParams(logit_bias=((99999, 1.0),)))
+    assert not llm.engine.busy

@@ -39,7 +39,9 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
-TAGS = st.sampled_from(["Hello", "Generate", "Abort", "FetchFile", "Welcome", "Outputs"])
+TAGS = st.sampled_from(
+    ["Hello", "Generate", "Embed", "Abort", "FetchFile", "Welcome", "Outputs", "Embedding"]
+)
 
 
 def tagged(call: tuple[str, list[Any]]) -> bytes:
