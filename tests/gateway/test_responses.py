@@ -233,7 +233,7 @@ async def test_a_conversation_of_items(live: Any, model: Model) -> None:
     response = "\n<tool_response>\n12 °C\n</tool_response>"
     assert f"<|im_start|>user{response}{response}<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n")
-    told.pop()
+    told = [{"role": "user", "content": "Hi"}, *first.output, *outputs]
     await create(gateway, input=told, tools=TOOLS)
     assert "<think>\nü?\n</think>\n\nLet me see.\n<tool_call>" in prompt_of(engine)
 
