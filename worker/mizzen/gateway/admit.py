@@ -30,15 +30,17 @@ class Ticket:
     prompt_tokens: int = 0
     """Set once they are known; charged when the ticket ends,"""
     output_tokens: int = 0
-    """with what the engine has given. 0 for a request that never began."""
+    """with what the client got of the engine."""
+    served: bool = False
+    """Whether an engine has done its work without giving a token, as for an embedding."""
     waited: float = 0.0
     turn: asyncio.Future[None] | None = field(default=None, repr=False)
     reserved: bool = field(default=False, repr=False)
 
     @property
     def used_tokens(self) -> int:
-        """What is charged: nothing for a request of which no token came."""
-        if not self.output_tokens:
+        """What is charged: nothing for a request that no engine did anything for."""
+        if not self.output_tokens and not self.served:
             return 0
         return self.output_tokens + (self.prompt_tokens if self.charges_prompt else 0)
 

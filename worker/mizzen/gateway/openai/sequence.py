@@ -119,11 +119,9 @@ class Sequence:
 
     def like(self, other: Sequence) -> None:
         """Take over the prompt of another sequence of the same request, which has been placed."""
-        self._job.text, self._job.prompt, self._job.blocks = (
-            other._job.text,
-            other._job.prompt,
-            other._job.blocks,
-        )
+        given = other._job
+        self._job.text, self._job.prompt, self._job.blocks = given.text, given.prompt, given.blocks
+        self._prompt_logprobs = other._prompt_logprobs
 
     # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,11 +209,15 @@ class Sequence:
                 self.cached_tokens = self._running.finish.cached_tokens
                 self._metrics.cached_tokens.inc(self._running.finish.cached_tokens)
             self._running = None
+        self._job.ticket.output_tokens = (
+            self.tokens
+        )  # an engine may have given more than a stop string let by
         self._dispatcher.leave(self._job)
 
     def _begin(self) -> None:
         running = self._running
-        self._prompt_logprobs = (running and running.prompt_logprobs) or []
+        if running is not None and running.prompt_logprobs:
+            self._prompt_logprobs = running.prompt_logprobs
         start = len(self.prompt_text) if self.wish.echo else 0
         self._answer = Answer(self.wish, self.text, self._job.prompt, start)
 

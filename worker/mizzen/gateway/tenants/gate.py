@@ -49,6 +49,10 @@ class Tenants:
         """Whether nobody needs a key."""
         return self._ring is None
 
+    def named(self, name: str) -> Tenant | None:
+        """Return the tenant of a key's name."""
+        return self._tenants.get(name)
+
     async def watch(self) -> None:
         """Take changes of the files until cancelled. Files that cannot be used change nothing."""
         while self._paths:
