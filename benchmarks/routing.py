@@ -293,7 +293,7 @@ def main() -> int:
     parser.add_argument("--kv-tokens", type=int, default=40_960, help="of each engine")
     parser.add_argument("--step-milliseconds", type=float, default=20.0)
     parser.add_argument("--prefill-microseconds", type=float, default=100.0, help="a prompt token")
-    parser.add_argument("--load-factor-percent", type=int, default=125)
+    parser.add_argument("--load-factor-percent", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -81,7 +81,7 @@ class GatewayConfig:
         0.0, "How long a request waits that finds no engine, if longer than --queue-timeout-seconds", low=0
     )
     load_factor_percent: int = option(
-        125, "A request goes to no engine that it would lift above this share of the mean load", low=100
+        150, "A request goes to no engine that it would lift above this share of the mean load", low=100
     )
     prefix_index_blocks: int = option(
         1 << 19, "Blocks of 64 tokens that the prefix index of a service holds; 104 bytes each", low=1024
