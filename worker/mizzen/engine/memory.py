@@ -22,7 +22,7 @@ class KvNeed:
     token_bytes: int
     """KV of one token in all layers."""
     step_bytes: int
-    """Intermediate results of the largest step."""
+    """Intermediate results of the largest step, and what slots may come to hold."""
 
     @classmethod
     def of(
@@ -31,12 +31,13 @@ class KvNeed:
         """Estimate from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
-        their product. Sampling holds a row's logits about five times in 32 bits.
+        their product. Sampling holds a row's logits about five times in 32 bits, and penalties a count of each
+        token for each slot that has some.
         """
         width = 3 * config.hidden_size + 4 * config.intermediate_size
         heads = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
-        logits = options.max_running_requests * config.vocab_size * 20
+        logits = options.max_running_requests * config.vocab_size * 24
         return cls(
             token_bytes=2 * config.layers * config.kv_heads * config.head_dim * (kv_element or element),
             step_bytes=tokens * (width + heads) * element + logits,
