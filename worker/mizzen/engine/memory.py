@@ -31,8 +31,8 @@ class KvNeed:
         """Estimate from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
-        their product. Sampling holds a row's logits about five times in 32 bits, and penalties a count of each
-        token for each slot that has some.
+        their product. Sampling holds a row's logits about five times in 32 bits, and penalties count each
+        token once for each slot.
         """
         width = 3 * config.hidden_size + 4 * config.intermediate_size
         heads = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
