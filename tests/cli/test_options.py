@@ -48,6 +48,7 @@ def test_serve_offers_every_field_that_it_does_not_set_itself() -> None:
     hidden = {
         *("model", "wire_bind", "keys", "engine_id", "revision", "termination_message", "http_host"),
         *("engine", "service", "namespace", "admin_host", "admin_token_file", "suspended"),
+        *("services_file", "services_config_map", "access_log"),
     }
     for config in (EngineConfig, GatewayConfig):
         for setting in settings(config):

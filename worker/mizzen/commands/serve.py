@@ -34,6 +34,8 @@ SET_BY_SERVE = {
         "keys",
         "namespace",
         "service",
+        "services_config_map",
+        "services_file",
         "suspended",
     },
 }
@@ -147,7 +149,8 @@ def _fields(config: type, values: dict[str, Any]) -> dict[str, Any]:
 def base_url(gateway: GatewayConfig) -> str:
     """Return the URL for clients on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.host, gateway.host)
-    return f"http://[{host}]:{gateway.port}/v1" if ":" in host else f"http://{host}:{gateway.port}/v1"
+    scheme = "https" if gateway.tls_cert else "http"
+    return f"{scheme}://[{host}]:{gateway.port}/v1" if ":" in host else f"{scheme}://{host}:{gateway.port}/v1"
 
 
 def program(command: str, config: Any) -> Sequence[str]:
