@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mizzen.core.params import Grammar
 from mizzen.engine.grammar.build import Builder, Target
+from mizzen.engine.grammar.errors import GrammarError
 from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import formats
@@ -180,3 +181,11 @@ def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None
     assert accepts(builder, grammar, text, "[1, 2]")
     assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
     assert not accepts(builder, grammar, text, "text")
+
+
+def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, Builder]) -> None:
+    text, builder = tokenizer
+    calls = [*CALLS, CallSchema("odd", {"type": "object", "properties": {"a": {"not": {"type": "null"}}}})]
+    for build in (HERMES.forced, LLAMA.free, MISTRAL.free):
+        with pytest.raises(GrammarError, match="not"):
+            builder.compile(formats.grammar(build(calls, True, text)))

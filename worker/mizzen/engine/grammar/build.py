@@ -94,7 +94,21 @@ class Builder:
             return self._text.compile_regex(one_line(text))
         if kind is GrammarKind.EBNF:
             return self._text.compile_grammar(text)
-        return self._text.compile_structural_tag(json.dumps(bounded_strings(read_json(text, self._nesting))))
+        tag = read_json(text, self._nesting)
+        for schema in schemas_of(tag):
+            check_schema(schema)
+        return self._text.compile_structural_tag(json.dumps(bounded_strings(tag)))
+
+
+def schemas_of(tag: Any) -> list[Any]:
+    """Return the schemas that the parts of a structural tag conform to."""
+    if isinstance(tag, list):
+        return [schema for part in tag for schema in schemas_of(part)]
+    if not isinstance(tag, dict):
+        return []
+    if "json_schema" in tag:
+        return [tag["json_schema"]]
+    return [schema for part in tag.values() for schema in schemas_of(part)]
 
 
 def bounded_strings(tag: Any) -> Any:
