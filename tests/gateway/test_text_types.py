@@ -1,0 +1,233 @@
+"""Incremental text against whole-text decoding, for tokenizers of the kinds that models really have.
+
+Each is built here as the models' own files describe theirs, splitting and normalizing included, and trained
+on text in several scripts. The oracle is the library's `decode` of all tokens at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from mizzen.gateway.text.stop import StopStrings
+from mizzen.gateway.text.stream import TextStream
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+CORPUS = [
+    "The ship has three masts: fore, main and mizzen. It's 1,024 tonnes; isn't it?",
+    "Ein Schiff mit drei Masten: Fock-, Groß- und Besanmast. Çà et là, œuvre naïve.",
+    "你好,世界。こんにちは世界。안녕하세요 세계. Привет, мир! مرحبا بالعالم שלום",
+    "🙂🚀 family: 👨‍👩‍👧 flag: 🇫🇷 e\u0301 combined \u200d joined",
+    "def add(a, b):\n    return a + b\n\n\tprint(add(1, 2))  # stop here\r\n",
+] * 3
+SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTES = [f"<0x{value:02X}>" for value in range(256)]
+
+
+def gpt2() -> tokenizers.Tokenizer:
+    """GPT-2: byte-level BPE that splits by itself."""
+    built = tokenizers.Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return byte_level(built)
+
+
+def qwen() -> tokenizers.Tokenizer:
+    """Qwen and Llama 3: byte-level BPE behind a regular expression, NFC, a BOS by the post-processor."""
+    built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    built.normalizer = normalizers.NFC()
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    byte_level(built)
+    bos = built.token_to_id("<s>")
+    built.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)]),
+        ]
+    )
+    return built
+
+
+def byte_level(built: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    built.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
+    built.train_from_iterator(CORPUS, trainer)
+    return built
+
+
+def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
+    """Llama 2, Mistral (`prepend` "first", with `strip`) and Gemma ("never"): BPE with byte fallback."""
+    trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL + BYTES, show_progress=False)
+    trained.train_from_iterator(CORPUS[:2], trainer)
+    model = json.loads(trained.to_str())["model"]
+    merges = [tuple(one) if isinstance(one, list) else tuple(one.split(" ")) for one in model["merges"]]
+    built = tokenizers.Tokenizer(
+        models.BPE(model["vocab"], merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    built.add_special_tokens(SPECIAL)
+    built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    built.decoder = decoders.Sequence(steps + ([decoders.Strip(" ", 1, 0)] if strip else []))
+    return built
+
+
+def unigram(byte_fallback: bool) -> tokenizers.Tokenizer:
+    """T5 and XLM-R (Metaspace's own decoder); with bytes, as SentencePiece exports Unigram models."""
+    trained = tokenizers.Tokenizer(models.Unigram())
+    trained.normalizer = normalizers.NFKC()
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
+    trained.train_from_iterator(CORPUS, trainer)
+    if not byte_fallback:
+        trained.decoder = decoders.Metaspace()
+        return trained
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = [(piece, score) for piece, score in model["vocab"]]
+    built = tokenizers.Tokenizer(
+        models.Unigram([*vocabulary, *((piece, -20.0) for piece in BYTES)], model["unk_id"], True)
+    )
+    built.add_special_tokens(SPECIAL)
+    built.pre_tokenizer = pre_tokenizers.Metaspace()
+    built.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return built
+
+
+BUILDERS = {
+    "gpt2": gpt2,
+    "qwen": qwen,
+    "llama2": lambda: sentence_piece("first", strip=True),
+    "gemma": lambda: sentence_piece("never", strip=False),
+    "unigram": lambda: unigram(byte_fallback=False),
+    "unigram-bytes": lambda: unigram(byte_fallback=True),
+}
+TEXTS = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("ab .\n\t'1😀é世▁界👨\u200d\u0301\ufffd"), st.characters(codec="utf-8")
+    ),
+    max_size=50,
+) | st.sampled_from(CORPUS)
+
+
+@pytest.fixture(scope="module", params=BUILDERS)
+def kind(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer(BUILDERS[request.param]())
+
+
+def cut(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
+    """Return ids in pieces of any sizes, empty ones too."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    return [list(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+def stopped(text: str, stops: tuple[str, ...]) -> str | None:
+    """Return a text up to the stop string that completes first, found by trying every end, or None."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return None
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_any_tokens_give_the_text_of_the_whole(kind: Tokenizer, data: st.DataObject) -> None:
+    """Tokens that no text would give: half characters, lone bytes, special tokens, ids that are none."""
+    near = st.integers(0, kind.vocab_size + 2)
+    bytewise = [kind.token_id(one) for one in BYTES]
+    low = st.sampled_from([one for one in bytewise if one is not None] or [0, 1])
+    ids = data.draw(st.lists(st.one_of(near, low), max_size=30))
+    skip = data.draw(st.booleans())
+    stream = kind.detokenizer(skip)
+    assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids, skip)
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_texts_come_back_whatever_the_pieces(kind: Tokenizer, text: str, data: st.DataObject) -> None:
+    ids = kind.encode(text)
+    stream = kind.detokenizer()
+    assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS)
+def test_what_was_said_is_never_taken_back(kind: Tokenizer, text: str) -> None:
+    """Token by token, what has come is always a beginning of the whole."""
+    ids = kind.encode(text)
+    whole, so_far = kind.decode(ids), ""
+    stream = kind.detokenizer()
+    for token in ids:
+        so_far += stream.add((token,))
+        assert whole.startswith(so_far)
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_stop_strings_cut_as_in_the_whole_text(kind: Tokenizer, text: str, data: st.DataObject) -> None:
+    """Stop strings that are in the text (across tokens, inside of one), overlap, or are nowhere."""
+    ids = kind.encode(text)
+    whole = kind.decode(ids)
+    piece = st.text(min_size=1, max_size=3)
+    if whole:
+        ends = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 6))
+        piece |= ends.map(lambda at: whole[at[0] : at[0] + at[1]])
+    stops = tuple(data.draw(st.lists(piece, min_size=1, max_size=3)))
+    stream = TextStream(kind, stops)
+    got, used = "", 0
+    for chunk in cut(data, ids):
+        if stream.stopped:
+            break
+        more, count = stream.add(chunk)
+        got, used = got + more, used + count
+    ended = stream.stopped
+    got += stream.flush()
+    wanted = stopped(whole, stops)
+    assert got == (whole if wanted is None else wanted)
+    if ended:
+        assert stopped(kind.decode(ids[:used]), stops) is not None or used == len(ids)
+    else:
+        assert used == len(ids)
+
+
+@given(
+    text=st.text("ab", max_size=20),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3).map(tuple),
+)
+def test_nothing_is_held_back_that_cannot_become_a_stop_string(text: str, stops: tuple[str, ...]) -> None:
+    stopper, got = StopStrings(stops), ""
+    for end, letter in enumerate(text, 1):
+        got += stopper.add(letter)
+        if stopper.found is not None:
+            return
+        held = text[len(got) : end]
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_these_are_the_kinds_that_are_meant(kind: Tokenizer) -> None:
+    """Each can say what it was not trained on or says so, and none loses a letter of plain text."""
+    text = "The ship has three masts"
+    assert kind.decode(kind.encode(text)) == text
