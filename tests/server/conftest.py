@@ -67,13 +67,13 @@ class Gateway:
             self.others.append(message)
         return True
 
-    def until(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"
             self.read(0.05)
 
-    def expect(self, kind: type[M], seconds: float = 15.0) -> M:
+    def expect(self, kind: type[M], seconds: float = 60.0) -> M:
         self.until(lambda: any(isinstance(message, kind) for message in self.others), seconds)
         message = next(message for message in self.others if isinstance(message, kind))
         self.others.remove(message)
@@ -150,7 +150,7 @@ class EngineProcess:
                 samples[(sample.name, *labels)] = sample.value
         return samples
 
-    def wait(self, seconds: float = 15.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def test_many_streams_of_two_gateways_equal_those_alone(make: Make, connect: Con
         for rid, (prompt, most) in work.items():
             gateway.generate(rid, prompt, max_tokens=most, temperature=0.0)
     for gateway in (*both, alone):
-        gateway.until(lambda gateway=gateway: len(gateway.ends) == len(work), 30)
+        gateway.until(lambda gateway=gateway: len(gateway.ends) == len(work))
         assert gateway.tokens == alone.tokens or gateway is not alone
     for rid, (_, most) in work.items():
         assert len(alone.tokens[rid]) == most
