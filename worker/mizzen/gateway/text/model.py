@@ -16,6 +16,8 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG_CHARACTERS = 4096
 """Longer texts are tokenized off the event loop."""
+TOOL_CHARACTERS = 512
+"""About what a tool's description takes."""
 KEPT = 4
 """Text models that stay loaded, whether or not an engine still has them."""
 
@@ -60,7 +62,8 @@ class TextModel:
             )
             return self._ids(text, add_special_tokens)
 
-        return await self._run(sum(characters(message) for message in messages), work)
+        tools = TOOL_CHARACTERS * len((arguments or {}).get("tools") or ())
+        return await self._run(tools + sum(characters(message) for message in messages), work)
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Int32:
         """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from mizzen.core.params import Grammar, GrammarKind
-from mizzen.gateway.openai.structured import dumped
+from mizzen.gateway.errors import invalid
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 Format = dict[str, Any]
@@ -26,7 +28,11 @@ def grammar(format: Format) -> Grammar:
     Raises:
         ApiError: 400, a schema in it is nested too deeply.
     """
-    return Grammar(GrammarKind.STRUCTURAL_TAG, dumped({"type": "structural_tag", "format": format}))
+    try:
+        text = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()
+    except RecursionError:
+        raise invalid("the body is nested too deeply", code="invalid_json") from None
+    return Grammar(GrammarKind.STRUCTURAL_TAG, text)
 
 
 def json_value(schema: Format | bool) -> Format:
