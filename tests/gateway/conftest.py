@@ -160,7 +160,7 @@ def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
         yield start
 
 
-async def wait_until(check: Callable[[], object], seconds: float = 10.0) -> None:
+async def wait_until(check: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until `check()` is true."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110

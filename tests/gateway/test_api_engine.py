@@ -276,6 +276,18 @@ async def test_an_echo_streams_first(client: Any) -> None:
     assert texts == [whole.choices[0].text] * 2
 
 
+async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any) -> None:
+    options: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 1, "seed": 3}
+    alone = (await complete(client, **options)).choices[0].logprobs
+    several = await complete(client, n=3, **options)
+    count = len(alone.tokens) - 2
+    for choice in several.choices:
+        assert choice.logprobs.tokens[:count] == alone.tokens[:count]
+        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(
+            alone.token_logprobs[1:count], abs=2e-2
+        )
+
+
 async def test_tokens_as_ids(client: Any) -> None:
     answer = await complete(
         client,
@@ -314,6 +326,24 @@ async def test_answers_match_their_grammar(client: Any, extra: dict[str, Any], p
     for choice in answer.choices:
         assert re.fullmatch(pattern, choice.text), choice.text
         assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("newer", [False, True])
+async def test_structural_tags_constrain_parts(client: Any, tokenizer: Tokenizer, newer: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    older = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}],
+        "triggers": ["<"],
+    }
+    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
+    tag = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
+    given = {"type": "structural_tag", "format": tag} if newer else older
+    bias = {str(tokenizer.encode("<", add_special_tokens=False)[0]): 100}
+    answer = await complete(
+        client, response_format=given, max_tokens=60, temperature=0, logit_bias={} if newer else bias
+    )
+    assert re.search(r'<f>\{\s?"a"\s?:\s?1\s?\}</f>', answer.choices[0].text), answer.choices[0].text
 
 
 @pytest.mark.parametrize("form", ["json_schema", "guided_json", "response_format"])

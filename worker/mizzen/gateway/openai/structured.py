@@ -33,6 +33,14 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     description: Annotated[str | None, Meta(description="Accepted, not used.")] = None
 
 
+class Structure(msgspec.Struct, forbid_unknown_fields=True):
+    """A constrained part of a free text."""
+
+    begin: Annotated[str, Meta(description="The text that it begins with.")]
+    end: Annotated[str, Meta(description="The text that it ends with.")]
+    schema: Annotated[dict[str, Any] | bool, Meta(description="JSON schema of what stands between.")] = True
+
+
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What form an answer has."""
 
@@ -47,9 +55,17 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     regex: Annotated[str | None, Meta(description="With type `regex`.")] = None
     ebnf: Annotated[str | None, Meta(description="With type `ebnf`.")] = None
     grammar: Annotated[str | None, Meta(description="With type `grammar`: the same as `ebnf`.")] = None
-    structures: Annotated[Any, Meta(description="With type `structural_tag`: xgrammar's structures.")] = None
-    triggers: Annotated[Any, Meta(description="With type `structural_tag`: what begins a structure.")] = None
-    format: Annotated[Any, Meta(description="With type `structural_tag`: xgrammar's newer form.")] = None
+    structures: Annotated[
+        list[Structure] | None,
+        Meta(description="With type `structural_tag`: parts between two texts that conform to schemas."),
+    ] = None
+    triggers: Annotated[
+        list[str] | None,
+        Meta(description="With `structures`: texts behind which one of them must go on."),
+    ] = None
+    format: Annotated[
+        dict[str, Any] | None, Meta(description="With type `structural_tag`: xgrammar's own form instead.")
+    ] = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -129,8 +145,9 @@ def response_format(given: ResponseFormat | None) -> tuple[str, Grammar] | None:
             given.schema, f"{name}.schema"
         )
     if given.type == "structural_tag":
-        parts = {name: value for name in own if (value := getattr(given, name)) is not None}
-        return "response_format", Grammar(GrammarKind.STRUCTURAL_TAG, dumped({"type": given.type, **parts}))
+        return "response_format", Grammar(
+            GrammarKind.STRUCTURAL_TAG, dumped({"type": given.type, "format": tag_format(given)})
+        )
     value = getattr(given, given.type)
     name = f"response_format.{given.type}"
     if value is None:
@@ -140,6 +157,29 @@ def response_format(given: ResponseFormat | None) -> tuple[str, Grammar] | None:
             raise invalid(f"{name}.schema is required", f"{name}.schema", "missing_field")
         return f"{name}.schema", schema_grammar(value.schema, f"{name}.schema")
     return name, Grammar(GrammarKind.REGEX if given.type == "regex" else GrammarKind.EBNF, value)
+
+
+def tag_format(given: ResponseFormat) -> dict[str, Any]:
+    """Return the format of a `structural_tag`, in xgrammar's form.
+
+    Raises:
+        ApiError: 400 when it is neither of both forms.
+    """
+    if given.format is not None and given.structures is None and given.triggers is None:
+        return given.format
+    if given.format is not None or not given.structures or not given.triggers:
+        text = "response_format of type structural_tag needs either structures and triggers, or format"
+        raise invalid(text, "response_format")
+    tags = [
+        {
+            "type": "tag",
+            "begin": one.begin,
+            "content": {"type": "json_schema", "json_schema": one.schema, "max_whitespace_cnt": 1},
+            "end": one.end,
+        }
+        for one in given.structures
+    ]
+    return {"type": "triggered_tags", "triggers": given.triggers, "tags": tags}
 
 
 def structured(given: StructuredOutputs) -> Iterator[tuple[str, Grammar]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -25,6 +27,8 @@ from mizzen.gateway.tools.schemas import Tool
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
+MANY_TOKENS = 4096
+"""More are decoded off the event loop."""
 NOTHING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -111,7 +115,8 @@ class Texts:
         """
         request = decode(self._detokenize, body)
         _, text = self._model(request.model, scope)
-        found = text.tokenizer.decode(request.tokens, bool(request.skip_special_tokens))
+        work = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
+        found = await asyncio.to_thread(work) if len(request.tokens) > MANY_TOKENS else work()
         return DetokenizeResponse(found, found)
 
     def _model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:

@@ -94,7 +94,11 @@ class Wish:
 
 
 def seeded(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Return the sampling of a prompt's sequence; a request without a seed gives none to its sequences."""
-    if index == 0 or sampling.seed is None:
+    """Return the sampling of a prompt's sequence; a request without a seed gives none to its sequences.
+
+    The first alone reports on the prompt: that runs it without the prefix cache.
+    """
+    if index == 0:
         return sampling
-    return replace(sampling, seed=(sampling.seed + index * GOLDEN) % 2**64)
+    seed = None if sampling.seed is None else (sampling.seed + index * GOLDEN) % 2**64
+    return replace(sampling, seed=seed, prompt_logprobs=None)
