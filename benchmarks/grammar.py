@@ -1,0 +1,159 @@
+"""What structured output costs: time of a decode step with and without grammars, and of a compilation.
+
+    python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--json]
+    python benchmarks/grammar.py --device cpu --layers 2 [--json]
+
+Random weights, and a real vocabulary of 128,000 entries, made once and kept in a folder for temporary files.
+All rows of a batch have the grammar, and none of the grammars can end. The mean time of a step is taken while
+all rows decode; of several rounds the median is told. `mask_ms` is the part of it that the engine's loop
+spends on masks: on a GPU it passes while the model runs.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gateway_parts.vocabulary import Vocabulary
+
+from gpu import SHAPES, finish, median, parser
+from mizzen import LLM, Grammar, GrammarKind, SamplingParams
+from mizzen.core.request import Request
+
+PROMPT, FIRST, LAST = 100, 16, 112
+RECORDS = r"""
+root ::= record "\n" root
+record ::= "{\"id\":" [1-9] [0-9]{2,5} ",\"name\":\"" name "\",\"ok\":" ("true" | "false") "}"
+name ::= [A-Z] [a-z]{2,11} (" " [A-Z] [a-z]{2,11})?
+"""
+SCHEMA = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "minimum": 0, "maximum": 99999},
+            "name": {"type": "string"},
+            "kind": {"enum": ["person", "place", "thing"]},
+            "scores": {"type": "array", "items": {"type": "number"}, "maxItems": 4},
+        },
+        "required": ["id", "name", "kind", "scores"],
+        "additionalProperties": False,
+    },
+}
+CALL = {
+    "type": "tag",
+    "begin": '<tool_call>{"name": "find", "arguments": ',
+    "content": {"type": "json_schema", "json_schema": SCHEMA["items"], "max_whitespace_cnt": 1},
+    "end": "}</tool_call>",
+}
+TOOLS = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [CALL]}
+GRAMMARS = {
+    "none": None,
+    "json_schema": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "ebnf": Grammar(GrammarKind.EBNF, RECORDS),
+    "tools": Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": TOOLS})),
+}
+
+
+@contextmanager
+def load(args: Any) -> Iterator[LLM]:
+    """Load the chosen shape with random weights and a real vocabulary."""
+    config = dict(SHAPES[args.shape])
+    if args.layers:
+        config["num_hidden_layers"] = args.layers
+    config["eos_token_id"] = config["vocab_size"] - 1
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in Vocabulary().files.items():
+            (Path(folder) / name).write_bytes(content)
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        with LLM(
+            folder,
+            device=args.device,
+            load_format="dummy",
+            skip_tokenizer=True,
+            max_running_requests=args.batch,
+            cuda_graph_max_batch=args.batch,
+            kv_cache_tokens=args.batch * 512,
+            steps_in_flight=args.depth,
+            cuda_graph="off" if args.no_graphs else "auto",
+            fusion="off" if args.no_fusion else "auto",
+        ) as llm:
+            yield llm
+
+
+def step_seconds(llm: LLM, grammar: Grammar | None, batch: int, temperature: float) -> tuple[float, float]:
+    """Run a batch; return the mean time of a step while all its rows decode, and that of its masks."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, grammar=grammar, ignore_eos=True)
+    rng = np.random.default_rng(0)
+    for rid in range(batch):
+        prompt = rng.integers(0, 100_000, PROMPT).astype(np.int32)
+        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
+    marks: list[tuple[float, float]] = []
+    while llm.engine.busy:
+        output = llm.engine.step(0.0)
+        llm.engine.take_cache_events()
+        for ended in llm.engine.take_ended():
+            raise RuntimeError(f"a request failed: {ended.message}")
+        if output is None or len(output.rids) < batch:
+            continue
+        if output.offsets.min() >= FIRST and output.offsets.max() <= LAST:
+            marks.append((time.perf_counter(), llm.engine.grammar_counts.mask_seconds))
+    (begin, masks_begin), (end_at, masks_end) = marks[0], marks[-1]
+    count = len(marks) - 1
+    return (end_at - begin) / count, (masks_end - masks_begin) / count
+
+
+def compile_seconds(llm: LLM) -> dict[str, float]:
+    """Return how long a request waits for each grammar when nobody asked for it before."""
+    found: dict[str, float] = {}
+    for name, grammar in GRAMMARS.items():
+        if grammar is None:
+            continue
+        once = SamplingParams(grammar=grammar, max_tokens=1, ignore_eos=True)
+        began = time.perf_counter()
+        llm.generate([[1, 2, 3]], once, progress=False)
+        first = time.perf_counter() - began
+        began = time.perf_counter()
+        llm.generate([[1, 2, 3]], once, progress=False)
+        found[name] = first - (time.perf_counter() - began)
+    return found
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--batch", type=int, default=64)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--layers", type=int, default=0, help="run so many layers of the shape alone")
+    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+    args = made.parse_args()
+    steps: dict[str, dict[str, float]] = {}
+    with load(args) as llm:
+        llm.generate(
+            [[1, 2, 3]], SamplingParams(max_tokens=1, grammar=Grammar(GrammarKind.REGEX, "a")), progress=False
+        )
+        compiling = compile_seconds(llm)
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in GRAMMARS}
+        for _ in range(args.rounds):
+            for name, grammar in GRAMMARS.items():
+                rounds[name].append(step_seconds(llm, grammar, args.batch, args.temperature))
+        base = median([took for took, _ in rounds["none"]])
+        for name, measured in rounds.items():
+            took, mask = (median(list(column)) for column in zip(*measured, strict=True))
+            steps[name] = {"ms": took * 1e3, "mask_ms": mask * 1e3, "overhead": took / base - 1}
+            print(
+                f"{args.shape} batch {args.batch} {name:>12}: {took * 1e3:6.2f} ms a step "
+                f"({took / base - 1:+.1%}), masks {mask * 1e3:5.2f} ms, "
+                f"first compilation {compiling.get(name, 0.0):.2f} s"
+            )
+        finish(args, llm, {"steps": steps, "compile_seconds": compiling})
+
+
+if __name__ == "__main__":
+    main()
