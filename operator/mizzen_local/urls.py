@@ -29,7 +29,8 @@ def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:
         raise NoUrlError(
             f"InferenceService {namespace}/{name} has no URL yet; kubectl describe infsvc {name} says why"
         )
-    return _address(kubectl, url.hostname.split(".")[0], namespace, port=url.port) + url.path
+    address = _address(kubectl, url.hostname.split(".")[0], namespace, port=url.port)
+    return url.scheme + address.removeprefix("http") + url.path
 
 
 def _address(kubectl: Kubectl, name: str, namespace: str, *, port: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +14,8 @@ import httpx
 import msgspec
 
 CONNECT_SECONDS = 10.0
+KEY_VARIABLE = "MIZZEN_API_KEY"
+"""Environment variable with the API key, for services that need one."""
 LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -51,7 +54,9 @@ class Client:
     def __init__(self, url: str, timeout_seconds: float) -> None:
         self.url = base_url(url)
         host = urlsplit(self.url).hostname or ""
+        key = os.environ.get(KEY_VARIABLE)
         self._http = httpx.Client(
+            headers={"authorization": f"Bearer {key}"} if key else None,
             timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS),
             trust_env=not host.startswith(LOOPBACK),  # no proxy stands between this machine and itself
         )

@@ -1,0 +1,140 @@
+"""Two services behind one gateway, as a user meets them: real processes, API keys from a Secret, CURVE."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SPACE = "harbour"
+QUESTION: list[Any] = [{"role": "user", "content": "What is Mizzen?"}]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
+
+
+def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+    return found
+
+
+def keys_secret(*keys: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "teams", "namespace": SPACE},
+        "stringData": {"keys.yaml": yaml.safe_dump({"keys": list(keys)})},
+    }
+
+
+def service(name: str, **model: Any) -> dict[str, Any]:
+    body = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
+    body["metadata"] = {"name": name, "namespace": SPACE}
+    body["spec"]["model"] |= model
+    body["spec"]["gateway"] |= {"mode": "Shared", "apiKeys": {"secretNames": ["teams"]}}
+    return body
+
+
+class Harbour:
+    """The namespace with both services."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = self.cluster.get("infsvc", name, "-n", SPACE).get("status", {})
+        conditions = {one["type"]: (one["status"], one["reason"]) for one in found.get("conditions", ())}
+        return {**found, "conditions": conditions}
+
+    def ready(self, *names: str) -> bool:
+        return all(self.status(name)["conditions"].get("Ready", ("",))[0] == "True" for name in names)
+
+    def client(self, key: str) -> openai.OpenAI:
+        url = self.cluster.url("first", SPACE)
+        return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
+
+    def ask(self, model: str, key: str = "sk-team-a") -> str:
+        answer = self.client(key).chat.completions.create(model=model, messages=QUESTION, temperature=0)
+        return answer.choices[0].message.content or ""
+
+    def code(self, model: str, key: str = "sk-team-a") -> int:
+        try:
+            self.ask(model, key)
+        except openai.APIStatusError as error:
+            return error.status_code
+        except openai.APIConnectionError:
+            return 0
+        return 200
+
+
+@pytest.fixture(scope="module")
+def harbour(cluster: Any) -> Iterator[Harbour]:
+    cluster.kubectl("create", "namespace", SPACE)
+    cluster.apply(
+        keys_secret(
+            {"name": "a", "key": "sk-team-a"}, {"name": "b", "key": "sk-team-b", "models": ["second"]}
+        )
+    )
+    cluster.apply(service("first", aliases=["chat"]), service("second"))
+    found = Harbour(cluster)
+    eventually(lambda: found.ready("first", "second"))
+    yield found
+    cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
+
+
+def test_both_models_answer_behind_one_url(harbour: Harbour) -> None:
+    assert harbour.status("first")["url"] == harbour.status("second")["url"]
+    answer = harbour.ask("first")
+    assert answer == harbour.ask("chat") == harbour.ask("second") != ""
+    assert {model.id for model in harbour.client("sk-team-a").models.list()} == {"first", "chat", "second"}
+    assert harbour.code("third") == 404
+    pods = harbour.cluster.get("pods", "-n", SPACE, "-l", "mizzen.dev/component=gateway")["items"]
+    assert len(pods) == 1
+
+
+def test_keys_hold(harbour: Harbour) -> None:
+    assert [harbour.code("second", key) for key in ("sk-team-b", "sk-other")] == [200, 401]
+    assert harbour.code("first", "sk-team-b") == 403
+    harbour.cluster.apply(keys_secret({"name": "a", "key": "sk-team-a"}, {"name": "c", "key": "sk-team-c"}))
+    eventually(lambda: harbour.code("first", "sk-team-c") == 200)  # without a restart
+    assert harbour.code("second", "sk-team-b") == 401
+
+
+def test_a_suspended_service_answers_503_for_its_models_alone(harbour: Harbour) -> None:
+    patch = json.dumps({"spec": {"suspend": True}})
+    harbour.cluster.kubectl("patch", "infsvc", "second", "-n", SPACE, "--type=merge", "-p", patch)
+    eventually(lambda: harbour.code("second") == 503)
+    assert harbour.code("first") == 200
+    patch = json.dumps({"spec": {"suspend": False}})
+    harbour.cluster.kubectl("patch", "infsvc", "second", "-n", SPACE, "--type=merge", "-p", patch)
+    eventually(lambda: harbour.ready("second") and harbour.code("second") == 200)
+
+
+def test_a_clash_is_in_the_later_services_status(harbour: Harbour) -> None:
+    harbour.cluster.apply(service("second", aliases=["chat"]))
+    eventually(lambda: harbour.status("second")["conditions"]["Conflict"] == ("True", "NameConflict"))
+    assert harbour.code("chat") == harbour.code("second") == 200
+    harbour.cluster.apply(service("second"))
+    eventually(lambda: harbour.ready("second"))
+
+
+def test_the_gateway_goes_with_the_last_service(harbour: Harbour) -> None:
+    harbour.cluster.kubectl("delete", "infsvc", "first", "-n", SPACE, "--wait=true", "--timeout=60s")
+    url = harbour.cluster.url("second", SPACE)
+    client = openai.OpenAI(base_url=url, api_key="sk-team-a", max_retries=0, timeout=60)
+    eventually(lambda: {model.id for model in client.models.list()} == {"second"})
+    answer = client.chat.completions.create(model="second", messages=QUESTION, temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+    harbour.cluster.kubectl("delete", "infsvc", "second", "-n", SPACE, "--wait=true", "--timeout=60s")
+    kinds = "pods,deployments,replicasets,services,rolebindings,configmaps,secrets,serviceaccounts"
+    selector = "mizzen.dev/component"
+    eventually(lambda: not harbour.cluster.get(kinds, "-n", SPACE, "-l", selector)["items"])
