@@ -1,0 +1,112 @@
+"""Grammars over the wire: refusals before the first token, metrics, and requests that go on elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen.engine.build import load_engine
+from mizzen.server.config import EngineConfig
+from mizzen.server.rank import serve
+from mizzen.server.rank_status import RankStatus
+from mizzen.server.status import StatusReader, StatusWriter, create_block
+from mizzen.wire.messages import RefusalCode, Refused, Welcome
+
+DEMO = Path(__file__).parents[2] / "models/demo"
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer", "maximum": 9}},
+    "required": ["name", "size"],
+}
+
+
+class Served:
+    """The demo model behind a socket, in a thread of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.block = create_block(1)
+        self.reader = StatusReader(self.block, 0)
+        status = RankStatus(StatusWriter(self.block, 0))
+        control, self.commands = os.pipe()
+        config = EngineConfig(
+            model=str(DEMO), device="cpu", threads=1, kv_cache_tokens=4096, max_running_requests=8,
+            wire_bind=f"ipc://{folder}/wire", drain_timeout_seconds=0.0,
+        )  # fmt: skip
+        self.endpoint = config.wire_bind
+        self.thread = threading.Thread(target=serve, args=(config, status, control, load_engine), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        os.write(self.commands, b"e")
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    made = Served(tmp_path_factory.mktemp("wire"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gateway(served: Served, connect: Callable[[str], Any]) -> Any:
+    made = connect(served.endpoint)
+    made.expect(Welcome, 120)
+    return made
+
+
+def text(tokens: list[int]) -> str:
+    from mizzen.gateway.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(DEMO).decode(tokens)
+
+
+def test_an_answer_conforms_and_goes_on_where_it_was_cut(gateway: Any, served: Served) -> None:
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "grammar": ("json_schema", json.dumps(SCHEMA))}
+    prompt = list(range(20, 40))
+    gateway.generate(1, prompt, **asked)
+    gateway.generate(2, prompt, temperature=1.0, seed=5, max_tokens=6)
+    gateway.until(lambda: {1, 2} <= gateway.ends.keys(), 120)
+    whole = gateway.tokens[1]
+    assert set(json.loads(text(whole[:-1]))) == {"name", "size"}
+    known = whole[: len(whole) // 2]
+    gateway.generate(3, [*prompt, *known], generated=len(known), **asked)
+    gateway.tokens[3] = list(known)  # its numbers go on behind what is known
+    gateway.until(lambda: 3 in gateway.ends, 60)
+    assert gateway.tokens[3] == whole
+    gateway.until(lambda: served.reader.read()["grammar_hits"] >= 1, 30)
+    snapshot = served.reader.read()
+    assert snapshot["grammars_compiled"] >= 1
+    assert snapshot["grammar_masks"] >= len(whole)
+    assert snapshot["grammar_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "part"),
+    [
+        ("json_schema", '{"not": {}}', '"not" at /'),
+        ("json_schema", "{", "no JSON"),
+        ("regex", "(a", "parenthesis"),
+        ("ebnf", "root ::= x", '"x"'),
+        ("structural_tag", "{}", "structural_tag"),
+        ("poem", "", "grammar must be one of"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_with_its_field(gateway: Any, kind: str, written: str, part: str) -> None:
+    gateway.generate(9, [5, 6, 7], max_tokens=4, grammar=(kind, written))
+    refused = gateway.expect(Refused, 120)
+    assert (refused.rid, refused.code) == (9, RefusalCode.INVALID)
+    assert refused.message.startswith("grammar")
+    assert part in refused.message
+    assert not gateway.tokens[9]
+    gateway.generate(9, [5, 6, 7], max_tokens=4, grammar=("regex", "[ab]{2}"))  # the handle is free again
+    gateway.until(lambda: 9 in gateway.ends, 60)
+    assert re.fullmatch("[ab]{2}", text(gateway.tokens[9][:-1]))
