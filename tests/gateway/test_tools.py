@@ -271,6 +271,13 @@ def test_arguments_come_as_they_are_written() -> None:
     ]
 
 
+def test_json_that_is_no_call_is_not_held_back() -> None:
+    parser = LLAMA.parser(NAMES)
+    assert parser.feed('{"answer').content == ""
+    assert parser.feed('": "So').content == '{"answer": "So'
+    assert parser.feed(" it is").content == " it is"
+
+
 def test_ids_for_mistral() -> None:
     assert mistral_call_id("abcDEF123") == "abcDEF123"
     made = {mistral_call_id(f"call_{i}") for i in range(200)}

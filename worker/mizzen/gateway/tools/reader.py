@@ -11,6 +11,8 @@ from mizzen.gateway.tools.values import ValueScanner, skip_whitespace
 NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
 """Families differ in the key; both are read in all of them."""
+CALL_KEYS = (NAME_KEY, *ARGUMENT_KEYS, "type", "id", "call_id", "index")
+"""Keys of calls. An object that begins with another is none, and need not be held back to its end."""
 
 
 class _State(enum.Enum):
@@ -31,7 +33,7 @@ class _State(enum.Enum):
 
 
 class CallReader:
-    """Reads `{"name": …, "arguments": {…}}`, in any order and with further keys.
+    """Reads `{"name": …, "arguments": {…}}`, in any order and with the further keys that calls have.
 
     A call begins once the name is known to be one of the tools and the arguments are known to be an object;
     until then, what is no call can still be taken as text. From then on nothing is taken back: arguments are
@@ -125,6 +127,7 @@ class CallReader:
     def _end_part(self, part: str) -> None:
         if self._state is _State.IN_KEY:
             self._key, self._state = self._decoded(part, str) or "", _State.COLON
+            self.failed = self.failed or (not self.started and self._key not in CALL_KEYS)
             return
         self._state = _State.COMMA
         if self._key == NAME_KEY and self.name is None:
