@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from mizzen.gateway.tenants.keys import parse_files
+
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds/inferenceservices.yaml"
 
@@ -274,6 +276,16 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
     }
     assert spec["lifecycle"] == {"startupTimeoutSeconds": 1800, "drainTimeoutSeconds": 120}
     assert spec["suspend"] is False
+
+
+def test_the_shared_example_is_taken_and_its_keys_are_read(api: Any) -> None:
+    secret, *services = yaml.safe_load_all((ROOT / "examples/shared-gateway.yaml").read_text())
+    for body in services:
+        body["metadata"]["namespace"] = "default"
+        made = api.create(body, dryRun="All", fieldValidation="Strict")
+        assert made["spec"]["gateway"]["apiKeys"]["secretNames"] == [secret["metadata"]["name"]]
+    grants = parse_files({Path("keys.yaml"): secret["stringData"]["keys.yaml"].encode()})
+    assert [grant.name for grant in grants] == ["team-a", "batch"]
 
 
 def test_the_example_needs_neither_namespace_nor_served_name(api: Any, example: dict[str, Any]) -> None:
