@@ -69,9 +69,12 @@ class Sandbox:
             raise GrammarError(fault)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, also one that is still starting."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()  # whoever waits for it holds the lock
         with self._lock:
-            self._closed = True
             self._drop()
 
     def _ask(self, grammar: Grammar) -> bytes:
