@@ -18,6 +18,8 @@ from mizzen.server.config import EngineConfig
 from mizzen_operator.api import InferenceService, parse
 from mizzen_operator.render import engine as engine_render
 from mizzen_operator.render import gateway as gateway_render
+from mizzen_operator.render import shared as shared_render
+from mizzen_operator.shared import share
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
@@ -52,7 +54,7 @@ def command_line(arguments: list[str]) -> dict[str, Any]:
         return {key: tuple(v) if isinstance(v, list) else v for key, v in context.params.items()}
 
 
-def service(**engine: Any) -> InferenceService:
+def service(*, shared: bool = False, **engine: Any) -> InferenceService:
     """Return a service with values other than the defaults in the fields that reach the processes."""
     spec: dict[str, Any] = {
         "model": {
@@ -78,8 +80,21 @@ def service(**engine: Any) -> InferenceService:
             "env": [],
             **engine,
         },
-        "podTemplate": {},
-        "gateway": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000, "annotations": {}}},
+        "podTemplate": {"imagePullSecrets": []},
+        "gateway": {
+            "mode": "Shared" if shared else "Dedicated",
+            "replicas": 1,
+            "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
+            "apiKeys": {"secretNames": ["team-a", "team-b"]},
+            "tls": {"secretName": "cert"},
+            "cors": {"allowOrigins": ["https://a.example"]},
+            "admission": {
+                "maxInFlight": 11,
+                "maxTokensInFlight": 12,
+                "queueSize": 13,
+                "queueTimeoutSeconds": 14,
+            },
+        },
         "lifecycle": {"startupTimeoutSeconds": 61, "drainTimeoutSeconds": 62},
         "suspend": True,
     }
@@ -117,22 +132,38 @@ def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
     )
 
 
+COMMON: dict[str, Any] = {
+    "namespace": "n",
+    "host": "127.97.0.2",
+    "port": 8000,
+    "admin_host": "127.97.0.2",
+    "admin_port": 8001,
+    "admin_token_file": "/var/run/mizzen/keys/admin.token",
+    "keys": "/var/run/mizzen/keys",
+    "api_keys_file": ("/var/run/mizzen/api-keys/team-a", "/var/run/mizzen/api-keys/team-b"),
+    "cors_origin": ("https://a.example",),
+    "tls_cert": "/var/run/mizzen/tls/tls.crt",
+    "tls_key": "/var/run/mizzen/tls/tls.key",
+    "max_in_flight": 11,
+    "max_tokens_in_flight": 12,
+    "queue_size": 13,
+    "queue_timeout_seconds": 14.0,
+    "drain_timeout_seconds": 62,
+}
+
+
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
-    config = GatewayConfig(**command_line(gateway_render.arguments(service())))
+    config = GatewayConfig(**command_line(gateway_render.arguments(gateway_render.dedicated(service()))))
     assert config == GatewayConfig(
-        served_name="name",
-        alias=("a", "b"),
-        service="s",
-        namespace="n",
-        host="127.97.0.2",
-        port=8000,
-        admin_host="127.97.0.2",
-        admin_port=8001,
-        admin_token_file="/var/run/mizzen/keys/admin.token",
-        keys="/var/run/mizzen/keys",
-        drain_timeout_seconds=62,
-        suspended=True,
+        served_name="name", alias=("a", "b"), service="s", suspended=True, **COMMON
     )
+
+
+def test_the_arguments_of_a_shared_gateway_are_options_of_the_gateway() -> None:
+    sharing = share([service(shared=True)])
+    assert sharing is not None
+    config = GatewayConfig(**command_line(gateway_render.arguments(shared_render.shared(sharing))))
+    assert config == GatewayConfig(services_config_map="mizzen-shared", **COMMON)
 
 
 def crd_fields() -> dict[str, dict[str, Any]]:
@@ -156,11 +187,16 @@ def crd_fields() -> dict[str, dict[str, Any]]:
         ("spec.engine.pageSize", "page_size"),
         ("spec.lifecycle.startupTimeoutSeconds", "startup_timeout_seconds"),
         ("spec.lifecycle.drainTimeoutSeconds", "drain_timeout_seconds"),
+        ("spec.gateway.admission.maxInFlight", "max_in_flight"),
+        ("spec.gateway.admission.maxTokensInFlight", "max_tokens_in_flight"),
+        ("spec.gateway.admission.queueSize", "queue_size"),
+        ("spec.gateway.admission.queueTimeoutSeconds", "queue_timeout_seconds"),
     ],
 )
-def test_the_api_allows_only_what_the_engine_takes(field: str, option: str) -> None:
+def test_the_api_allows_only_what_the_processes_take(field: str, option: str) -> None:
     schema = crd_fields()[field]
-    setting = next(setting for setting in settings(EngineConfig) if setting.name == option)
+    both = [*settings(EngineConfig), *settings(GatewayConfig)]
+    setting = next(setting for setting in both if setting.name == option)
     for value in schema.get("enum", ()):
         assert value.lower() in setting.choices
     if setting.choices == () and "minimum" in schema:
