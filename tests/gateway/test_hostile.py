@@ -126,6 +126,7 @@ async def test_a_client_that_reads_late_gets_every_byte(
     engine.does.reply = Tokenizer.load(model_folder).encode("A mast holds the sails. Maße 世界 🙂 ", False)
     engine.does.step_seconds = 0.0005
     gateway = await live(engine)
+    gateway._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
     body = json.dumps({**BODY, "stream": True, "n": 8, "max_tokens": 800, "return_token_ids": True}).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
