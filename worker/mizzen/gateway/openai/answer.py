@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+
+import msgspec
 
 from mizzen.core.request import FinishReason, Int32
 from mizzen.gateway.openai.logprobs import ScoredToken, scored
@@ -14,15 +16,14 @@ from mizzen.wire.messages import Finish
 from mizzen.wire.stream import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What a delivery of tokens adds to an answer."""
 
     delta: OutputDelta
     ids: list[int]
     reason: str | None = None
     """OpenAI's finish_reason, with the last piece."""
-    scored: list[ScoredToken] = field(default_factory=list)
+    scored: Sequence[ScoredToken] = ()
     """The same tokens with log probabilities, where asked for."""
 
 
@@ -75,13 +76,16 @@ class Answer:
 
     def _read(self, tokens: list[int]) -> tuple[OutputDelta, int]:
         """Return what tokens say, and how many of them lie before the end that a stop string makes."""
+        if not self._parser.counts_tokens:
+            text, used = self._stream.add(tokens)
+            return self._parser.feed(text), used
         delta, used = OutputDelta(), 0
         while self._parser.counts_tokens and used < len(tokens) and not self._stream.stopped:
             text, _ = self._stream.add(tokens[used : used + 1])
             delta, used = joined(delta, self._parser.feed(text)), used + 1
         if used == len(tokens) or self._stream.stopped:
             return delta, used
-        text, count = self._stream.add(tokens[used:] if used else tokens)
+        text, count = self._stream.add(tokens[used:])
         return joined(delta, self._parser.feed(text)), used + count
 
     def _scored(self, entry: TokenLogprobs) -> ScoredToken:

@@ -82,7 +82,7 @@ class ChatForm:
         if self.tools is None:
             return FormedOutput(split, None, shown)
         family = self._family(text) or BARE
-        return FormedOutput(split, family.parser(self.tools.names), shown + family.shown_tokens)
+        return FormedOutput(split, family.parser(self.tools.schemas), shown + family.shown_tokens)
 
     def _calls(self, text: TextModel, given: Grammar | None) -> Format | None:
         """Return the format of an answer with calls; None where nothing about calls is constrained."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from mizzen.core.params import Grammar
 from mizzen.core.request import Int32
 from mizzen.gateway.text.model import TextModel
@@ -29,8 +31,7 @@ class ToolCallDelta:
     """The next characters of the arguments' JSON text."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, gc=False):
     """What a piece of text adds to an answer; empty while a parser must wait for more."""
 
     content: str = ""

@@ -81,6 +81,8 @@ class Wish:
 
         The first of each prompt has the request's seed, so that it answers as it would alone.
         """
+        if self.best_of == 1 and len(self.prompts) <= 1:
+            return [self]
         sampling = self.sampling
         if self.best_of > self.n and sampling.logprobs is None:  # the best are found by them
             sampling = replace(sampling, logprobs=0)

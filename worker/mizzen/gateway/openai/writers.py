@@ -35,6 +35,8 @@ from mizzen.gateway.openai.sequence import Echo
 from mizzen.gateway.openai.wish import Wish
 
 DONE = b"data: [DONE]\n\n"
+SLOT = "\u0000mizzen\u0000"
+"""What a template has in place of a text; names of models cannot hold it."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -77,6 +79,20 @@ class Writer(Protocol):
         ...
 
 
+class Template:
+    """An event whose text alone changes: it is encoded once, and the text put in."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, encoded: bytes) -> None:
+        """Take an event that holds the text SLOT."""
+        self._before, self._after = encoded.split(_encode(SLOT))
+
+    def fill(self, text: str) -> bytes:
+        """Return the event with a text."""
+        return self._before + _encode(text) + self._after
+
+
 class _Writer:
     prefix = ""
 
@@ -86,6 +102,9 @@ class _Writer:
         self._wish = wish
         self._model = wish.model
         self._no_usage: UnsetType | None = None if wish.include_usage else UNSET
+        self._plain = not (wish.logprobs or wish.return_token_ids or wish.continuous_usage)
+        """Whether the events of a choice differ in their text alone, but for the last."""
+        self._templates: dict[int, Template] = {}
 
     def end(self) -> bytes:
         """See `Writer`."""
@@ -106,6 +125,9 @@ class ChatWriter(_Writer):
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         """See `Writer`."""
+        given = piece.delta
+        if self._plain and piece.reason is None and not given.reasoning and not given.tool_calls:
+            return self._template(index).fill(given.content)
         logprobs, events = self._logprobs(piece), b""
         told = logprobs is not None or (self._wish.return_token_ids and piece.ids)
         if piece.delta or told:
@@ -135,6 +157,13 @@ class ChatWriter(_Writer):
         response.prompt_token_ids = self._ids(choices[0].prompt)
         return _encode(response)
 
+    def _template(self, index: int) -> Template:
+        found = self._templates.get(index)
+        if found is None:
+            event = self._chunk(ChunkChoice(Delta(content=SLOT), index=index), None)
+            found = self._templates[index] = Template(event)
+        return found
+
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not piece.scored or not self._wish.logprobs:
             return None
@@ -159,6 +188,8 @@ class CompletionWriter(_Writer):
 
     def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
         """See `Writer`."""
+        if self._plain and piece.reason is None:
+            return self._template(index).fill(piece.delta.content)
         choice = TextChoice(
             piece.delta.content, piece.reason, index, self._logprobs(piece, None), self._ids(piece.ids)
         )
@@ -182,6 +213,12 @@ class CompletionWriter(_Writer):
             for choice in choices
         ]
         return _encode(self._response(written, usage))
+
+    def _template(self, index: int) -> Template:
+        found = self._templates.get(index)
+        if found is None:
+            found = self._templates[index] = Template(self._event(TextChoice(SLOT, None, index), None))
+        return found
 
     def _logprobs(self, piece: Piece, echo: Echo | None) -> TextLogprobs | None:
         if not self._wish.logprobs:
