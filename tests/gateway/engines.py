@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.files = files
         self.does = Behaviour()
         self.requests: list[Generate] = []
+        self.embeds: list[Embed] = []
         self.aborts: list[int] = []
         self.hellos = 0
         self.fetches = 0
@@ -166,6 +167,8 @@ class ScriptedEngine:
         elif isinstance(message, Generate):
             self._generate(peer, message)
         elif isinstance(message, Embed):
+            self._embed(peer, message)
+        elif isinstance(message, Embed):
             vector = np.full(8, 8**-0.5, "<f4").tobytes()
             self._send(peer, Embedding(message.rid, vector, len(message.prompt) // 4, 0))
         elif isinstance(message, Abort):
@@ -184,6 +187,18 @@ class ScriptedEngine:
         reply = self.does.reply
         tokens = reply[:limit] if self.does.end is not None else (reply * (limit // len(reply) + 1))[:limit]
         self._runs[peer, message.rid] = Run(peer, message, tokens, message.generated)
+
+    def _embed(self, peer: bytes, message: Embed) -> None:
+        self.embeds.append(message)
+        count = len(message.prompt) // 4
+        if self.does.refuse is not None:
+            self._send(peer, Refused(message.rid, int(self.does.refuse), "refused", 0.2))
+        elif self.does.fault == "error":
+            end = Finish(message.rid, int(FinishReason.ERROR), count, 0, 0, None, "out of memory")
+            self._send(peer, Outputs(1, b"", b"", b"", b"", (end,)))
+        else:
+            vector = np.array([0.6, 0.8], dtype="<f4").tobytes()
+            self._send(peer, Embedding(message.rid, vector, count, self.does.cached_tokens))
 
     def _finish(self, run: Run, reason: FinishReason, stop: int | None = None) -> Finish:
         prompt = len(run.message.prompt) // 4 - run.message.generated

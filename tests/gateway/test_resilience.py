@@ -464,3 +464,30 @@ async def test_sessions_stay_with_their_engine(live: Any, scripted: Any) -> None
             homes.setdefault(session, set()).add(route.partition(";")[0])
     assert all(len(found) == 1 for found in homes.values()), homes
     assert len(set().union(*homes.values())) > 1
+
+
+@pytest.mark.parametrize("how", ["refuses", "fails", "dies"])
+async def test_embeddings_are_tried_elsewhere_too(live: Any, scripted: Any, how: str) -> None:
+    bad, good = scripted(), scripted()
+    gateway = await live(bad, good, breaker_failures=1000, engine_suspect_seconds=60)
+    if how == "refuses":
+        bad.does.refuse = RefusalCode.QUEUE_FULL
+    elif how == "fails":
+        bad.does.fault = "error"
+    else:
+        await asyncio.to_thread(bad.kill)
+    for number in range(8):
+        found = await gateway.client().embeddings.create(
+            model="demo", input=[number + 1, 2, 3], encoding_format="float"
+        )
+        assert found.data[0].embedding == pytest.approx([0.6, 0.8])
+        assert found.usage.prompt_tokens == 3
+    assert len(good.embeds) == 8
+    good.does.fault = bad.does.fault = "error"
+    if how != "dies":
+        bad.does.refuse = None
+    with pytest.raises(openai.InternalServerError, match="out of memory") as lost:
+        await gateway.client().embeddings.create(model="demo", input=[1, 2])
+    assert lost.value.response.headers["retry-after"]
+    await asyncio.sleep(0)
+    assert sum(engine.requests for engine in gateway.gateway.table) == 0

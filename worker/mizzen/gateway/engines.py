@@ -406,9 +406,12 @@ class EngineTable:
 
     async def close(self) -> None:
         """Close all connections; their streams fail."""
-        if self._watching is not None:
-            self._watching.cancel()
-        await asyncio.gather(*(engine.stop() for engine in self), *self._stopping)
+        watching = [self._watching] if self._watching is not None else []
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(
+            *(engine.stop() for engine in self), *self._stopping, *watching, return_exceptions=True
+        )
         self._engines.clear()
         self._context.destroy(linger=0)
 

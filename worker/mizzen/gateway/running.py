@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from mizzen.core.request import FinishReason
 from mizzen.gateway.engines import Engine
 from mizzen.gateway.job import Job
@@ -33,6 +35,7 @@ class Running:
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
+        self._failure: StreamLost | None = None
         self._held = True
         self.attempt: Attempt | None = None
         """What the request's record is told of its time in the engine."""
@@ -105,10 +108,19 @@ class Running:
         """
         if self._first is not None:
             (tokens, finish), self._first = self._first, None
+        elif self._failure is not None:
+            raise self._failure
         else:
             tokens, finish = await self.stream.next()
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            raise StreamLost("engine_error", finish.message or "the engine gave the request up")
+            text = finish.message or "the engine gave the request up"
+            self._failure = StreamLost("engine_error", text)
+            if not tokens:
+                raise self._failure
+            return tokens, None  # they are good, and need not be drawn again
+        prompt = len(self.job.prompt)
+        if finish is not None and finish.cached_tokens > prompt:  # an engine that took over had output cached
+            finish = msgspec.structs.replace(finish, cached_tokens=prompt)
         self.finish = finish
         return tokens, finish
 
@@ -116,5 +128,4 @@ class Running:
         """Go on as the same request in another engine."""
         self.engine, self.stream, self.period = other.engine, other.stream, other.period
         self._cost, self._first, self._held = other._cost, other._first, other._held
-        self.attempt = other.attempt
-        self.finish = None
+        self._failure, self.attempt, self.finish = other._failure, other.attempt, None
