@@ -215,6 +215,9 @@ def _gateway_ready(facts: Facts) -> Condition:
         if trouble is not None:
             return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
+        secrets = [*facts.gateway.api_keys, *filter(None, [facts.gateway.tls_secret])]
+        if secrets:  # a pod says nothing while one is missing
+            counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
         return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
     return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} of {wanted} gateway pods are ready")
 

@@ -272,6 +272,11 @@ async def test_tokens_a_minute_are_charged_exactly(
     with pytest.raises(openai.RateLimitError, match="lower max_tokens") as large:
         await client.completions.create(model="demo", prompt="a", max_tokens=1500)
     assert large.value.code == "request_too_large"
+    # All sequences are looked at before one of them begins: no stream breaks off for want of tokens.
+    before = len(engine.requests)
+    with pytest.raises(openai.RateLimitError):
+        await client.completions.create(model="demo", prompt="a", max_tokens=200, n=3, stream=True)
+    assert len(engine.requests) == before
     # A stop string ends an answer within what the engine has given: what the client got is charged.
     engine.does.tokens_a_step = 50
     assert await charged(prompt=[5] * 20, max_tokens=200, stop=text_of(gateway, 12)) == (23, 23)

@@ -27,10 +27,7 @@ async def explain_route(gateway: Gateway, body: bytes, headers: Headers) -> dict
         ApiError: as the endpoint itself would; 503 when no engine serves.
     """
     wish = read_wish(body)
-    service = gateway.services.find(wish.model)
-    if service is None:
-        gateway.check_model(wish.model)
-        raise RuntimeError(f"{wish.model} has no service")
+    service = gateway.service_named(wish.model, {})
     job = Job(wish=wish, ticket=Ticket(time.monotonic()), session=session_of(headers, wish.session))
     verdicts = await service.dispatcher.explain(job)
     return {

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from starlette.types import Scope
@@ -130,27 +130,19 @@ class Gateway:
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
         return new_ticket(scope, wish, deadline, first=first)
 
+    def afford(self, tickets: Sequence[Ticket]) -> None:
+        """Raise unless the tenant has the tokens for all sequences of a request, before one of them begins.
+
+        Raises:
+            ApiError: 429.
+        """
+        if len(tickets) > 1:
+            tickets[0].tenant.afford(sum(ticket.expected_tokens for ticket in tickets))
+
     @property
     def models(self) -> tuple[str, ...]:
         """All names of models."""
         return tuple(name for name, _ in self.services.models())
-
-    def check_model(self, name: str) -> None:
-        """Raise when a model is not served here.
-
-        Raises:
-            ApiError: 404.
-        """
-        if self.services.find(name) is None:
-            raise not_found(name, self.models)
-
-    def check_open(self) -> None:
-        """Raise when nothing is served at the moment.
-
-        Raises:
-            ApiError: 503.
-        """
-        self.only.check_open()
 
     # ── the only service ──────────────────────────────────────────────────────────────────────────────────
 

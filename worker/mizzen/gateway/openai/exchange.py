@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from mizzen.gateway.admit import Ticket
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.answer import Piece, whole
@@ -56,13 +57,17 @@ class Exchange(Call):
         Raises:
             ApiError: the tenant may not have them.
         """
-        gateway, size, groups = self._gateway, wish.best_of, []
+        gateway, size = self._gateway, wish.best_of
+        groups: list[list[Sequence]] = []
+        tickets: list[Ticket] = []
         for index, one in enumerate(wish.sequences()):
             first = index % size == 0
             if first:
                 groups.append([])
             job = new_job(gateway, self._scope, one, self._began, first=first)
             groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began))
+            tickets.append(job.ticket)
+        gateway.afford(tickets)
         return groups
 
     # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────
