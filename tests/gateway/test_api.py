@@ -261,7 +261,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "frequency_penalty": -3}, "frequency_penalty must be", "frequency_penalty"),
     ({**CHAT, "repetition_penalty": 0}, "repetition_penalty must be above 0", "repetition_penalty"),
     ({**CHAT, "logit_bias": {"x": 1}}, "no token id", "logit_bias"),
-    ({**CHAT, "logit_bias": {"1": 101}}, "must be at most 100", "logit_bias[...]"),
+    ({**CHAT, "logit_bias": {"1": 101}}, "must be at most 100", "logit_bias"),
     ({**CHAT, "logit_bias": {str(i): 1 for i in range(1025)}}, "more than 1024", "logit_bias"),
     ({**CHAT, "min_tokens": 5, "max_tokens": 4}, "at most max_tokens", "min_tokens"),
     ({**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "response_format.type"),
@@ -295,46 +295,70 @@ BAD: list[tuple[Any, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(BAD)))
-async def test_bad_requests_are_named(live: Any, engine: Any, case: int) -> None:
-    body, message, param = BAD[case]
+async def test_bad_requests_are_named(live: Any, engine: Any) -> None:
     gateway = await live(engine)
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with httpx.AsyncClient(timeout=20) as http:
-        response = await http.post(f"{gateway.url}/v1/chat/completions", content=content)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert message in error["message"]
-    assert error["type"] == "invalid_request_error"
-    if param is not None:
-        assert error["param"] == param
-    assert set(error) == {"message", "type", "param", "code"}
-    assert response.headers["x-request-id"]
+    async with httpx.AsyncClient(timeout=60) as http:
+        for body, message, param in BAD:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            response = await http.post(f"{gateway.url}/v1/chat/completions", content=content)
+            assert response.status_code == 400, (content[:200], response.text)
+            error = response.json()["error"]
+            assert message in error["message"], content[:200]
+            assert error["type"] == "invalid_request_error"
+            assert param is None or error["param"] == param, (content[:200], error)
+            assert set(error) == {"message", "type", "param", "code"}
+            assert response.headers["x-request-id"]
     assert not engine.requests
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([], "empty"),
-        (["a", 3], "list of either"),
-        ([1, "a"], "list of either"),
-        ([["a"]], "list of either"),
-        ([[1], []], "empty"),
-        ([-1], "token id"),
-        ([2**31], "token id"),
-        ([True], "list of either"),
-        (["a"] * 1025, "more than 1024 sequences"),
-        (3, "prompt: expected"),
-    ],
-)
-async def test_bad_prompts_are_named(live: Any, engine: Any, prompt: Any, message: str) -> None:
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": []}, "empty", "prompt"),
+    ({"prompt": ["a", 3]}, "list of either", "prompt"),
+    ({"prompt": [1, "a"]}, "list of either", "prompt"),
+    ({"prompt": [["a"]]}, "list of either", "prompt"),
+    ({"prompt": [[1], []]}, "empty", "prompt"),
+    ({"prompt": [-1]}, "token id", "prompt"),
+    ({"prompt": [2**31]}, "token id", "prompt"),
+    ({"prompt": [True]}, "list of either", "prompt"),
+    ({"prompt": ["a"] * 1025}, "more than 1024 sequences", "prompt"),
+    ({"prompt": 3}, "prompt: expected", "prompt"),
+    ({"prompt": ["a"] * 9, "n": 128}, "more than 1024 sequences", "n"),
+    ({"prompt": ["a"] * 9, "best_of": 128}, "more than 1024 sequences", "best_of"),
+    ({"best_of": 2, "n": 3}, "at least n", "best_of"),
+    ({"best_of": 2, "stream": True}, "cannot be streamed", "best_of"),
+    ({"suffix": "b"}, "suffix is not served", "suffix"),
+    ({"logprobs": True}, "must be a number", "logprobs"),
+    ({"logprobs": 21}, "must be at most 20", "logprobs"),
+    ({"max_tokens": 0}, "must be at least 1", "max_tokens"),
+    ({"max_tokens": 3000}, "context length is 2048", "prompt"),
+    ({"messages": USER}, "messages is not a field", "messages"),
+]
+
+
+async def test_bad_completions_are_named(live: Any, engine: Any) -> None:
     gateway = await live(engine)
-    async with httpx.AsyncClient() as http:
-        response = await http.post(f"{gateway.url}/v1/completions", json={"model": "demo", "prompt": prompt})
-    assert response.status_code == 400
-    assert message in response.json()["error"]["message"]
-    assert response.json()["error"]["param"] == "prompt"
+    async with httpx.AsyncClient(timeout=60) as http:
+        for change, message, param in BAD_COMPLETIONS:
+            body = {"model": "demo", "prompt": "a", **change}
+            response = await http.post(f"{gateway.url}/v1/completions", json=body)
+            assert response.status_code == 400, (change, response.text)
+            error = response.json()["error"]
+            assert message in error["message"]
+            assert error["param"] == param, (change, error)
+    assert not engine.requests
+
+
+async def test_values_that_ask_for_nothing_are_taken(live: Any, engine: Any) -> None:
+    gateway = await live(engine)
+    both = {"model": "demo", "n": 1, "logprobs": False, "logit_bias": {}, "stop": None, "user": "me"}
+    async with httpx.AsyncClient(timeout=60) as http:
+        chat = {**both, "messages": USER, "top_logprobs": 0, "modalities": ["text"], "echo": False}
+        response = await http.post(f"{gateway.url}/v1/chat/completions", json=chat)
+        assert response.status_code == 200, response.text
+        plain = {**both, "prompt": "a", "suffix": None, "best_of": 1, "echo": False}
+        response = await http.post(f"{gateway.url}/v1/completions", json=plain)
+        assert response.status_code == 200, response.text
+    assert [request.sampling.logprobs for request in engine.requests] == [None, None]
 
 
 async def test_other_errors_have_the_same_shape(live: Any, engine: Any) -> None:

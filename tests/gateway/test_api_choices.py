@@ -160,12 +160,3 @@ async def test_usage_in_every_event(live: Any, engine: Any) -> None:
     counts = [chunk.usage.completion_tokens async for chunk in stream]
     assert counts == sorted(counts)
     assert counts[-1] == 5
-
-
-async def test_best_of_is_not_streamed_nor_below_n(live: Any, engine: Any) -> None:
-    client = (await live(engine)).client()
-    for options in ({"best_of": 2, "stream": True}, {"best_of": 2, "n": 3}):
-        with pytest.raises(openai.BadRequestError) as error:
-            await client.completions.create(model="demo", prompt="a", **options)
-        assert error.value.param == "best_of"
-    assert not engine.requests

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
 import openai
+import pydantic
 import pytest
 
 from mizzen.gateway.text.tokenizer import Tokenizer
@@ -358,6 +359,34 @@ async def test_answers_conform_to_their_schema(client: Any, form: str) -> None:
     found = json.loads(answer.choices[0].message.content)
     assert set(found) == {"name", "size"}
     assert found["size"] in (1, 2, 3)
+
+
+class Ship(pydantic.BaseModel):
+    name: Literal["Mizzen", "Fock"]
+    masts: int = pydantic.Field(ge=1, le=3)
+
+
+async def test_the_clients_own_parsing_of_answers(client: Any) -> None:
+    answer = await client.chat.completions.parse(
+        model="demo", messages=USER, response_format=Ship, max_tokens=60, seed=4
+    )
+    assert isinstance(answer.choices[0].message.parsed, Ship)
+    async with client.chat.completions.stream(
+        model="demo", messages=USER, response_format=Ship, max_tokens=60, seed=4
+    ) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed == answer.choices[0].message.parsed
+
+
+async def test_any_json_object(client: Any) -> None:
+    answer = await client.chat.completions.create(
+        model="demo", messages=USER, response_format={"type": "json_object"}, max_tokens=200, temperature=0
+    )
+    assert answer.choices[0].message.content.startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def decode(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
 def validation_error(text: str) -> ApiError:
     """Return the 400 of a message of msgspec, such as "Expected `int`, got `str` - at `$.seed`"."""
     reason, _, path = text.partition(" - at `")
-    path = path.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".")
+    path = path.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".").replace("[...]", "")
     field = re.search(r"(unknown|required) field `([^`]*)`", reason)
     if field:
         name = f"{path}.{field[2]}" if path else field[2]

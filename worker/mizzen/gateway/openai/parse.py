@@ -71,7 +71,7 @@ class Parser:
             raise invalid(
                 "max_tokens and max_completion_tokens differ; give one of them", "max_completion_tokens"
             )
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
         opens = opens_turn(request)
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -118,6 +118,9 @@ class Parser:
                 "prompt" if best_of == 1 else "best_of" if request.best_of else "n",
                 "out_of_range",
             )
+        if request.logprobs is True:
+            raise invalid("logprobs must be a number here; booleans are chat's", "logprobs", "invalid_type")
+        logprobs = None if request.logprobs is False else request.logprobs
         field, made = grammar(request) or ("", None)
         return Wish(
             **common(request),
@@ -128,8 +131,8 @@ class Parser:
                 request,
                 DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
                 grammar=made,
-                logprobs=request.logprobs,
-                prompt_logprobs=request.logprobs if request.echo else None,
+                logprobs=logprobs,
+                prompt_logprobs=logprobs if request.echo else None,
             ),
             max_tokens_given=request.max_tokens is not None,
             add_special_tokens=request.add_special_tokens is not False,

@@ -209,7 +209,8 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
         doc("Sequences of each prompt; the `n` with the highest mean log probability come back. No stream."),
     ] = None
     logprobs: Annotated[
-        Top | None, doc("Report log probabilities of tokens, and of so many most probable ones.")
+        Top | bool | None,
+        doc("Report log probabilities of tokens, and of so many most probable ones; `false` is none."),
     ] = None
     echo: Annotated[
         bool | None, doc("Begin with the prompt; with `logprobs`, the prompt's tokens have theirs too.")
