@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,25 @@ from hypothesis import strategies as st
 
 from mizzen.gateway.openai.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, ToolFamily, mistral_call_id
+from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, ToolFamily, mistral_call_id
 from mizzen.gateway.tools.lists import MAX_HEAD
 
-NAMES = ("weather", "add_2", "get-time")
+TOOLS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "late": {"type": ["boolean", "null"]},
+            "more": {"anyOf": [{"type": "array"}, {"type": "object"}]},
+            "unit": {"enum": ["C", "F"]},
+            "note": {"type": ["string", "null"]},
+        },
+    },
+    "add_2": {},
+    "get-time": {},
+}
+NAMES = tuple(TOOLS)
 Calls = list[tuple[str, str]]
 Parsed = tuple[str, Calls]
 
@@ -40,7 +56,7 @@ def gathered(deltas: Sequence[OutputDelta]) -> Parsed:
 
 
 def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
-    parser = family.parser(NAMES)
+    parser = family.parser(TOOLS)
     deltas = [parser.feed(piece) for piece in pieces]
     deltas.append(parser.end())
     found = gathered(deltas)
@@ -86,7 +102,16 @@ WRITERS: dict[str, tuple[ToolFamily, Callable[[str, Calls], str]]] = {
     "mistral-named": (MISTRAL, mistral_named_text),
     "json": (BARE, bare_text),
 }
-MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+MARKERS = (
+    "<function=",
+    "</function>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+)
 
 values = st.recursive(
     st.none()
@@ -113,6 +138,8 @@ fragments = st.sampled_from(
         *(marker[:cut] for marker in MARKERS for cut in (1, 4, len(marker) - 1)),
         *('{"name": "weather", "arguments": {', '{"name": "weather", "parameters": {"a": 1}}', '{"a": "'),
         *('{"name": "unknown", "arguments": {}}', '"arguments": "{}"', '"name": "add_2"', "weather{", "{}"),
+        *("<parameter=city>", "<parameter=days>", "<parameter=", "</parameter>", "</para", "\n</parameter>"),
+        *("weather>", "unknown>", ">", "\n"),
         *("{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "null", "-1.5e3", "text ", "ü", "🙂"),
     ]
 )
@@ -145,11 +172,10 @@ def test_calls_are_read_as_written(name: str, data: st.DataObject) -> None:
     assert parse(family, data.draw(cuts(text))) == (found, found_calls)
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "json"])
+@pytest.mark.parametrize("family", [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_garbage_is_read_alike_however_it_is_cut(name: str, data: st.DataObject) -> None:
-    family = WRITERS[name][0]
+def test_garbage_is_read_alike_however_it_is_cut(family: ToolFamily, data: st.DataObject) -> None:
     text = data.draw(garbage)
     whole = parse(family, [text])
     assert parse(family, list(text)) == whole
@@ -231,6 +257,19 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (HERMES, '<tool_call>["weather"]</tool_call>', ('["weather"]', [])),
     (HERMES, '<tool_call>{"name": "weather", "arg', ('{"name": "weather", "arg', [])),
     (HERMES, "</tool_call>", ("", [])),
+    (QWEN_XML, "<function=get-time>\n</function>", ("", [("get-time", "{}")])),
+    (QWEN_XML, "Hm. <function=unknown>\n</function>", ("Hm. unknown>\n", [])),
+    (QWEN_XML, "<tool_call>\n<function=" + "x" * 999, ("\n" + "x" * 999, [])),
+    (
+        QWEN_XML,
+        "<tool_call>\n<function=weather>\n<parameter=days>True</parameter></tool_call>So.",
+        ("So.", [("weather", '{"days": true}')]),
+    ),
+    (
+        QWEN_XML,
+        "<function=weather><parameter=days>\nsoon\n</parameter><parameter=city>Kö",
+        ("", [("weather", '{"days": "soon", "city": "Kö')]),
+    ),
     (LLAMA, '{"name": "weather", "parameters": {"a": 1}}', ("", [A1])),
     (LLAMA, '<|python_tag|>{"type": "function", "name": "weather", "parameters": {"a": 1}}', ("", [A1])),
     (LLAMA, '{"name": "weather", "parameters": {"a": 1}} done', ("done", [A1])),
@@ -258,7 +297,7 @@ def test_cases(family: ToolFamily, text: str, found: Parsed) -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parser = HERMES.parser(NAMES)
+    parser = HERMES.parser(TOOLS)
     pieces = ('<tool_call>{"name": "weather", ', '"arguments": {"ci', 'ty": "Kö', 'ln"}', "}</tool_call>")
     deltas = [parser.feed(piece) for piece in pieces]
     given = [[(call.name, call.arguments) for call in delta.tool_calls] for delta in deltas]
@@ -271,8 +310,45 @@ def test_arguments_come_as_they_are_written() -> None:
     ]
 
 
+texts = st.text('ab \n<>/"\\{}par', max_size=12) | st.sampled_from(["5", "null", "\n", "</parameter", "🙂"])
+arguments_by_type = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": texts,
+        "days": st.integers(),
+        "late": st.booleans() | st.none(),
+        "more": st.lists(st.integers() | st.text(max_size=4), max_size=3),
+        "unit": st.sampled_from(["C", "F"]),
+        "note": texts.filter(lambda text: text.strip() not in ("null", "None")) | st.none(),
+        "else": texts,
+    },
+)
+
+
+def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """Write calls as the templates of Qwen3-Coder do: text as it is, other values as JSON."""
+    parts = [content]
+    for name, made in calls:
+        values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in made.items()}
+        written = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
+        parts.append(f"\n<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>")
+    return "".join(parts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), content=plain_texts)
+def test_calls_in_tags(data: st.DataObject, content: str) -> None:
+    calls = data.draw(st.lists(st.tuples(st.just("weather"), arguments_by_type), max_size=3))
+    text = xml_text(content, calls)
+    found, found_calls = parse(QWEN_XML, [text])
+    assert [(name, json.loads(made)) for name, made in found_calls] == calls
+    assert found.strip(" \n") == content.strip(" \n")
+    assert parse(QWEN_XML, list(text)) == (found, found_calls)
+    assert parse(QWEN_XML, data.draw(cuts(text))) == (found, found_calls)
+
+
 def test_json_that_is_no_call_is_not_held_back() -> None:
-    parser = LLAMA.parser(NAMES)
+    parser = LLAMA.parser(TOOLS)
     assert parser.feed('{"answer').content == ""
     assert parser.feed('": "So').content == '{"answer": "So'
     assert parser.feed(" it is").content == " it is"

@@ -139,6 +139,22 @@ async def test_the_model_calls_a_tool(live: Any, model: Model, template: str, st
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_calls_in_tags(live: Any, model: Model, stream: bool) -> None:
+    """The form of Qwen3-Coder and later models is found by its template."""
+    text = "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n</tool_call>"
+    template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}<function=x><parameter=y>"
+    engine = model(None, f"Let me see.\n{text}", chat_template=template)
+    gateway = await live(engine, reasoning_parser="none")
+    found = await chat(gateway, stream, tools=TOOLS)
+    assert (found["content"], found["tool_calls"]) == ("Let me see.", [("weather", ARGUMENTS)])
+    assert found["reason"] == "tool_calls"
+    await chat(gateway, stream, tools=TOOLS, tool_choice="required")
+    tags = (grammar_of(engine) or {})["tags"]
+    assert tags[0]["begin"] == "<tool_call>\n<function=weather>\n"
+    assert (tags[0]["content"]["style"], tags[0]["content"]["json_schema"]) == ("qwen_xml", CITY)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_several_calls_and_several_choices(live: Any, model: Model, stream: bool) -> None:
     call = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>\n'
     gateway = await live(model("qwen25", call * 2))

@@ -19,7 +19,7 @@ from mizzen.engine.grammar.errors import GrammarError
 from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import formats
-from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, CallSchema, ToolFamily
+from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, CallSchema, ToolFamily
 from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS, Format
 from mizzen.gateway.tools.output import FormedOutput
 
@@ -33,7 +33,7 @@ SCHEMAS: dict[str, Format] = {
     "none": NO_ARGUMENTS,
 }
 CALLS = [CallSchema(name, schema) for name, schema in SCHEMAS.items()]
-FAMILIES = [HERMES, LLAMA, MISTRAL, BARE]
+FAMILIES = [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE]
 END = 0
 MAX_TOKENS = 600
 WALKS = 12
@@ -82,7 +82,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = FormedOutput(
-        reasoning.parser("") if reasoning is not None else None, family.parser(list(SCHEMAS)), shown
+        reasoning.parser("") if reasoning is not None else None, family.parser(SCHEMAS), shown
     )
     deltas = [output.feed(decoder.add((token,))) for token in tokens]
     deltas += [output.feed(decoder.flush()), output.end()]

@@ -47,7 +47,7 @@ class GatewayConfig:
     tool_parser: str = option(
         "auto",
         "How the model writes tool calls; auto looks at its chat template",
-        choices=("auto", "none", "hermes", "llama3", "mistral"),
+        choices=("auto", "none", "hermes", "qwen3-coder", "llama3", "mistral"),
     )
     reasoning_parser: str = option(
         "auto",
@@ -97,6 +97,9 @@ class GatewayConfig:
     )
     drain_timeout_seconds: float = option(120.0, "On SIGTERM, open streams get this long", low=0)
 
+    processes: int = option(
+        1, "Processes behind the port; each is a gateway of its own, and limits hold for each", low=1, high=64
+    )
     access_log: str = option(
         "on",
         "A line of JSON a request on standard output; with `prompts`, prompts are in it",

@@ -33,9 +33,9 @@ class Tools:
     """Whether it may make several calls."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the tools that may be called."""
-        return tuple(function.name for function in self.allowed)
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The tools that may be called: schemas of their arguments by their names."""
+        return {function.name: function.parameters or {} for function in self.allowed}
 
     @property
     def strict(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mizzen.gateway.text.tokenizer import Tokenizer
@@ -15,6 +15,7 @@ from mizzen.gateway.tools.formats import Format
 from mizzen.gateway.tools.hermes import BEGIN, END, HermesParser
 from mizzen.gateway.tools.lists import MARKER, BareListParser, MistralParser
 from mizzen.gateway.tools.llama import TAG, LlamaParser
+from mizzen.gateway.tools.xml import CALL, CALL_END, FUNCTION, FUNCTION_END, PARAMETER, Schemas, XmlParser
 
 _MISTRAL_ID = 9
 _BASE36 = string.digits + string.ascii_lowercase
@@ -38,8 +39,8 @@ class ToolFamily:
     """How the models of a family write calls."""
 
     name: str
-    parser: Callable[[Collection[str]], ToolParser]
-    """Makes a parser for one answer, from the names of the tools."""
+    parser: Callable[[Schemas], ToolParser]
+    """Makes a parser for one answer, from the tools that may be called."""
     forced: GrammarBuilder
     """An answer that is calls and nothing else."""
     free: GrammarBuilder
@@ -68,10 +69,31 @@ def hermes_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer)
 
 def hermes_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.free`."""
+    return triggered([*map(hermes_call, calls)], many)
+
+
+def xml_call(call: CallSchema) -> Format:
+    """Return the format of a call as tags."""
+    content = {**formats.json_value(call.schema), "style": "qwen_xml"}
+    return formats.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
+
+
+def xml_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.forced`."""
+    return formats.separated([*map(xml_call, calls)], "\n", many)
+
+
+def xml_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
+    """See `ToolFamily.free`."""
+    return triggered([*map(xml_call, calls)], many)
+
+
+def triggered(tags: list[Format], many: bool) -> Format:
+    """Return the format of text in which calls begin with a tag."""
     return {
         "type": "triggered_tags",
         "triggers": [BEGIN],
-        "tags": [hermes_call(call) for call in calls],
+        "tags": tags,
         "stop_after_first": not many,
     }
 
@@ -112,6 +134,7 @@ def mistral_call_id(given: str) -> str:
 
 
 HERMES = ToolFamily("hermes", HermesParser, hermes_forced, hermes_free)
+QWEN_XML = ToolFamily("qwen3-coder", XmlParser, xml_forced, xml_free)
 LLAMA = ToolFamily("llama3", LlamaParser, llama_forced, llama_free, shown_tokens=(TAG,))
 MISTRAL = ToolFamily(
     "mistral",
@@ -124,11 +147,11 @@ MISTRAL = ToolFamily(
 BARE = ToolFamily("json", BareListParser, bare_list, bare_list)
 """For models of no known family: calls can only be forced, as a plain list."""
 
-FAMILIES = {family.name: family for family in (HERMES, LLAMA, MISTRAL)}
+FAMILIES = {family.name: family for family in (HERMES, QWEN_XML, LLAMA, MISTRAL)}
 NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `tool_parser`."""
 
-_OTHERS = ("<function=", "<arg_key>", "tool▁call")
+_OTHERS = ("<arg_key>", "tool▁call")
 """In templates whose calls look different although they use markers of a known family."""
 
 
@@ -140,7 +163,9 @@ def tool_family(option: str, template: str, tokenizer: Tokenizer) -> ToolFamily 
         return None
     if MARKER in template or (tokenizer.token_id(MARKER) is not None and "AVAILABLE_TOOLS" in template):
         return MISTRAL
-    if BEGIN in template:
+    if FUNCTION in template and PARAMETER in template:
+        return QWEN_XML
+    if BEGIN in template and FUNCTION not in template:
         return HERMES
     if "<|start_header_id|>" in template and '"parameters"' in template:
         return LLAMA
