@@ -22,7 +22,7 @@ class SuspicionLimits:
     @property
     def ask_after(self) -> float:
         """Leaves the answer a little time."""
-        return 0.65 * self.suspect_after
+        return 0.8 * self.suspect_after
 
     @property
     def look_every(self) -> float:
