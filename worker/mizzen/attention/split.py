@@ -1,4 +1,6 @@
-"""Our own decode attention over paged KV (`mizzen.kernels.split`), for decodes alone.
+"""Our own decode attention over paged KV, for decodes alone.
+
+The kernel is `mizzen.kernels.paged` on Hopper for the shapes that it serves, else `mizzen.kernels.split`.
 
 Lengths and page table stay on the device, so that a captured graph follows them.
 """
@@ -22,7 +24,7 @@ from mizzen.attention.base import (
 )
 
 if TYPE_CHECKING:
-    from mizzen.kernels.split import Projections
+    from mizzen.kernels.split import Projections, Tiling
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 HEADS = (32, 64, 128, 256)
@@ -32,6 +34,8 @@ PROGRAMS = 256
 """Programs (of a row, a KV head and a part of the context) that are enough for the GPU."""
 SPLITS = 32
 """Programs that share a row and head at most."""
+ROOM = 1024
+"""Programs that the workspace has room for; both kernels need less where they split."""
 
 
 def missing(geometry: Geometry, kv: PagedKV) -> str | None:
@@ -63,12 +67,9 @@ class SplitRun:
     def __init__(
         self, backend: SplitAttention, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
     ) -> None:
-        from mizzen.kernels.split import Tiling
-
         self.backend = backend
         self.slots, self.lengths, self.table = slots, lengths, table
-        splits = split_count(len(slots), backend.geometry.kv_heads)
-        self.tiling = Tiling(splits=splits, block=64, warps=4, stages=0 if splits > 2 else 3)
+        self.tiling = backend.tiling(len(slots))
 
     def __call__(self, layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
         """Attend ready queries [rows, heads, d], with all keys and values in the cache."""
@@ -94,7 +95,7 @@ class SplitRun:
 
     def attend(self, layer: int, q: torch.Tensor, how: Projections | None, out: torch.Tensor) -> None:
         """Run the kernel for one layer."""
-        from mizzen.kernels.split import Cache, attend
+        from mizzen.kernels.split import Cache
 
         kv = self.backend.kv
         cache = Cache(
@@ -106,7 +107,7 @@ class SplitRun:
             page_size=kv.page_size,
         )
         window = self.backend.geometry.windows[layer]
-        attend(q, how, cache, out, window, self.tiling, self.backend.workspace)
+        self.backend.kernel(q, how, cache, out, window, self.tiling, self.backend.workspace)
 
 
 class SplitAttention(AttentionBackend):
@@ -121,12 +122,23 @@ class SplitAttention(AttentionBackend):
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
             raise ValueError(f"attention split does not run here: {why}; choose reference or auto")
-        from mizzen.kernels.split import Workspace
+        from mizzen.kernels import paged, split
 
-        # What split_count allows, whatever the batch: kernels follow one another, so that all share it.
-        self.workspace = Workspace.allocate(
-            2 * PROGRAMS, PROGRAMS, geometry.groups, geometry.head_dim, kv.keys.device
+        self.paged = paged.serves(kv.keys[0], geometry.groups)
+        self.kernel = paged.attend if self.paged else split.attend
+        # Kernels follow one another, so that all share it.
+        self.workspace = split.Workspace.allocate(
+            ROOM, ROOM, geometry.groups, geometry.head_dim, kv.keys.device
         )
+
+    def tiling(self, rows: int) -> Tiling:
+        """Choose how to cut a batch."""
+        from mizzen.kernels import paged, split
+
+        if self.paged:
+            return paged.tiling_of(rows, self.kv.keys[0])
+        splits = split_count(rows, self.geometry.kv_heads)
+        return split.Tiling(splits=splits, block=64, warps=4, stages=0 if splits > 2 else 3)
 
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +49,36 @@ def cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capabili
     return code
 
 
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept: $MIZZEN_CACHE_DIR, else below the user's cache folder."""
+    if chosen := os.environ.get("MIZZEN_CACHE_DIR"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
+
+
+def cached_cubin(
+    source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
+) -> bytes:
+    """Return what `cubin` returns, from an earlier run's where there is one.
+
+    A folder that cannot be read or written costs the time of compiling, and nothing else.
+    """
+    from cuda.bindings import nvrtc
+
+    version = checked(nvrtc.nvrtcVersion(), name)
+    key = hashlib.sha256(repr((source, name, defines, capability, version)).encode()).hexdigest()
+    path = cache_folder() / "kernels" / f"{name}-{key}.cubin"
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    code = cubin(source, name, defines, capability)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    return code
+
+
 @functools.cache
 def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], device: int) -> Any:
     """Return a kernel (a CUfunction) of a source, compiled with these definitions for a device.
@@ -53,14 +88,14 @@ def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
     """
     from cuda.bindings import driver
 
-    code = cubin(source, name, defines, torch.cuda.get_device_capability(device))
+    code = cached_cubin(source, name, defines, torch.cuda.get_device_capability(device))
     torch.cuda.current_stream(device)  # a context is there
     module = checked(driver.cuModuleLoadData(code), f"loading {name}")
     return checked(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
 
 
 @functools.lru_cache(1024)
-def launch_config(blocks: int, threads: int, stream: int) -> Any:
+def launch_config(blocks: tuple[int, int, int], threads: int, stream: int) -> Any:
     """Return how a kernel is launched (a CUlaunchConfig): while the one ahead of it still runs."""
     from cuda.bindings import driver
 
@@ -68,7 +103,7 @@ def launch_config(blocks: int, threads: int, stream: int) -> Any:
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.hStream = stream
     config.attrs, config.numAttrs = [attribute], 1
@@ -76,7 +111,10 @@ def launch_config(blocks: int, threads: int, stream: int) -> Any:
 
 
 def launch(
-    function: Any, blocks: int, threads: int, arguments: tuple[torch.Tensor | int | float, ...]
+    function: Any,
+    blocks: int | tuple[int, int, int],
+    threads: int,
+    arguments: tuple[torch.Tensor | int | float, ...],
 ) -> None:
     """Launch on the current stream: tensors by address, whole numbers as int, others as float.
 
@@ -94,5 +132,6 @@ def launch(
         else:
             values.append(argument)
             types.append(ctypes.c_int if isinstance(argument, int) else ctypes.c_float)
-    config = launch_config(blocks, threads, torch.cuda.current_stream(device).cuda_stream)
+    grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
+    config = launch_config(grid, threads, torch.cuda.current_stream(device).cuda_stream)
     checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")
