@@ -16,6 +16,7 @@ USER = [{"role": "user", "content": "a"}]
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "demo", "messages": USER, "max_tokens": 2},
     "/v1/completions": {"model": "demo", "prompt": "a", "max_tokens": 2},
+    "/v1/responses": {"model": "demo", "input": "a", "max_output_tokens": 16},
     "/v1/embeddings": {"model": "demo", "input": "a"},
     "/v1/score": {"model": "demo", "text_1": "a", "text_2": "b"},
     "/tokenize": {"model": "demo", "prompt": "a"},
@@ -94,8 +95,8 @@ def test_each_field_of_a_wrong_type_is_named(http: httpx.Client, path: str) -> N
 
 LONG = {
     "/v1/chat/completions": [
-        {"messages": USER * 50_000},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]},
+        {"messages": USER * 10_000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 20_000}]},
         {"stop": ["x" * 1024] * 16, "messages": [{"role": "user", "content": "x" * 100_000}]},
         {"logit_bias": {str(i): 1 for i in range(100_000)}},
         {"guided_json": {"description": "b" * 600_000}},
@@ -104,8 +105,8 @@ LONG = {
         {"model": "x" * 1_000_000},
     ],
     "/v1/completions": [
-        {"prompt": "a " * 2_000_000},
-        {"prompt": [1] * 2_000_000},
+        {"prompt": "a " * 300_000},
+        {"prompt": [1] * 300_000},
         {"prompt": [[1]] * 100_000},
         {"prompt": [2**31 - 1]},
         {"stop_token_ids": [1] * 100_000},
@@ -117,8 +118,9 @@ LONG = {
         {"input": ["a"] * 3000},
         {"input": [[]]},
         {"dimensions": 10**9},
-        {"input": "a " * 10**6},
+        {"input": "a " * 200_000},
     ],
+    "/v1/responses": [{"input": "a " * 200_000}, {"input": []}, {"instructions": "a " * 200_000}],
     "/v1/score": [{"text_2": ["a"] * 2000}, {"text_1": []}],
     "/tokenize": [{"prompt": ["a"] * 2000}, {"prompt": None}],
     "/detokenize": [{"tokens": [2**31]}, {"tokens": [-1]}],
