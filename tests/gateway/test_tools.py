@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from mizzen.gateway.openai.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, ToolFamily, mistral_call_id
+from mizzen.gateway.tools.families import (
+    BARE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    QWEN_XML,
+    ToolFamily,
+    mistral_call_id,
+    tool_family,
+)
 from mizzen.gateway.tools.lists import MAX_HEAD
 
 TOOLS: dict[str, Any] = {
@@ -352,6 +362,41 @@ def test_json_that_is_no_call_is_not_held_back() -> None:
     assert parser.feed('{"answer').content == ""
     assert parser.feed('": "So').content == '{"answer": "So'
     assert parser.feed(" it is").content == " it is"
+
+
+FOLDER = Path(__file__).parent / "templates"
+DETECTED = [
+    ("qwen25", "hermes"),
+    ("qwen3", "hermes"),
+    ("qwen2", None),
+    ("llama31", "llama3"),
+    ("llama3", None),
+    ("mistral_tools", "mistral"),
+    ("mistral", "mistral"),  # by its token
+]
+
+
+@pytest.mark.parametrize(("name", "family"), DETECTED)
+def test_families_are_found_by_templates(name: str, family: str | None, small_tokenizer: Tokenizer) -> None:
+    found = tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
+    assert (found and found.name) == family
+
+
+@pytest.mark.parametrize(
+    ("template", "option", "family"),
+    [
+        ("<tool_call>\n<function=a>\n<parameter=b>", "auto", "qwen3-coder"),
+        ("<tool_call>a<arg_key>b</arg_key>", "auto", None),
+        ("<｜tool▁calls▁begin｜><tool_call>", "auto", None),
+        ("<tool_call>", "none", None),
+        ("anything", "llama3", "llama3"),
+    ],
+)
+def test_families_by_form_and_option(
+    template: str, option: str, family: str | None, small_tokenizer: Tokenizer
+) -> None:
+    found = tool_family(option, template, small_tokenizer)
+    assert (found and found.name) == family
 
 
 def test_ids_for_mistral() -> None:
