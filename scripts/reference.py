@@ -65,6 +65,8 @@ only where they name something that exists (a model that is served, a path of th
 The engine exports what other tools look for under SGLang's and vLLM's names too, always: endpoint pickers of
 llm-d and of the Gateway API inference extension, AIBrix, and KEDA or HPA recipes work on it as they are.
 Scrape the engine for those, not the gateway.
+
+A gateway of several processes (`--processes`) has each sample with the label `process`, the process's number.
 """
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.processes import serve_all
 from mizzen.gateway.protocol import BoundedProtocol
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.tls import ServerTls
@@ -45,7 +46,7 @@ def run(config: GatewayConfig) -> int:
     try:
         import uvloop
 
-        return uvloop.run(serve(config))
+        return uvloop.run(serve_all(config) if config.processes > 1 else serve(config))
     except (ValueError, OSError) as error:
         log.error("the gateway cannot start", extra={"fields": {"reason": str(error)}})
         return 1
@@ -62,8 +63,8 @@ def calm_collector() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
-async def serve(config: GatewayConfig) -> int:
-    """Run a gateway until a signal.
+async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.socket] | None = None) -> int:
+    """Run a gateway until a signal, on the sockets given (API, admin) or on those of the configuration.
 
     Raises:
         OSError: an address cannot be bound.
@@ -71,8 +72,9 @@ async def serve(config: GatewayConfig) -> int:
     """
     gateway = Gateway(config)
     tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
-    api_socket = listen(config.host, config.port)
-    admin_socket = listen(config.admin_host, config.admin_port)
+    if sockets is None:
+        sockets = listen(config.host, config.port), listen(config.admin_host, config.admin_port)
+    api_socket, admin_socket = sockets
     await gateway.start()
     last = int(config.drain_timeout_seconds) + LAST_SECONDS
     api = new_server(create_app(config, gateway), last, tls)
@@ -146,8 +148,8 @@ def new_server(app: ASGIApp, shutdown_seconds: int, tls: ServerTls | None = None
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a listening socket; a shared one lets others of this user listen on the same port.
 
     Raises:
         OSError: the address is in use or not ours; the text names it.
@@ -156,6 +158,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:

@@ -1,0 +1,137 @@
+"""The admin port of several gateway processes: what each of them says, put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+ANSWER_SECONDS = 5.0
+"""A process that takes longer to answer on its admin port counts as failed."""
+SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
+
+
+class Gathered:
+    """Asks all processes, on loopback, whatever is asked here."""
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self._ports = tuple(ports)
+        limits = httpx.Limits(max_connections=4 * len(self._ports))
+        self._http = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
+
+    def app(self) -> Starlette:
+        """Return the application of the common admin port."""
+        return Starlette(
+            routes=[
+                Route("/metrics", self._metrics),
+                Route("/admin/engines", self._engines),
+                Route("/healthz", self._all),
+                Route("/readyz", self._all),
+                Route("/{rest:path}", self._first, methods=["GET", "POST"]),
+            ]
+        )
+
+    async def close(self) -> None:
+        """Close the connections to the processes."""
+        await self._http.aclose()
+
+    async def _ask(self, request: Request, port: int) -> httpx.Response:
+        url = f"http://127.0.0.1:{port}{request.url.path}"
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name in ("authorization", "content-type")
+        }
+        try:
+            return await self._http.request(
+                request.method, url, params=request.url.query, headers=headers, content=await request.body()
+            )
+        except httpx.HTTPError as error:
+            text = f"a process of the gateway does not answer: {type(error).__name__}\n"
+            return httpx.Response(503, text=text)
+
+    async def _each(self, request: Request) -> list[httpx.Response]:
+        return [await self._ask(request, port) for port in self._ports]
+
+    async def _all(self, request: Request) -> Response:
+        """Answer as the first that is not well, or as all."""
+        answers = await self._each(request)
+        return passed_on(next((one for one in answers if one.status_code != 200), answers[0]))
+
+    async def _first(self, request: Request) -> Response:
+        return passed_on(await self._ask(request, self._ports[0]))
+
+    async def _metrics(self, request: Request) -> Response:
+        answers = await self._each(request)
+        texts = {number: one.text for number, one in enumerate(answers) if one.status_code == 200}
+        return Response(merged_metrics(texts), media_type=TEXT)
+
+    async def _engines(self, request: Request) -> Response:
+        answers = await self._each(request)
+        bad = next((one for one in answers if one.status_code != 200), None)
+        if bad is not None:
+            return passed_on(bad)
+        tables = [msgspec.json.decode(one.content) for one in answers]
+        return Response(msgspec.json.encode(merged_tables(tables)), media_type="application/json")
+
+
+def passed_on(answer: httpx.Response) -> Response:
+    """Return a process's answer as the common one."""
+    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+
+def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the routing tables of all processes as one: an engine serves when it does for all of them."""
+    engines: dict[tuple[str, str, str], dict[str, Any]] = {}
+    seen: dict[tuple[str, str, str], int] = {}
+    for engine in (one for table in tables for one in table["engines"]):
+        key = (engine["service"], engine["uid"], engine["name"])
+        seen[key] = seen.get(key, 0) + 1
+        known = engines.setdefault(key, {**engine, "requests": 0})
+        known["requests"] += engine["requests"]
+        if known["state"] == "serving" != engine["state"]:
+            known.update(state=engine["state"], problem=engine["problem"])
+    for key, known in engines.items():
+        if seen[key] < len(tables) and known["state"] == "serving":
+            known["state"] = "connecting"
+    return {
+        "synced": all(table["synced"] for table in tables),
+        "waiting": sum(table["waiting"] for table in tables),
+        "engines": list(engines.values()),
+    }
+
+
+def merged_metrics(texts: Mapping[int, str]) -> str:
+    """Return the metrics of all processes, each sample with its process's number as the label `process`."""
+    families: dict[str, list[str]] = {}
+    for number, text in texts.items():
+        family, first = "", False
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                family = line.split(" ", 3)[2]
+                first = family not in families
+                families.setdefault(family, [])
+            if line.startswith("#"):
+                if first:
+                    families[family].append(line)
+                continue
+            families[family].append(labelled(line, number))
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def labelled(sample: str, number: int) -> str:
+    """Return a sample of a process with its number."""
+    match = SAMPLE.match(sample)
+    if match is None:
+        return sample
+    name, labels = match.groups()
+    told = f'{labels},process="{number}"' if labels else f'process="{number}"'
+    return f"{name}{{{told}}} {sample[match.end() :]}"
