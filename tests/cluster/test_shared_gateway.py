@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import openai
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 ROOT = Path(__file__).parents[2]
 SPACE = "harbour"
@@ -127,13 +136,67 @@ def test_a_clash_is_in_the_later_services_status(harbour: Harbour) -> None:
     eventually(lambda: harbour.ready("second"))
 
 
+def certificate(name: str) -> dict[str, Any]:
+    """A Secret with a self-signed certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    number = x509.random_serial_number()
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), number, now - day, now + day)
+    made = builder.sign(key, hashes.SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": {"name": "cert", "namespace": SPACE},
+        "stringData": {"tls.crt": made.public_bytes(Encoding.PEM).decode(), "tls.key": private.decode()},
+    }
+
+
+def served_certificate(url: str) -> str:
+    """Common name of the certificate that a server shows now; empty when it shows none."""
+    where = urlsplit(url)
+    try:
+        shown = ssl.get_server_certificate((where.hostname or "", where.port or 443), timeout=10)
+    except OSError:
+        return ""
+    subject = x509.load_pem_x509_certificate(shown.encode()).subject
+    [name] = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name.value)
+
+
+def test_tls_comes_from_a_secret_and_follows_it(harbour: Harbour) -> None:
+    harbour.cluster.apply(certificate("one"))
+    patch = json.dumps({"spec": {"gateway": {"tls": {"secretName": "cert"}}}})
+    harbour.cluster.kubectl("patch", "infsvc", "first", "-n", SPACE, "--type=merge", "-p", patch)
+    eventually(lambda: harbour.status("second")["url"].startswith("https://"))
+    url = harbour.cluster.url("second", SPACE)
+    assert url.startswith("https://")
+    eventually(lambda: served_certificate(url) == "one")
+    with httpx.Client(verify=False, timeout=60) as http:
+        client = openai.OpenAI(base_url=url, api_key="sk-team-a", max_retries=0, http_client=http)
+        answer = client.chat.completions.create(model="second", messages=QUESTION, temperature=0)
+    assert answer.choices[0].finish_reason == "stop"
+    harbour.cluster.apply(certificate("two"))
+    eventually(lambda: served_certificate(url) == "two")  # without a restart
+
+
+def served_models(http: httpx.Client, url: str) -> set[str]:
+    """Names that a gateway lists; none while it cannot be reached."""
+    try:
+        listed = http.get(f"{url}/models", headers={"authorization": "Bearer sk-team-a"})
+    except httpx.HTTPError:
+        return set()
+    return {model["id"] for model in listed.json().get("data", ())}
+
+
 def test_the_gateway_goes_with_the_last_service(harbour: Harbour) -> None:
     harbour.cluster.kubectl("delete", "infsvc", "first", "-n", SPACE, "--wait=true", "--timeout=60s")
-    url = harbour.cluster.url("second", SPACE)
-    client = openai.OpenAI(base_url=url, api_key="sk-team-a", max_retries=0, timeout=60)
-    eventually(lambda: {model.id for model in client.models.list()} == {"second"})
-    answer = client.chat.completions.create(model="second", messages=QUESTION, temperature=0)
-    assert answer.choices[0].finish_reason == "stop"
+    with httpx.Client(verify=False, timeout=60) as http:  # its settings are those of the second service now
+        eventually(lambda: harbour.status("second")["url"].startswith("http://"))
+        eventually(lambda: served_models(http, harbour.cluster.url("second", SPACE)) == {"second"})
     harbour.cluster.kubectl("delete", "infsvc", "second", "-n", SPACE, "--wait=true", "--timeout=60s")
     kinds = "pods,deployments,replicasets,services,rolebindings,configmaps,secrets,serviceaccounts"
     selector = "mizzen.dev/component"

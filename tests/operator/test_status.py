@@ -239,3 +239,12 @@ def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
     again = [container(state={"running": {}}, lastState={"terminated": ENDED})]
     seen = group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
     assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
+
+
+def test_a_gateway_that_waits_names_its_secrets() -> None:
+    gateway = {**SPEC["gateway"], "apiKeys": {"secretNames": ["teams"]}, "tls": {"secretName": "cert"}}
+    down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
+    facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
+    [ready] = [one for one in status.conditions(facts) if one.type == "GatewayReady"]
+    assert "they need the Secrets teams, cert of spec.gateway" in ready.message
+    assert status.build(facts, NOW)["url"].startswith("https://")
