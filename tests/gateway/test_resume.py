@@ -15,6 +15,8 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart"]
 STORY = "Ein Schiff mit drei Masten: Groß- und Besanmast. 你好,世界。 🙂🚀 family: 👨‍👩‍👧 It routes. END more"
+PATIENT = {"engine_timeout_seconds": 60, "engine_lost_seconds": 120, "engine_suspect_seconds": 60}
+"""Where a slow machine must not lose more than the test does."""
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ async def test_an_answer_goes_on_in_another_engine(
     for engine in engines:
         engine.does.reply, engine.does.end = story, story[-1]
         engine.does.tokens_a_step = 2
-    gateway = await live(*engines, breaker_failures=1000, max_resumes=50)
+    gateway = await live(*engines, breaker_failures=1000, max_resumes=50, **PATIENT)
     calm = await ask(gateway.client(), stream, max_tokens=200)
     for engine in engines:
         engine.does.fault, engine.does.cuts = fault, (7,)
@@ -98,7 +100,7 @@ async def test_any_cut_leaves_no_trace(live: Any, scripted: Any, story: list[int
     engines = [scripted(), scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end, engine.does.step_seconds = story, story[-1], 0.001
-    gateway = await live(*engines, max_resumes=100, breaker_failures=100_000)
+    gateway = await live(*engines, max_resumes=100, breaker_failures=100_000, **PATIENT)
     client = gateway.client()
     options = {"max_tokens": 200, "stop": stop, "logprobs": 1}
     calm = {stream: await ask(client, stream, **options) for stream in (True, False)}
@@ -129,7 +131,7 @@ async def test_the_seed_is_fixed_at_the_start(live: Any, scripted: Any) -> None:
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.fault, engine.does.cuts = "error", (3, 6)
-    gateway = await live(*engines)
+    gateway = await live(*engines, **PATIENT)
     await ask(gateway.client(), True, max_tokens=12)
     await ask(gateway.client(), True, max_tokens=12)
     await ask(gateway.client(), True, max_tokens=12, seed=42)
@@ -183,7 +185,7 @@ async def test_a_request_that_kills_engines_is_given_up(live: Any, scripted: Any
     engines = [scripted() for _ in range(3)]
     for engine in engines:
         engine.does.fault, engine.does.cuts = "restart", tuple(range(2, 100))
-    gateway = await live(*engines, max_resumes=2)
+    gateway = await live(*engines, max_resumes=2, **PATIENT)
     with pytest.raises(openai.APIError, match="lost by 3 engines"):
         await ask(gateway.client(), stream, max_tokens=100)
     assert sum(len(engine.requests) for engine in engines) == 3
@@ -197,7 +199,7 @@ async def test_only_the_same_model_goes_on(live: Any, scripted: Any, other: dict
     first, foreign = scripted(), scripted(**other)
     for engine in (first, foreign):
         engine.does.fault, engine.does.cuts = "error", (4,)
-    gateway = await live(first, foreign)
+    gateway = await live(first, foreign, **PATIENT)
     for _ in range(6):
         answer = await ask(gateway.client(), True, max_tokens=10)
         assert answer["reason"] == "length"
@@ -210,7 +212,7 @@ async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, unti
     """Draining past its deadline it ends what runs with an error; that says nothing of the request."""
     old, new = scripted(), scripted()
     old.does.step_seconds = 0.02
-    gateway = await live(old, max_resumes=1)
+    gateway = await live(old, max_resumes=1, **PATIENT)
     tasks = [asyncio.create_task(ask(gateway.client(), True, max_tokens=60)) for _ in range(4)]
     await until(lambda: old.running == 4 and all(run.given > 2 for run in old._runs.values()))
     old.does.draining = True
@@ -254,7 +256,7 @@ async def test_every_choice_goes_on_by_itself(live: Any, scripted: Any, story: l
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end = story, story[-1]
-    gateway = await live(*engines)
+    gateway = await live(*engines, **PATIENT)
     question = {"model": "demo", "messages": [{"role": "user", "content": "Tell me"}], "n": 3}
 
     async def told() -> dict[int, str]:
@@ -277,7 +279,7 @@ async def test_cached_output_is_not_counted_as_cached_prompt(live: Any, scripted
     engines = [scripted(), scripted()]
     for engine in engines:
         engine.does.cached_tokens = 1000
-    gateway = await live(*engines)
+    gateway = await live(*engines, **PATIENT)
     answer = await ask(gateway.client(), True, max_tokens=5)
     details = answer["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] <= answer["usage"]["prompt_tokens"]
