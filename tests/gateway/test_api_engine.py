@@ -289,6 +289,22 @@ async def test_echoed_choices_have_the_prompts_log_probabilities_all(client: Any
         )
 
 
+async def test_streamed_log_probabilities_join_to_those_of_the_whole(client: Any) -> None:
+    options: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 8, "temperature": 0}
+    whole = (await complete(client, "Größe 世界", **options)).choices[0]
+    joined: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+    text = ""
+    async for chunk in await complete(client, "Größe 世界", stream=True, **options):
+        text += chunk.choices[0].text
+        for name, values in joined.items():
+            values += getattr(chunk.choices[0].logprobs, name)
+    assert text == whole.text
+    assert joined["tokens"] == whole.logprobs.tokens
+    assert joined["text_offset"] == whole.logprobs.text_offset
+    assert joined["token_logprobs"][1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=2e-2)
+    assert any(name.startswith("bytes:\\x") for name in whole.logprobs.tokens)
+
+
 async def test_tokens_as_ids(client: Any) -> None:
     answer = await complete(
         client,
