@@ -76,7 +76,7 @@ def run(
     """Run requests to their ends."""
     tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
     ends: dict[int, Finished] = {}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     try:
         for request in requests:
             engine.submit(request)
@@ -94,7 +94,7 @@ def run(
     return tokens, ends
 
 
-def wait(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def wait(condition: Callable[[], Any], seconds: float = 180) -> Any:
     """Wait until a condition gives something; return that."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

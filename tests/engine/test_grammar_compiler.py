@@ -86,7 +86,7 @@ def test_a_compilation_that_takes_too_long_is_ended(compiler: GrammarCompiler) -
 def test_a_compilation_that_takes_too_much_memory_is_ended(compiler: GrammarCompiler) -> None:
     outcome = gk.outcome(compiler, LARGE)
     assert outcome.grammar is None
-    assert "1 MiB" in outcome.fault or "bad_alloc" in outcome.fault or "allocate" in outcome.fault
+    assert "1 MiB" in outcome.fault
 
 
 @pytest.mark.parametrize("compiler", [{"compiled_bytes": 4000, "mask_seconds": 5}], indirect=True)

@@ -31,6 +31,9 @@ ALL = -1
 WATCHED_STEPS = 16
 """After a slow step, rows are timed one by one for so many steps."""
 
+FEW_ROWS = 12
+"""Up to so many masks are filled one after the other: to hand them to threads takes longer."""
+
 Tokens = Callable[[], NDArray[Any]]
 """Waits for the tokens of a step and returns them, [rows]."""
 
@@ -160,7 +163,7 @@ class GrammarMasks:
         if len(rows) < len(slots):
             mask.fill(ALL)
         began = time.perf_counter()
-        if not self._watch and self._fill_together(rows, mask):
+        if len(rows) > FEW_ROWS and not self._watch and self._fill_together(rows, mask):
             if time.perf_counter() - began > self._limits.mask_seconds:
                 self._watch = WATCHED_STEPS
         else:
@@ -177,8 +180,6 @@ class GrammarMasks:
 
     def _fill_together(self, rows: list[tuple[int, Match]], mask: Int32) -> bool:
         """Fill the masks in several threads; False when one of them failed."""
-        if not rows:
-            return True
         try:
             self._batch.batch_fill_next_token_bitmask(
                 [match.matcher for _, match in rows], mask, [row for row, _ in rows]

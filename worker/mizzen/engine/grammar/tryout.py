@@ -29,6 +29,8 @@ from mizzen.engine.grammar.limits import GrammarLimits
 READY = b"r"
 WALK = 24
 """Tokens that a child walks; what is slow is mostly slow from the beginning."""
+NO_MEMORY = ("bad_alloc", "Cannot allocate memory", "Resource temporarily unavailable")
+"""How the compiler says that memory (or room for a thread) is short."""
 
 
 def walk(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLimits) -> None:
@@ -67,10 +69,11 @@ def judge(builder: Builder, grammar: Grammar, vocab_size: int, limits: GrammarLi
         if held > most:
             return f"compiled, it takes {held} bytes, and at most {most} may be: make it smaller"
         walk(compiled, vocab_size, limits)
-    except GrammarError as error:
-        return str(error)
     except MemoryError:
         return memory_fault(limits)
+    except GrammarError as error:
+        short = any(sign in str(error) for sign in NO_MEMORY)
+        return memory_fault(limits) if short else str(error)
     return ""
 
 
@@ -104,10 +107,7 @@ def serve(control: socket.socket, target: Target, limits: GrammarLimits) -> None
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     control.sendall(READY)
     while True:
-        try:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-        except ConnectionError:
-            return
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             return
         for descriptor in descriptors:
@@ -146,6 +146,8 @@ def main() -> None:
             serve(control, target, GrammarLimits(**args.limits))
         except GrammarError as error:
             control.sendall(json.dumps({"fault": str(error)}).encode())
+        except ConnectionError:
+            pass  # the engine is gone
 
 
 if __name__ == "__main__":
