@@ -106,6 +106,32 @@ def test_reasoning_then_a_call() -> None:
     assert output.finish_reason == "tool_calls"
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(fragments | texts | st.just(CALL), max_size=8),
+    places=st.lists(st.integers(0, 90), max_size=8),
+    prompt=st.sampled_from(["", "<think>\n"]),
+)
+def test_both_parsers_in_a_row(parts: list[str], places: list[int], prompt: str) -> None:
+    text = "".join(parts)
+    cuts = sorted(min(place, len(text)) for place in places)
+    pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+    def found(given: Sequence[str]) -> tuple[str, str, list[tuple[int, str]]]:
+        output = FormedOutput(QWEN.parser(prompt), HERMES.parser({"f": {}}), ())
+        delta = feed(output, given)
+        calls: dict[int, str] = {}
+        for call in delta.tool_calls:
+            calls[call.index] = calls.get(call.index, "") + call.arguments
+        assert output.finish_reason == ("tool_calls" if calls else None)
+        return delta.content, delta.reasoning, sorted(calls.items())
+
+    assert found(pieces) == found([text]) == found(list(text))
+
+
 @pytest.mark.parametrize(
     ("tokens", "prompt", "count"),
     [
