@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from mizzen.core.blocks import BLOCK_TOKENS
 from mizzen.gateway.route.index import EnginePrefixes
 
 EXPECTED_OUTPUT_TOKENS = 256
@@ -83,6 +84,15 @@ class RouteRequest:
     """Of an answer that has begun."""
     excluded: Collection[Candidate] = ()
     """Engines that have refused it or lost it."""
+    _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def matched(self, engine: Candidate) -> int:
+        """Return how many tokens of the prompt an engine's cache is thought to hold, looked up once."""
+        key = id(engine)
+        found = self._matched.get(key)
+        if found is None:
+            found = self._matched[key] = engine.prefixes.match(self.blocks) * BLOCK_TOKENS
+        return found
 
 
 class Filter(Protocol):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from mizzen.core.blocks import BLOCK_TOKENS
 from mizzen.gateway.route.plugins import Candidate, Filter, Picker, Preference, RouteRequest, Scorer
 from mizzen.gateway.route.scorers import (
     BoundedLoad,
@@ -82,17 +81,16 @@ class Router:
         chosen, reason = 0, "only"
         if len(kept) > 1:
             columns = self._columns(request, kept)
-            sums = [sum(column[i] for column in columns) for i in range(len(kept))]
+            sums = [sum(scores) for scores in zip(*columns, strict=True)] or [0.0] * len(kept)
             chosen = self._picker.pick(sums, kept)
             gains = [column[chosen] - sum(column) / len(kept) for column in columns]
             best = max(gains, default=0.0)
             reason = self._scorers[gains.index(best)][0].name if best > 1e-9 else "random"
-        matched = kept[chosen].prefixes.match(request.blocks) * BLOCK_TOKENS
-        return Route(kept[chosen], reason, matched)
+        return Route(kept[chosen], reason, request.matched(kept[chosen]))
 
     def explain(self, request: RouteRequest, engines: Iterable[E]) -> list[Verdict[E]]:
         """Return what `route` looks at, for each engine."""
-        verdicts = [Verdict(e, e.prefixes.match(request.blocks) * BLOCK_TOKENS) for e in engines]
+        verdicts = [Verdict(e, request.matched(e)) for e in engines]
         for one in verdicts:
             one.left_out_by = next((f.name for f in self._filters if not f.keep(request, one.engine)), "")
         left = [one for one in verdicts if not one.left_out_by]

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from mizzen.core.blocks import BLOCK_TOKENS
 from mizzen.gateway.route.plugins import Candidate, RouteRequest
 
 SMALL_LOAD_TOKENS = 2048
@@ -66,11 +65,11 @@ class BoundedLoad:
         """See `Preference`."""
         loads = [engine.load for engine in engines]
         total, least = sum(loads), min(loads)
+        count, whole = len(loads), request.prompt_tokens + request.answer_tokens
         stays = []
         for engine, load in zip(engines, loads, strict=True):
-            matched = engine.prefixes.match(request.blocks) * BLOCK_TOKENS
-            cost = request.prompt_tokens - matched + request.answer_tokens
-            bound = max(SMALL_LOAD_TOKENS, self._factor * (total + cost) / len(loads))
+            cost = whole - request.matched(engine)
+            bound = max(SMALL_LOAD_TOKENS, self._factor * (total + cost) / count)
             stays.append(load + cost <= bound or load == least)
         return stays
 
@@ -84,9 +83,7 @@ class PrefixScorer:
         """See `Scorer`."""
         if not request.blocks:
             return [0.0] * len(engines)
-        return [
-            engine.prefixes.match(request.blocks) * BLOCK_TOKENS / request.prompt_tokens for engine in engines
-        ]
+        return [request.matched(engine) / request.prompt_tokens for engine in engines]
 
 
 class SessionScorer:
@@ -112,7 +109,7 @@ class HomeScorer:
     def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         first = request.blocks[:1]
-        if not first or any(engine.prefixes.match(first) for engine in engines):
+        if not first or any(request.matched(engine) for engine in engines):
             return [0.0] * len(engines)
         return rendezvous(first[0].to_bytes(8, "little"), engines)
 
@@ -155,5 +152,6 @@ def rendezvous(key: bytes, engines: Sequence[Candidate]) -> list[float]:
     When an engine comes or goes, only keys of that engine move.
     """
     weights = [blake2b(b"%b\0%b" % (e.name.encode(), key), digest_size=8).digest() for e in engines]
-    owner = weights.index(max(weights))
-    return [1.0 if i == owner else 0.0 for i in range(len(engines))]
+    scores = [0.0] * len(engines)
+    scores[weights.index(max(weights))] = 1.0
+    return scores
