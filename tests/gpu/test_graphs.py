@@ -98,6 +98,11 @@ def test_graphs_equal_the_eager_twin(
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
 
 
+def test_graphs_equal_the_eager_twin_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    assert answers(folder, kv_cache_dtype="fp8") == answers(folder, kv_cache_dtype="fp8", cuda_graph="off")
+
+
 def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = answers(folder, cuda_graph="off")
     monkeypatch.setattr(build, "batch_sizes", lambda largest: [largest])
@@ -110,12 +115,12 @@ def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.
     assert sum(same) > 0.7 * sum(len(x) for x in eager)
 
 
-def logits_of(folder: Path, dtype: str, fusion: str) -> torch.Tensor:
+def logits_of(folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None) -> torch.Tensor:
     """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = build.make_model(options, read_config(folder), lambda done, total: None)
-        attention = build.make_kv(model, 16, 33, prefill="reference", decode="reference")
+        attention = build.make_kv(model, 16, 33, prefill="reference", decode="reference", dtype=kv)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
         step = Step(model, attention, state, upload)
@@ -148,6 +153,13 @@ def test_fusion_costs_no_precision(folder: Path) -> None:
     torch.testing.assert_close(logits_of(folder, "float32", "auto"), exact, atol=1e-3, rtol=1e-3)
     plain, fused = (logits_of(folder, "bfloat16", fusion) - exact for fusion in ("off", "auto"))
     assert fused.norm() < 1.1 * plain.norm() < 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("fusion", ["off", "auto"])
+def test_8_bit_kv_costs_what_its_precision_does(folder: Path, fusion: str) -> None:
+    exact = logits_of(folder, "float32", "off")
+    narrow = logits_of(folder, "bfloat16", fusion, torch.float8_e4m3fn) - exact
+    assert narrow.norm() < 0.2 * exact.norm()
 
 
 def test_a_seeded_request_alone_in_company_and_among_aborts(

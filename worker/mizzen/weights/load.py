@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from mizzen.layers.build import Target
+from mizzen.weights.stream import Header, Piece, stream
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
@@ -72,9 +75,11 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
     wanted = {target.name: target for target in targets}
     total = sum(size_of(target) for target in wanted.values())
     done, unexpected = 0, []
+    pieces: list[Piece] = []
     progress(0, total)
     for path in checkpoint_files(folder):
         try:
+            header = Header(path)
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (not a mapping)
                     target = wanted.pop(name, None)
@@ -82,15 +87,33 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
                         if not may_be_ignored(name, tied):
                             unexpected.append(name)
                         continue
-                    fill(path, file.get_slice(name), target)
+                    source = file.get_slice(name)
+                    check_shape(path, source, target)
+                    piece = header.piece(target) if target.into.device.type == "cuda" else None
+                    if piece is not None:
+                        pieces.append(piece)
+                        continue
+                    target.into.copy_(source[target.part])
                     done += size_of(target)
                     progress(done, total)
-        except (SafetensorError, OSError) as error:
+        except WeightsError:
+            raise
+        except (SafetensorError, OSError, ValueError, struct.error) as error:
             raise WeightsError(f"{path} cannot be read: {error}") from error
     if wanted:
         raise WeightsError(f"{folder}: tensors are missing: {some(wanted)}")
     if unexpected:
         raise WeightsError(f"{folder}: tensors are unexpected: {some(unexpected)}")
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
+    try:
+        stream(pieces, count)
+    except OSError as error:
+        raise WeightsError(f"{folder} cannot be read: {error}") from error
 
 
 def size_of(target: Target) -> int:
@@ -98,14 +121,17 @@ def size_of(target: Target) -> int:
     return target.into.numel() * target.into.element_size()
 
 
-def fill(path: Path, source: object, target: Target) -> None:
-    """Copy this rank's part of a tensor (a safetensors slice) to its place, converting its dtype."""
-    shape = tuple(source.get_shape())  # type: ignore[attr-defined]
+def check_shape(path: Path, source: Any, target: Target) -> None:
+    """Compare the shape of a tensor (a safetensors slice) with what is wanted.
+
+    Raises:
+        WeightsError: they differ.
+    """
+    shape = tuple(source.get_shape())
     if shape != target.shape:
         raise WeightsError(
             f"{path}: {target.name} has the shape {list(shape)}, config.json means {list(target.shape)}"
         )
-    target.into.copy_(source[target.part])  # type: ignore[index]
 
 
 def fill_dummy(targets: Iterable[Target], *, seed: int, progress: Progress) -> None:

@@ -1,0 +1,141 @@
+"""Brings ranges of files to a GPU through pinned memory, several at a time.
+
+Threads read blocks of files with `preadv` (which needs no interpreter lock) into pinned buffers of their own,
+from where the GPU copies them while the thread reads its next block into its other buffer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mizzen.layers.build import Target
+
+THREADS = 8
+BLOCK = 16 << 20
+"""Bytes that are read at once."""
+BUFFERS = 2
+"""Blocks that a thread has under way."""
+TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+LONGEST_HEADER = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a file and where they go."""
+
+    path: Path
+    start: int
+    into: torch.Tensor
+    """uint8, contiguous."""
+
+
+class Header:
+    """Where the tensors of a safetensors file lie."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is no safetensors file.
+        """
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > LONGEST_HEADER:
+                raise ValueError(f"its header is {size} bytes long")
+            self.entries = json.loads(file.read(size))
+        self.path = path
+        self.data = 8 + size
+
+    def piece(self, target: Target) -> Piece | None:
+        """Return the bytes of a target; None where they do not lie together, or are of another dtype."""
+        entry = self.entries[target.name]
+        rows, *rest = target.part
+        whole = all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True))
+        if TYPES.get(entry["dtype"]) != target.into.dtype or not whole or not target.into.is_contiguous():
+            return None
+        begin, end = entry["data_offsets"]
+        row_bytes = (end - begin) // target.shape[0]
+        start = self.data + begin + rows.start * row_bytes
+        return Piece(self.path, start, target.into.view(-1).view(torch.uint8))
+
+
+def blocks(pieces: list[Piece]) -> Iterator[Piece]:
+    """Cut pieces into blocks."""
+    for piece in pieces:
+        for first in range(0, len(piece.into), BLOCK):
+            yield Piece(piece.path, piece.start + first, piece.into[first : first + BLOCK])
+
+
+class Lane(threading.local):
+    """A thread's buffers, its stream and its open files."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self.buffers = [torch.empty(BLOCK, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS)]
+        self.stream = torch.cuda.Stream(device) if cuda else None
+        self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS
+        self.turn = 0
+
+    def fill(self, descriptor: int, piece: Piece) -> int:
+        """Read a block and start its copy; return its bytes.
+
+        Raises:
+            OSError: the file cannot be read, or ends too soon.
+        """
+        self.turn = (self.turn + 1) % BUFFERS
+        if (event := self.copied[self.turn]) is not None:
+            event.synchronize()
+        size = len(piece.into)
+        buffer = self.buffers[self.turn][:size]
+        view, done = memoryview(buffer.numpy()), 0
+        while done < size:
+            count = os.preadv(descriptor, [view[done:]], piece.start + done)
+            if not count:
+                raise OSError(f"{piece.path} ends at byte {piece.start + done}, in the middle of a tensor")
+            done += count
+        with torch.inference_mode():
+            if self.stream is None:
+                piece.into.copy_(buffer)
+            else:
+                with torch.cuda.stream(self.stream):
+                    piece.into.copy_(buffer, non_blocking=True)
+                self.copied[self.turn] = self.stream.record_event()
+        return size
+
+
+def stream(pieces: list[Piece], done: Callable[[int], None]) -> None:
+    """Read pieces, all for one device, to where they go; `done` is called with bytes as they are read.
+
+    Raises:
+        OSError: a file cannot be read, or ends too soon.
+    """
+    if not pieces:
+        return
+    device = pieces[0].into.device
+    lane = Lane(device)
+    descriptors = {path: os.open(path, os.O_RDONLY) for path in {piece.path for piece in pieces}}
+    try:
+        with ThreadPoolExecutor(THREADS, "mizzen-weights") as pool:
+            parts = blocks(pieces)
+            futures = [pool.submit(lane.fill, descriptors[part.path], part) for part in parts]
+            try:
+                for future in as_completed(futures):
+                    done(future.result())
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
