@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,15 @@ def test_the_process_that_tries_grammars_may_die(compiler: GrammarCompiler) -> N
     gk.wait(lambda: process.poll() is not None)
     assert gk.outcome(compiler, regex("after")).grammar
     assert compiler._sandbox._process is not process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_that_tries_grammars_is_light(compiler: GrammarCompiler) -> None:
+    assert gk.outcome(compiler, regex("light")).grammar
+    process = compiler._sandbox._process
+    assert process is not None
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    assert "Threads:\t1\n" in Path(f"/proc/{process.pid}/status").read_text()
 
 
 def test_texts_that_would_crash_a_parser_are_refused(compiler: GrammarCompiler) -> None:

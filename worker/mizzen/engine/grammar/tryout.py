@@ -16,70 +16,14 @@ import resource
 import signal
 import socket
 import sys
-import time
-
-import numpy as np
-import xgrammar
+from typing import Any
 
 from mizzen.core.params import Grammar, GrammarKind
-from mizzen.engine.grammar.build import Builder, Target
 from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.light import import_light
 from mizzen.engine.grammar.limits import GrammarLimits
 
 READY = b"r"
-WALK = 24
-"""Tokens that a child walks; what is slow is mostly slow from the beginning."""
-NO_MEMORY = ("bad_alloc", "Cannot allocate memory", "Resource temporarily unavailable")
-"""How the compiler says that memory (or room for a thread) is short."""
-
-
-def walk(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLimits) -> None:
-    """Follow a grammar for some tokens, as an answer would.
-
-    Raises:
-        GrammarError: nothing conforms to it, or a mask takes too long.
-    """
-    matcher, rng = xgrammar.GrammarMatcher(compiled), np.random.default_rng(0)
-    bits = np.empty((1, -(-vocab_size // 32)), np.int32)
-    for step in range(WALK):
-        began = time.process_time()
-        matcher.fill_next_token_bitmask(bits)
-        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size))
-        if not len(allowed):
-            raise GrammarError(
-                "nothing conforms to it" if not step else "its texts cannot be written in this model's tokens"
-            )
-        matcher.accept_token(int(rng.choice(allowed)))
-        took = time.process_time() - began
-        if took > limits.mask_seconds:
-            raise GrammarError(
-                f"to find the tokens that may come next takes {took * 1000:.0f} ms of processor time, and at "
-                f"most {limits.mask_seconds * 1000:.0f} may be: make it simpler (repetitions of groups and "
-                "large counts cost most)"
-            )
-        if matcher.is_terminated():
-            return
-
-
-def judge(builder: Builder, grammar: Grammar, vocab_size: int, limits: GrammarLimits) -> str:
-    """Return what is wrong with a grammar; empty when it can be used."""
-    try:
-        compiled = builder.compile(grammar)
-        held, most = compiled.memory_size_bytes, limits.compiled_bytes
-        if held > most:
-            return f"compiled, it takes {held} bytes, and at most {most} may be: make it smaller"
-        walk(compiled, vocab_size, limits)
-    except MemoryError:
-        return memory_fault(limits)
-    except GrammarError as error:
-        short = any(sign in str(error) for sign in NO_MEMORY)
-        return memory_fault(limits) if short else str(error)
-    return ""
-
-
-def memory_fault(limits: GrammarLimits) -> str:
-    """Return the reason for a grammar that takes too much memory."""
-    return f"to compile it takes more than {limits.compile_bytes >> 20} MiB: make it smaller"
 
 
 def bound(limits: GrammarLimits) -> None:
@@ -101,9 +45,14 @@ def read_job(stream: socket.socket) -> Grammar:
     return Grammar(GrammarKind(kind), text)
 
 
-def serve(control: socket.socket, target: Target, limits: GrammarLimits) -> None:
+def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits) -> None:
     """Fork for each socket that comes, until the engine is gone."""
-    builder = Builder(target, threads=threads(), nesting=limits.nesting)
+    import_light()
+    from mizzen.engine.grammar.build import Builder, Target
+    from mizzen.engine.grammar.judge import judge
+
+    model = Target(**{**target, "end_token_ids": tuple(target["end_token_ids"])})
+    builder = Builder(model, threads=threads(), nesting=limits.nesting)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     control.sendall(READY)
     while True:
@@ -118,7 +67,7 @@ def serve(control: socket.socket, target: Target, limits: GrammarLimits) -> None
                 try:
                     control.close()
                     bound(limits)
-                    verdict = judge(builder, read_job(stream), target.vocab_size, limits)
+                    verdict = judge(builder, read_job(stream), model.vocab_size, limits)
                     stream.sendall(json.dumps({"fault": verdict}).encode())
                     code = 0
                 finally:
@@ -140,10 +89,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the engine gets them too, and ends this by closing its end
     os.nice(5)
-    target = Target(**{**args.target, "end_token_ids": tuple(args.target["end_token_ids"])})
     with socket.socket(fileno=args.fd) as control:
         try:
-            serve(control, target, GrammarLimits(**args.limits))
+            serve(control, args.target, GrammarLimits(**args.limits))
         except GrammarError as error:
             control.sendall(json.dumps({"fault": str(error)}).encode())
         except ConnectionError:
