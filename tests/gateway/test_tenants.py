@@ -98,7 +98,10 @@ def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("keys: [", "line 1: this is no YAML"),
+        ("keys: [", ": this is no YAML"),
+        ("keys:\n  - name: a\n    key: !secret-123456 x", "line 3: this is no YAML"),
+        ("keys:\n  - 'secret", "this is no YAML"),
+        ("keys: \xff\xfe\x00", "this is no YAML"),
         ("keys: 3", "array"),
         ("other: []", "unknown field"),
         (key_file({"key": "secret-123456"}), "`name`"),

@@ -144,4 +144,6 @@ def _check(response: httpx.Response) -> None:
         message = text.strip()[:500] or response.reason_phrase
     retry = response.headers.get("retry-after")
     again = f" (try again in {retry} s)" if retry else ""
+    if response.status_code == 401:
+        again = f" (${KEY_VARIABLE} holds the key that is sent)"
     raise ServiceError(f"{response.status_code}: {message}{again}")

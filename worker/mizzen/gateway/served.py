@@ -129,7 +129,8 @@ class Service:
                 await self.admission.empty.wait()
         except TimeoutError:
             pass
-        await self.table.close()
+        finally:
+            await self.table.close()
 
 
 class Services:

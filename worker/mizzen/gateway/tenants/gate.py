@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.record import record_of
-from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read_files
+from mizzen.gateway.tenants.keys import Grant, KeyRing, KeysUnusable, parse_files, read_files
 from mizzen.gateway.tenants.tenant import Tenant, everyone
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ class Tenants:
         self._everyone = everyone()
         self._problem = ""
         if self._paths:
-            self._use(read_files(self._paths))
+            files = read_files(self._paths)
+            self._use(files, parse_files(files))
         else:
             log.warning("no API keys are configured (--api-keys-file): the gateway serves everyone")
 
@@ -60,7 +61,7 @@ class Tenants:
             try:
                 files = await asyncio.to_thread(read_files, self._paths)
                 if files != self._files:
-                    self._use(files)
+                    self._use(files, await asyncio.to_thread(parse_files, files))
                 self._problem = ""
             except KeysUnusable as error:
                 if str(error) != self._problem:  # said once, not every second
@@ -68,8 +69,7 @@ class Tenants:
                     log.error("API keys cannot be read", extra={"fields": fields})
                 self._problem = str(error)
 
-    def _use(self, files: dict[Path, bytes]) -> None:
-        grants = parse_files(files)
+    def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
         tenants: dict[str, Tenant] = {}
         for grant in grants:
             tenant = self._tenants.get(grant.name)

@@ -124,24 +124,28 @@ def parse_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
 
 def _decode(path: Path, content: bytes) -> KeyFile:
     try:
-        return msgspec.convert(yaml.load(content, Loader=_Loader), KeyFile)
+        return msgspec.convert(_read_yaml(content), KeyFile)
     except msgspec.ValidationError as error:
         raise KeysUnusable(f"{path}: {error}") from None
-    except yaml.MarkedYAMLError as error:  # its text quotes the file, so it is not shown
+    except yaml.MarkedYAMLError as error:  # the text of all but these quotes the file, so it is not shown
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise KeysUnusable(f"{path}{line}: this is no YAML: {error.problem}") from None
+        shown = type(error) in (yaml.MarkedYAMLError, yaml.scanner.ScannerError, yaml.parser.ParserError)
+        raise KeysUnusable(f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise KeysUnusable(f"{path}: this is no YAML") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without aliases, which could make a small file huge."""
+def _read_yaml(content: bytes) -> object:
+    """Return what YAML says, without aliases, which could make a small file huge.
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not read", event.start_mark)
-        return super().compose_node(parent, index)
+    Raises:
+        yaml.YAMLError: it is malformed, or has aliases.
+    """
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+    for event in yaml.parse(content, Loader=loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=event.start_mark)
+    return yaml.load(content, Loader=loader)
 
 
 def _grant(where: str, entry: KeyEntry) -> Grant:
