@@ -24,6 +24,8 @@ from typing import Annotated
 
 import msgspec
 import yaml
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_PRIORITY = 8
@@ -129,7 +131,7 @@ def _decode(path: Path, content: bytes) -> KeyFile:
         raise KeysUnusable(f"{path}: {error}") from None
     except yaml.MarkedYAMLError as error:  # the text of all but these quotes the file, so it is not shown
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        shown = type(error) in (yaml.MarkedYAMLError, yaml.scanner.ScannerError, yaml.parser.ParserError)
+        shown = type(error) in (yaml.MarkedYAMLError, ScannerError, ParserError)
         raise KeysUnusable(f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise KeysUnusable(f"{path}: this is no YAML") from None
