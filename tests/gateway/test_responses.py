@@ -315,7 +315,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ({"metadata": {"a": "b" * 513}}, "metadata"),
-    ({"metadata": {"a": 1}}, "metadata[...]"),
+    ({"metadata": {"a": 1}}, "metadata"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 100_000}, "input"),
     ({"temperature": 3}, "temperature"),
