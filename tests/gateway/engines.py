@@ -58,6 +58,8 @@ class Behaviour:
     refuse: RefusalCode | None = None
     draining: bool = False
     cached_tokens: int = 0
+    first_token_seconds: float = 0.125
+    """What it says of itself."""
     fault: str = ""
     """gap, garbage, short, error, forget, restart, silent or mute: what goes wrong after `fault_after`
     tokens."""
@@ -202,7 +204,10 @@ class ScriptedEngine:
 
     def _finish(self, run: Run, reason: FinishReason, stop: int | None = None) -> Finish:
         prompt = len(run.message.prompt) // 4 - run.message.generated
-        return Finish(run.message.rid, int(reason), prompt, self.does.cached_tokens, run.given, stop)
+        wait = self.does.first_token_seconds
+        return Finish(
+            run.message.rid, int(reason), prompt, self.does.cached_tokens, run.given, stop, "", wait
+        )
 
     def _step(self) -> None:
         for key, run in list(self._runs.items()):

@@ -118,6 +118,7 @@ async def test_a_request_is_a_trace(scripted: Any, live: Any, until: Any, collec
     assert sorted(children) == ["engine", "queue", "route", "tokenize"]
     (attempt,) = children["engine"]
     assert attributes(attempt)["route.reason"] == "only"
+    assert attributes(attempt)["engine.first_token_seconds"] == 0.125
     parts = collector.children(attempt)
     assert sorted(parts) == ["decode", "prefill"]
     assert parts["prefill"][0].end_time_unix_nano == parts["decode"][0].start_time_unix_nano

@@ -23,13 +23,15 @@ class Attempt:
     sent: float
     first_token: float | None = None
     ended: float | None = None
+    engine_seconds: float = 0.0
+    """Until its first token by the engine's own clock; 0 where the engine did not say."""
     error: str = ""
     """Why the engine did not finish it: one word."""
 
-    def end(self, error: str = "") -> None:
+    def end(self, error: str = "", engine_seconds: float = 0.0) -> None:
         """Note that the engine has nothing of the request any more."""
         if self.ended is None:
-            self.ended, self.error = time.monotonic(), error
+            self.ended, self.error, self.engine_seconds = time.monotonic(), error, engine_seconds
 
 
 @dataclass(slots=True)

@@ -97,7 +97,8 @@ class Running:
         if self._held:
             self._held = False
             if self.attempt is not None:
-                self.attempt.end(error)
+                told = self.finish.first_token_seconds if self.finish is not None else 0.0
+                self.attempt.end(error, told)
             self.engine.release(self._cost)
 
     async def _next(self) -> tuple[list[int], Finish | None]:

@@ -80,6 +80,8 @@ class OpenTelemetry:
         inside = set_span_in_context(span, Context())
         for name, began, end in parts(record, attempt):
             self._span(record, name, inside, began, end)
+        if attempt.engine_seconds > 0:
+            span.set_attribute("engine.first_token_seconds", attempt.engine_seconds)
         if attempt.error:
             span.set_status(Status(StatusCode.ERROR, attempt.error))
         span.end(nanoseconds(record, ended))

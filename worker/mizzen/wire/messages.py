@@ -155,6 +155,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     stop_token: int | None = None
     message: str = ""
+    first_token_seconds: float = 0.0
+    """From its arrival in the engine to its first token, by the engine's clock; 0 without one."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -102,7 +102,8 @@ class Outbox:
             if peer:
                 peer.unstarted -= 1
         self.table.start(first)
-        return now - self.table.arrival[first]
+        waits = self.table.wait[first] = now - self.table.arrival[first]
+        return waits
 
     def _end(self, ended: Iterable[Finished]) -> dict[int, list[Finish]]:
         """Free requests that ended, and return what to tell their owners."""
@@ -120,7 +121,7 @@ class Outbox:
                 if end.refused:
                     self.refuse(peer.identity, handle, RefusalCode.INVALID, end.message)
                 elif rid not in self._answered:
-                    by_owner.setdefault(owner, []).append(_finish(end, handle))
+                    by_owner.setdefault(owner, []).append(_finish(end, handle, float(table.wait[rid])))
             table.release(rid)
             self._answered.discard(rid)
             self._aborts.pop(rid, None)  # the id may be given out again before the abort is taken
@@ -310,7 +311,7 @@ class Outbox:
         return True
 
 
-def _finish(end: Finished, handle: int) -> Finish:
+def _finish(end: Finished, handle: int, wait: float) -> Finish:
     return Finish(
         handle,
         int(end.reason),
@@ -319,4 +320,5 @@ def _finish(end: Finished, handle: int) -> Finish:
         end.output_tokens,
         end.stop_token,
         end.message,
+        wait,
     )

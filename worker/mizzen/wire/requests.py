@@ -22,6 +22,8 @@ class RequestTable:
         self.owner: NDArray[np.int16] = np.zeros(capacity, dtype=np.int16)
         self.handle: NDArray[np.uint32] = np.zeros(capacity, dtype=np.uint32)
         self.arrival: NDArray[np.float64] = np.zeros(capacity)
+        self.wait: NDArray[np.float64] = np.zeros(capacity)
+        """Seconds from arrival to the first token; 0 before."""
         self.started: NDArray[np.bool_] = np.zeros(capacity, dtype=bool)
         self.generation: Int64 = np.zeros(capacity, dtype=np.int64)
         self._free = list(range(capacity - 1, -1, -1))
@@ -41,6 +43,7 @@ class RequestTable:
         self.owner[rid] = owner
         self.handle[rid] = handle
         self.arrival[rid] = now
+        self.wait[rid] = 0.0
         self.started[rid] = False
         self.owners[owner] = self.owners.get(owner, 0) + 1
         self.unstarted += 1
@@ -74,7 +77,7 @@ class RequestTable:
 
     def _grow(self) -> None:
         old = len(self.owner)
-        for name in ("owner", "handle", "arrival", "started", "generation"):
+        for name in ("owner", "handle", "arrival", "wait", "started", "generation"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         self._free = list(range(2 * old - 1, old - 1, -1))
