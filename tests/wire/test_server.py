@@ -111,6 +111,7 @@ def test_streams_are_numbered_and_end_once(bench: Any) -> None:
     assert (frame.step, column(frame.rids), column(frame.offsets)) == (2, [1000], [1])
     (end,) = frame.finished
     assert (end.rid, end.reason, end.prompt_tokens, end.output_tokens) == (1000, FinishReason.STOP, 3, 2)
+    assert end.first_token_seconds == 0.5
     again = bench.submit(gateway, 1000)  # the handle is free again
     assert again == first  # and so is the engine's id
     assert bench.aborts == []
