@@ -240,7 +240,11 @@ def measure(setting: Setting) -> dict[str, Any]:
                 print("more than it takes:")
                 found["full"] = tell(streams(setting, gateway, 4 * options.concurrency))
             if "added" in phases:
-                rate = options.rate or 0.6 * found.get("requests_per_second_per_core", 150.0)
+                full = min(
+                    found.get("requests_per_second_per_core", 150.0),
+                    found.get("chunks_per_second_per_core", 15_000.0) / options.output_tokens,
+                )
+                rate = options.rate or 0.6 * full
                 runs = [added(setting, gateway, engines, rate) for _ in range(options.repeat)]
                 found |= {"added": tell(min(runs, key=lambda run: run["added_ms"]["p99"]))}
                 found |= {key: found["added"].pop(key) for key in ("added_ms", "added_first_token_ms")}
