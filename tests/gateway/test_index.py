@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mizzen.core.blocks import block_hashes
 from mizzen.gateway.breaker import Breaker, BreakerLimits, BreakerState
 from mizzen.gateway.route.index import BLOCK_BYTES, GUESS_SECONDS, EnginePrefixes, PrefixBudget
+from mizzen.server.simulate import SimulateConfig, SimulatedEngine
+from mizzen.wire.messages import PROTOCOL, Hello
 
 NAMES = st.lists(st.integers(0, 40), max_size=12, unique=True)
 CAPACITY = 24
@@ -134,6 +140,39 @@ def test_engines_share_one_bound() -> None:
     budget.share(engines)
     assert sum(len(engine) for engine in engines) <= 1000
     assert all(engine.match(list(range(100))) == 100 for engine in engines), "first blocks stay longest"
+
+
+async def test_gateways_know_what_an_engine_holds(live: Any, model_folder: Path, until: Any) -> None:
+    """Over the real wire, from the real radix cache, with evictions: old, new and reconnected ones agree."""
+    options = {"kv_cache_tokens": 4096, "step_milliseconds": 1.0, "drain_timeout_seconds": 0.2}
+    config = SimulateConfig(
+        model=str(model_folder), served_name="demo", wire_bind="tcp://127.0.0.1:*", **options
+    )
+
+    def known(gateway: Any) -> set[int]:
+        (engine,) = gateway.gateway.table
+        return {name for name, until in engine.prefixes._names.items() if until is None}
+
+    draw = random.Random(5)
+    shared = [draw.randrange(5, 400) for _ in range(200)]
+    with SimulatedEngine(config) as engine:
+        gateways = [await live(engine.endpoint) for _ in range(2)]
+
+        async def ask(number: int) -> None:
+            own = [draw.randrange(5, 400) for _ in range(draw.randrange(20, 600))]
+            client = gateways[number % 2].client()
+            await client.completions.create(model="demo", prompt=shared + own, max_tokens=8)
+
+        for _ in range(6):
+            await asyncio.gather(*(ask(number) for number in range(8)))
+        (link,) = [one.link for one in gateways[0].gateway.table]
+        link._send(Hello(PROTOCOL, "anew"))  # what it knew is void, and told anew
+        await asyncio.gather(*(ask(number) for number in range(4)))
+        late = await live(engine.endpoint)
+        await until(lambda: known(late) and known(late) == known(gateways[0]) == known(gateways[1]))
+        blocks = tuple(block_hashes(np.array(shared, dtype=np.int32)))
+        assert set(blocks) <= known(late), "what all requests share was in use to the end"
+        assert len(known(late)) <= 4096 // 64
 
 
 class BreakerMachine(RuleBasedStateMachine):

@@ -145,18 +145,20 @@ class Strike:
         busiest = max(self._gateway.gateway.table, key=lambda engine: engine.link.open_streams)
         self.streams = busiest.link.open_streams
         self.victim = next(one for one in self._engines if one.endpoint == busiest.found.endpoint)
-        os.kill(self.victim.rank.pid, self._number)
+        whom = self.victim.process if self._number == signal.SIGTERM else self.victim.rank
+        os.kill(whom.pid, self._number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 async def test_a_simulated_engine_is_struck_in_mid_stream(
     live: Any, until: Any, processes: Any, model_folder: Path, number: int
 ) -> None:
-    """Its tokens are hashes of all that came before, and of the seed: one wrong token changes all others."""
-    engines = [
-        processes(SIMULATED, model=model_folder, served_name="demo", step_milliseconds=8, revision="r")
-        for _ in range(2)
-    ]
+    """Its tokens are hashes of all that came before, and of the seed: one wrong token changes all others.
+
+    SIGTERM drains it, for a time in which no answer ends; what is left then is handed over.
+    """
+    options = {"step_milliseconds": 8, "revision": "r", "drain_timeout_seconds": 0.2}
+    engines = [processes(SIMULATED, model=model_folder, served_name="demo", **options) for _ in range(2)]
     gateway = await live(*engines, wait=False, **PATIENT)
     await serving(gateway, until, engines)
     async with openai.AsyncOpenAI(
@@ -168,7 +170,10 @@ async def test_a_simulated_engine_is_struck_in_mid_stream(
         check(await all_kinds(client, strike), calm)
     assert strike.victim is not None
     assert strike.streams > 0
-    assert "mizzen_gateway_resumes_total{" in gateway.gateway.metrics_text().decode()
+    text = gateway.gateway.metrics_text().decode()
+    assert "mizzen_gateway_resumes_total{" in text
+    if number == signal.SIGTERM:
+        assert 'mizzen_gateway_resumes_total{cause="handover"}' in text
 
 
 async def test_a_real_engine_is_killed_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
