@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,6 +200,26 @@ def test_an_object_of_anothers_is_left_alone(harbour: Harbour) -> None:
     assert harbour.get("ConfigMap")["data"] == {"mine": "yes"}
     harbour.api.delete("ConfigMap", harbour.namespace, NAME)
     harbour.settle("first")
+
+
+def test_nothing_is_written_once_all_is_well(harbour: Harbour) -> None:
+    """No two looks at services that share a gateway undo each other's work."""
+    harbour.create("first")
+    harbour.create("second", gateway={"replicas": 2}, model={"aliases": ["first"]})
+    harbour.settle("first")
+    harbour.eventually(lambda: harbour.condition("second", "Conflict")["status"] == "True")
+
+    def versions() -> list[str]:
+        bodies = [harbour.get(kind) for kind in SHARED]
+        bodies += harbour.api.list("InferenceService", harbour.namespace)
+        return [body["metadata"]["resourceVersion"] for body in bodies]
+
+    def idle() -> bool:
+        before = versions()
+        time.sleep(8)  # the gateways are asked every 5 s
+        return versions() == before
+
+    harbour.eventually(idle, 90)
 
 
 def test_dedicated_services_beside_them_keep_their_own(harbour: Harbour) -> None:
