@@ -32,6 +32,7 @@ class Running:
         self.finish: Finish | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
         """Of the prompt's tokens from the second on, where asked for; complete with the first token."""
+        self._pin = engine.pin  # as of now: an engine that is lost serves nothing
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
@@ -56,8 +57,8 @@ class Running:
             except EngineRefused as error:
                 self._adopt(await self._resume(self, StreamLost("refused", str(error))))
             else:
-                if not self.job.given:
-                    self.job.pin = self.engine.pin
+                if self.job.pin is None:
+                    self.job.pin = self._pin
                 self.job.given.extend(tokens)
                 return tokens, finish
 
