@@ -349,6 +349,20 @@ async def test_priority_is_bounded_by_the_key_and_reaches_the_engine(
         await ask(BOB, priority=9)
 
 
+async def test_a_key_may_have_a_prefix_cache_of_its_own(live: Any, scripted: Any, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    alone = [{"name": f"k{n}", "key": f"sk-isolated-{n}", "isolateCache": True} for n in range(2)]
+    path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}, *alone))
+    engine = scripted()
+    gateway = await live(engine, api_keys_file=(str(path),))
+    for key in (ALICE, BOB, "sk-isolated-0", "sk-isolated-1", "sk-isolated-0"):
+        await gateway.client(key).completions.create(model="demo", prompt="a", max_tokens=1)
+    salts = [request.salt for request in engine.requests]
+    assert salts[:2] == [b"", b""]
+    assert salts[2] == salts[4] != salts[3]
+    assert len(set(salts)) == 3
+
+
 # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -37,7 +37,14 @@ def new_job(
     if record.keeps_prompt:
         record.prompt = wish.messages or wish.prompt
     session = session_of(scope["headers"], wish.session)
-    return Job(wish=wish, ticket=ticket, priority=ticket.priority, session=session, record=record)
+    return Job(
+        wish=wish,
+        ticket=ticket,
+        priority=ticket.priority,
+        salt=ticket.tenant.grant.salt,
+        session=session,
+        record=record,
+    )
 
 
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:

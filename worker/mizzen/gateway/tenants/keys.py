@@ -47,6 +47,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_parallel: Limit | None = None
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     weight: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    isolate_cache: bool = False
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +72,8 @@ class Grant:
     """Of its requests, unless they ask for less."""
     weight: float = 1.0
     """Its share of the engines beside other keys."""
+    salt: bytes = b""
+    """Only requests of equal salts share cached prefixes."""
 
     def __repr__(self) -> str:
         return f"Grant(name={self.name!r})"  # the digest stays out of logs
@@ -165,6 +168,7 @@ def _grant(where: str, entry: KeyEntry) -> Grant:
         max_parallel=entry.max_parallel,
         priority=entry.priority,
         weight=entry.weight,
+        salt=hashlib.sha256(b"key " + entry.name.encode()).digest()[:16] if entry.isolate_cache else b"",
     )
 
 
