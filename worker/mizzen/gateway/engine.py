@@ -1,0 +1,320 @@
+"""One engine as the gateway sees it: its connection, tokenizer, cached prefixes, load and health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import zmq.asyncio
+
+from mizzen.gateway.breaker import Breaker, BreakerLimits
+from mizzen.gateway.route.index import EnginePrefixes, names_of
+from mizzen.gateway.route.plugins import Pin
+from mizzen.gateway.suspicion import Suspicion, SuspicionLimits
+from mizzen.gateway.text.model import TextModel, TextModels
+from mizzen.gateway.text.tokenizer import FILES
+from mizzen.wire.client import Link
+from mizzen.wire.codec import MalformedFrame
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.messages import Blocks, Welcome
+from mizzen.wire.stream import EngineStream, StreamLost
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.2
+MAX_PAUSE_SECONDS = 5.0
+"""Between two tries to get an engine's files."""
+FOREIGN_REQUEST_TOKENS = 512.0
+"""Counted for a request of another gateway until this one knows how large requests are."""
+MEMORY = 0.02
+"""Weight of the newest request in the mean size of requests."""
+NO_PIN = Pin("", "", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An engine as discovery reports it."""
+
+    name: str
+    uid: str
+    endpoint: str
+    revision: str = ""
+    terminating: bool = False
+    """It ends what it has, and gets nothing new."""
+
+
+class TypicalRequest:
+    """How many tokens a request of this gateway has in work on average; one of another counts as much."""
+
+    def __init__(self) -> None:
+        self.tokens = FOREIGN_REQUEST_TOKENS
+
+    def saw(self, tokens: float) -> None:
+        """Note a request."""
+        self.tokens += MEMORY * (tokens - self.tokens)
+
+
+class Engine:
+    """One engine: its connection, tokenizer, the prefixes that it holds, its load and its health."""
+
+    def __init__(
+        self,
+        found: Found,
+        texts: TextModels,
+        on_change: Callable[[], None],
+        typical: TypicalRequest | None = None,
+        breaker: BreakerLimits | None = None,
+        suspicion: SuspicionLimits | None = None,
+    ) -> None:
+        self.found = found
+        self.prefixes = EnginePrefixes()
+        self.text: TextModel | None = None
+        self.requests = 0
+        self.tokens = 0.0
+        self.gone = False
+        """Discovery no longer reports it."""
+        self.breaker = Breaker(breaker)
+        self.suspicion = Suspicion(suspicion)
+        self.waiting: set[EngineStream] = set()
+        """Requests without a first token."""
+        self._texts = texts
+        self._on_change = on_change
+        self._typical = typical or TypicalRequest()
+        self._full_until = 0.0
+        self._prepared: Welcome | None = None
+        self._incarnation = ""
+        self._problem = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.link: Link
+
+    def start(
+        self,
+        gateway: str,
+        context: zmq.asyncio.Context,
+        keys: WireKeys | None,
+        *,
+        timeout: float,
+        lost: float,
+    ) -> None:
+        """Connect, and stay connected until `stop`.
+
+        Raises:
+            ValueError: the endpoint is malformed, or needs keys.
+        """
+        self.link = Link(
+            self.found.endpoint,
+            gateway=gateway,
+            context=context,
+            keys=keys,
+            timeout_seconds=timeout,
+            lost_seconds=lost,
+            on_change=self._changed,
+            on_blocks=self._blocks,
+        )
+        self._spawn(self.link.run())
+
+    async def stop(self) -> None:
+        """Close the connection; its streams fail."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ── what routing asks ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        """See `Candidate`."""
+        return self.found.name
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets nothing new for good."""
+        return self.gone or self.found.terminating or self.link.draining
+
+    @property
+    def serving(self) -> bool:
+        """See `Candidate`."""
+        link = self.link
+        answers = link.welcome is not None and not link.silent
+        return answers and self.text is not None and not self.draining
+
+    @property
+    def full(self) -> bool:
+        """See `Candidate`."""
+        if self.requests >= self.room or not self.breaker.allows:
+            return True
+        return time.monotonic() < self._full_until
+
+    @property
+    def suspect(self) -> bool:
+        """See `Candidate`."""
+        return self.suspicion.suspect
+
+    @property
+    def room(self) -> int:
+        """Requests that it runs at once, and a quarter more that queue there so that no slot stays empty."""
+        running = self.link.welcome.max_running_requests if self.link.welcome else 0
+        return running + max(8, running // 4) if running else 0
+
+    @property
+    def load(self) -> float:
+        """See `Candidate`."""
+        stats = self.link.stats
+        foreign = max(0, stats.running + stats.waiting - self.requests) if stats else 0
+        return self.tokens + foreign * self._typical.tokens
+
+    @property
+    def context_length(self) -> int:
+        """See `Candidate`."""
+        return self.link.welcome.context_length if self.link.welcome else 0
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Of the tokenizer that its requests must be made with."""
+        return self.text.name if self.text else ""
+
+    @property
+    def pin(self) -> Pin:
+        """See `Candidate`."""
+        welcome = self.link.welcome
+        return Pin(welcome.model, welcome.revision, self.tokenizer_hash) if welcome else NO_PIN
+
+    @property
+    def state(self) -> str:
+        """Its state in the admin API."""
+        if self.draining:
+            return "draining"
+        if self.serving:
+            return "serving"
+        return "broken" if self._problem or self.link.problem else "connecting"
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it."""
+        return self._problem or self.link.problem
+
+    @property
+    def revision(self) -> str:
+        """The revision that it serves."""
+        return self.link.welcome.revision if self.link.welcome else self.found.revision
+
+    # ── what happens to it ────────────────────────────────────────────────────────────────────────────────
+
+    def leave_alone(self, seconds: float) -> None:
+        """Route nothing there for a while: it has refused a request."""
+        self._full_until = time.monotonic() + seconds
+        asyncio.get_running_loop().call_later(seconds, self._on_change)
+
+    def take(self, tokens: float) -> None:
+        """Count a request as in work."""
+        self.requests += 1
+        self.tokens += tokens
+        self._typical.saw(tokens)
+
+    def release(self, tokens: float) -> None:
+        """End the count of a request."""
+        self.requests -= 1
+        self.tokens = self.tokens - tokens if self.requests else 0.0
+        self._on_change()
+
+    def succeeded(self, period: int) -> None:
+        """Note that a request got its first token, or its answer."""
+        closed = self.breaker.state
+        self.breaker.success(period)
+        if closed is not self.breaker.state:
+            log.info("engine gets requests again", extra={"fields": {"engine": self.name}})
+            self._on_change()
+
+    def failed(self, period: int) -> None:
+        """Note that a request was lost here, or got no token in time."""
+        if not self.breaker.failure(period):
+            return
+        pause = self.breaker.remaining
+        fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.opened}
+        log.warning("engine fails and is left alone", extra={"fields": fields})
+        asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
+
+    def look(self) -> None:
+        """Look whether it should have been heard."""
+        if self.suspicion.look(self.link):
+            fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
+            log.warning("engine should have been heard", extra={"fields": fields})
+            self._on_change()
+
+    def give_up_waiting(self, reason: str) -> None:
+        """Fail the requests that have no token yet, so that they are tried elsewhere."""
+        for stream in tuple(self.waiting):
+            stream.abort()
+            stream.fail(StreamLost("suspect", reason))
+
+    def _changed(self) -> None:
+        welcome = self.link.welcome
+        if welcome is not None and welcome.incarnation != self._incarnation:
+            self._incarnation = welcome.incarnation
+            self.breaker.reset()
+        if welcome is None:
+            self.text = self._prepared = None
+            self.prefixes.clear()
+        elif self._prepared is not welcome:
+            self._prepared, self._problem = welcome, ""
+            self._spawn(self._prepare(welcome))
+        self._on_change()
+
+    def _blocks(self, message: Blocks) -> None:
+        self.prefixes.event(names_of(message.stored), names_of(message.evicted), message.reset)
+
+    async def _prepare(self, welcome: Welcome) -> None:
+        """Get the tokenizer that requests to this engine must be made with, while it stays connected."""
+        pause = FIRST_PAUSE_SECONDS
+        while self.link.welcome is welcome:
+            try:
+                text = await self._fetch(welcome.tokenizer_hash)
+            except StreamLost as lost:  # with the connection, which ends this, or a part that did not come
+                self._problem = str(lost)
+            except (ValueError, MalformedFrame) as error:
+                self._unusable(str(error))
+                return
+            except Exception as error:  # the files are the engine's: whatever they do here must be said
+                log.exception("a model's files cannot be read")
+                self._unusable(f"{type(error).__name__}: {error}")
+                return
+            else:
+                self._use(welcome, text)
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _fetch(self, name: str) -> TextModel:
+        """Return a text model that is known already, or made from the engine's files.
+
+        Raises:
+            StreamLost: the engine did not send them.
+            ValueError, MalformedFrame: they are none of which a text model can be made.
+        """
+        text = self._texts.get(name)
+        if text is None:
+            files = await self.link.fetch_files(FILES)
+            text = await self._texts.build(name, files)
+        return text
+
+    def _unusable(self, reason: str) -> None:
+        self._problem = reason
+        log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": reason}})
+        self._on_change()
+
+    def _use(self, welcome: Welcome, text: TextModel) -> None:
+        if self.link.welcome is welcome:
+            self.text, self._problem = text, ""
+            self._texts.add(text)
+            log.info("engine is serving", extra={"fields": {"engine": self.name, "revision": self.revision}})
+            self._on_change()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
