@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grammar_kit as gk
 import numpy as np
@@ -153,6 +154,41 @@ def test_nobody_waiting_takes_a_grammar_out_of_the_queue(folder: Path) -> None:
         assert compiler.counts.compiled == 2
     finally:
         compiler.close()
+
+
+def test_what_nobody_waits_for_holds_no_place_once_it_is_compiled(folder: Path) -> None:
+    compiler = gk.compiler(folder, workers=1, waiting=1)
+    try:
+        with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
+            assert compiler.find(regex("left")) is None
+            future = compiler._running[regex("left")]
+            gk.wait(future.running)
+            compiler.forget(regex("left"))
+        gk.wait(future.done)
+        assert compiler.find(regex("next")) is None  # it is compiled, not refused
+        assert gk.outcome(compiler, regex("next")).grammar
+        assert compiler.find(regex("left")) is not None  # kept for whoever comes next
+        assert not compiler._forgotten
+    finally:
+        compiler.close()
+
+
+def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: Any, **named: Any) -> None:
+        raise AssertionError("a pattern may take seconds to be tried, with the interpreter's lock held")
+
+    monkeypatch.setattr("mizzen.engine.grammar.build.check_schema", never)
+    monkeypatch.setattr("mizzen.engine.grammar.build.check_pattern", never)
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"type": "integer"}}}
+    for kind, text in (
+        (GrammarKind.JSON_SCHEMA, '{"type": "integer"}'),
+        (GrammarKind.REGEX, "a+"),
+        (GrammarKind.STRUCTURAL_TAG, json.dumps(tag)),
+    ):
+        assert compiled_text(compiler, Grammar(kind, text)) == text
+    assert "not enforced" in gk.outcome(compiler, Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')).fault
 
 
 def test_models_without_end_token_or_tokenizer_say_so(folder: Path, tmp_path: Path) -> None:

@@ -66,13 +66,18 @@ class Builder:
         )
         return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
 
-    def compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    def compile(self, grammar: Grammar, *, checked: bool = False) -> xgrammar.CompiledGrammar:
         """Compile a grammar.
+
+        With `checked` it came through here before: its text is not looked at again. That may take long, and
+        (unlike the compiler) with the interpreter's lock held.
 
         Raises:
             GrammarError: it is wrong, or asks for what is not enforced; says what.
         """
         try:
+            if not checked:
+                self._check(grammar.kind, grammar.text)
             return self._compile(grammar.kind, grammar.text)
         except GrammarError:
             raise
@@ -80,23 +85,33 @@ class Builder:
             reason = _PLACE.sub("", str(error).strip().split("\n")[0])
             raise GrammarError(f"the {grammar.kind} cannot be used: {reason[:500]}") from None
 
-    def _compile(self, kind: GrammarKind, text: str) -> xgrammar.CompiledGrammar:
-        if kind is GrammarKind.JSON_OBJECT:
-            return self._json.compile_grammar(JSON_OBJECT)
+    def _check(self, kind: GrammarKind, text: str) -> None:
+        """Refuse what the compiler would read otherwise than it is meant, or would not enforce.
+
+        Raises:
+            GrammarError: says what.
+        """
         if kind is GrammarKind.JSON_SCHEMA:
             check_schema(read_json(text, self._nesting))
-            return self._json.compile_json_schema(text, any_whitespace=False, separators=SEPARATORS)
-        if kind is GrammarKind.REGEX:
+        elif kind is GrammarKind.REGEX:
             try:
                 check_pattern(text, quoted=False)
             except GrammarError as error:
                 raise GrammarError(f"the regex {error}") from None
+        elif kind is GrammarKind.STRUCTURAL_TAG:
+            for schema in schemas_of(read_json(text, self._nesting)):
+                check_schema(schema)
+
+    def _compile(self, kind: GrammarKind, text: str) -> xgrammar.CompiledGrammar:
+        if kind is GrammarKind.JSON_OBJECT:
+            return self._json.compile_grammar(JSON_OBJECT)
+        if kind is GrammarKind.JSON_SCHEMA:
+            return self._json.compile_json_schema(text, any_whitespace=False, separators=SEPARATORS)
+        if kind is GrammarKind.REGEX:
             return self._text.compile_regex(one_line(text))
         if kind is GrammarKind.EBNF:
             return self._text.compile_grammar(text)
         tag = read_json(text, self._nesting)
-        for schema in schemas_of(tag):
-            check_schema(schema)
         return self._text.compile_structural_tag(json.dumps(bounded_strings(tag)))
 
 

@@ -58,6 +58,8 @@ class GrammarCompiler:
         self._builder: Builder | None = None
         self._lock = Lock()
         self._running: dict[Grammar, Future[Outcome]] = {}
+        self._forgotten: set[Grammar] = set()
+        """Of those that run, the ones that nobody waits for."""
         self._kept: OrderedDict[Grammar, Outcome] = OrderedDict()
         """The least recently used first."""
         self._kept_bytes = 0
@@ -76,6 +78,7 @@ class GrammarCompiler:
             self._refused.move_to_end(grammar)
             return Outcome(None, self._refused[grammar])
         future = self._running.get(grammar)
+        self._forgotten.discard(grammar)
         if future is None:
             return self._begin(grammar)
         if not future.done():
@@ -86,8 +89,12 @@ class GrammarCompiler:
     def forget(self, grammar: Grammar) -> None:
         """Note that nobody waits for a grammar any more; it is not compiled unless that has begun."""
         future = self._running.get(grammar)
-        if future is not None and future.cancel():
+        if future is None:
+            return
+        if future.cancel():
             del self._running[grammar]
+        else:
+            self._forgotten.add(grammar)
 
     def close(self) -> None:
         """End the threads and the sandbox."""
@@ -102,11 +109,18 @@ class GrammarCompiler:
         size, most = len(grammar.text.encode()), self.limits.text_bytes
         if size > most:
             return self._settle(grammar, Outcome(None, f"the text has {size} bytes; at most {most} may be"))
+        self._take_forgotten()
         if len(self._running) >= self.limits.waiting:
             text = f"{len(self._running)} grammars wait to be compiled already: try again later"
             return Outcome(None, text, passing=True)
         self._running[grammar] = self._pool.submit(self._compile, grammar)
         return None
+
+    def _take_forgotten(self) -> None:
+        """Keep what became of grammars that nobody asks for any more, so that they hold no place."""
+        for grammar in [one for one in self._forgotten if self._running[one].done()]:
+            self._forgotten.remove(grammar)
+            self._settle(grammar, self._running.pop(grammar).result())
 
     def _settle(self, grammar: Grammar, outcome: Outcome) -> Outcome:
         """Count and keep what became of a grammar."""
@@ -139,7 +153,7 @@ class GrammarCompiler:
             self._sandbox.check(grammar)
             builder = self._made()
             with self._lock:
-                compiled = builder.compile(grammar)
+                compiled = builder.compile(grammar, checked=True)
         except GrammarError as error:
             return Outcome(None, str(error))
         except CompilerDown as error:
