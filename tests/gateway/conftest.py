@@ -225,7 +225,13 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
 
     async def start(*found: Any, wait: bool = True, **options: Any) -> LiveGateway:
         endpoints = tuple(one if isinstance(one, str) else one.endpoint for one in found)
-        options = {"served_name": "demo", "queue_timeout_seconds": 5.0, "engine": endpoints, **options}
+        options = {
+            "served_name": "demo",
+            "queue_timeout_seconds": 5.0,
+            "resume_wait_seconds": 60.0,
+            "engine": endpoints,
+            **options,
+        }
         gateway = LiveGateway(GatewayConfig(**options))
         await gateway.start()
         running.append(gateway)

@@ -15,7 +15,12 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart"]
 STORY = "Ein Schiff mit drei Masten: Groß- und Besanmast. 你好,世界。 🙂🚀 family: 👨‍👩‍👧 It routes. END more"
-PATIENT = {"engine_timeout_seconds": 60, "engine_lost_seconds": 120, "engine_suspect_seconds": 60}
+PATIENT = {
+    "resume_wait_seconds": 60,
+    "engine_timeout_seconds": 60,
+    "engine_lost_seconds": 120,
+    "engine_suspect_seconds": 60,
+}
 """Where a slow machine must not lose more than the test does."""
 
 
@@ -170,7 +175,7 @@ async def test_the_only_engine_is_waited_for(live: Any, scripted: Any, until: An
 async def test_an_answer_waits_no_longer_than_it_may(live: Any, scripted: Any, until: Any) -> None:
     engine = scripted()
     engine.does.step_seconds = 0.02
-    gateway = await live(engine, resume_timeout_seconds=0.3)
+    gateway = await live(engine, resume_wait_seconds=0.3)
     task = asyncio.create_task(ask(gateway.client(), True, max_tokens=100))
     await until(lambda: engine.running)
     await until(lambda: gateway.gateway.admission.in_flight == 1 and next(iter(engine._runs.values())).given)

@@ -26,7 +26,12 @@ KINDS = [
     for stream in (True, False)
     for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 11})
 ]
-PATIENT = {"engine_timeout_seconds": 2.0, "max_resumes": 20, "queue_timeout_seconds": 60.0}
+PATIENT = {
+    "engine_timeout_seconds": 2.0,
+    "max_resumes": 20,
+    "queue_timeout_seconds": 60.0,
+    "resume_wait_seconds": 60.0,
+}
 
 
 class EngineProcess:

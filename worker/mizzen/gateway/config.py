@@ -75,7 +75,10 @@ class GatewayConfig:
         3, "Engines that an answer may lose and go on in another; 0 ends it with an error", low=0, high=100
     )
     resume_timeout_seconds: float = option(
-        60.0, "How long an answer whose engine is lost waits for one that can go on with it", low=0
+        60.0, "How long an answer whose engine is lost waits for room in those that serve", low=0
+    )
+    resume_wait_seconds: float = option(
+        1.0, "How long an answer whose engine is lost waits for a replacement when none serves", low=0
     )
     wake_timeout_seconds: float = option(
         0.0, "How long a request waits that finds no engine, if longer than --queue-timeout-seconds", low=0

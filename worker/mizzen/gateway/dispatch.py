@@ -72,7 +72,7 @@ class Dispatcher:
         self._metrics = metrics
         self._max_attempts = max_attempts
         self._wake_seconds = wake_seconds
-        self._resumes = Resumes(resume or ResumeLimits(), self.place, metrics)
+        self._resumes = Resumes(resume or ResumeLimits(), self.place, lambda: table.serving, metrics)
 
     async def place(self, job: Job) -> Running:
         """Return the request with its first tokens; with its next ones when it has begun already.

@@ -18,7 +18,11 @@ def breaker_limits(config: GatewayConfig) -> BreakerLimits:
 
 def resume_limits(config: GatewayConfig) -> ResumeLimits:
     """Return how far an answer is followed."""
-    return ResumeLimits(resumes=config.max_resumes, seconds=config.resume_timeout_seconds)
+    return ResumeLimits(
+        resumes=config.max_resumes,
+        seconds=config.resume_timeout_seconds,
+        alone_seconds=config.resume_wait_seconds,
+    )
 
 
 def publish(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:

@@ -33,16 +33,23 @@ class ResumeLimits:
     resumes: int = 3
     """Engines that may be lost by one answer that has begun; 0 turns resuming off."""
     seconds: float = 60.0
-    """How long an answer waits for an engine that can go on with it."""
+    """How long an answer waits for room in the engines that serve."""
+    alone_seconds: float = 1.0
+    """How long it waits for a replacement when none serves."""
 
 
 class Resumes:
     """Continues answers; `place` puts a job that has begun into another engine."""
 
     def __init__(
-        self, limits: ResumeLimits, place: Callable[[Job], Awaitable[Running]], metrics: Metrics
+        self,
+        limits: ResumeLimits,
+        place: Callable[[Job], Awaitable[Running]],
+        serving: Callable[[], bool],
+        metrics: Metrics,
     ) -> None:
         self.limits = limits
+        self._serving = serving
         self._place = place
         self._metrics = metrics
 
@@ -62,7 +69,7 @@ class Resumes:
             raise lost
         self._count(job, lost, leaving)
         began = time.monotonic()
-        job.ticket.deadline = began + self.limits.seconds
+        job.ticket.deadline = began + (self.limits.seconds if self._serving() else self.limits.alone_seconds)
         job.tried[:] = [engine]
         self._metrics.resumes.labels("handover" if leaving else lost.cause).inc()
         try:
