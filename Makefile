@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 EXTRAS := operator,gateway,worker,tracing,test
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
+GPU_PYTHON ?= $(PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test lint bench docs clean
+.PHONY: help install demo demo-down test test-gpu lint bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +35,9 @@ lint: $(STAMP) ## ruff and pyright
 test: $(STAMP) lint ## lint, types and all tests
 	@$(BIN)/mizzen-local assets > /dev/null  # before any test's time limit runs: without downloads this builds them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
+
+test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
+	PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu -o addopts="" --import-mode=importlib -q
 
 bench: $(STAMP) ## the benchmarks that run on this machine's CPU
 	$(BIN)/python benchmarks/scheduler_step.py

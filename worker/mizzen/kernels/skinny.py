@@ -179,7 +179,9 @@ def cut_of(rows: int, columns: int) -> Cut:
         return Cut(4, share)
     if share <= 12:
         return Cut(2, share)
-    return Cut(4, 2) if rows > 4096 else Cut(2, 8)
+    if rows > 4096:
+        return Cut(4, 2)
+    return Cut(4, 4) if share <= 16 else Cut(2, 8)
 
 
 def widest(weight: torch.Tensor) -> int:
