@@ -59,13 +59,15 @@ def test_stop_tokens_beyond_the_table_share_entries() -> None:
 
 
 class Leaf:
-    def __init__(self, used: int, hits: int) -> None:
-        self.used, self.hits, self.ticket = used, hits, 0
+    def __init__(self, used: int, hits: int, born: int = 0) -> None:
+        self.used, self.hits, self.born, self.ticket = used, hits, born, 0
 
 
 def test_eviction_orders() -> None:
-    old_busy, new_idle = Leaf(used=1, hits=9), Leaf(used=5, hits=1)
-    for name, first in (("lru", old_busy), ("lfu", new_idle)):
+    old_busy, new_idle = Leaf(used=3, hits=9, born=2), Leaf(used=5, hits=1, born=1)
+    wanted = {"lru": old_busy, "lfu": new_idle, "fifo": new_idle, "mru": new_idle, "slru": new_idle}
+    assert set(wanted) == set(STRATEGIES)
+    for name, first in wanted.items():
         heap = EvictionHeap(STRATEGIES[name])
         heap.offer(old_busy)
         heap.offer(new_idle)
@@ -73,6 +75,14 @@ def test_eviction_orders() -> None:
         heap.withdraw(old_busy)
         heap.withdraw(new_idle)
         assert heap.pop() is None
+
+
+def test_segments_keep_the_order_of_use() -> None:
+    once, again, later = Leaf(used=9, hits=1), Leaf(used=1, hits=2), Leaf(used=2, hits=7)
+    heap = EvictionHeap(STRATEGIES["slru"])
+    for leaf in (later, again, once):
+        heap.offer(leaf)
+    assert [heap.pop() for _ in range(3)] == [once, again, later]
 
 
 def test_the_heap_stays_small_under_reuse() -> None:

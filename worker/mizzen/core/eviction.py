@@ -10,6 +10,8 @@ from typing import Protocol
 class Evictable(Protocol):
     """What a strategy sees of a node."""
 
+    born: int
+    """Logical time of the first use."""
     used: int
     """Logical time of the last use."""
     hits: int
@@ -32,7 +34,28 @@ def least_frequently_used(node: Evictable) -> Priority:
     return (node.hits, node.used)
 
 
-STRATEGIES: dict[str, Strategy] = {"lru": least_recently_used, "lfu": least_frequently_used}
+def first_in_first_out(node: Evictable) -> Priority:
+    """Oldest first, however it was used since."""
+    return (node.born, node.used)
+
+
+def most_recently_used(node: Evictable) -> Priority:
+    """Newest use first: for loops over more prefixes than fit."""
+    return (-node.used, 0)
+
+
+def segmented(node: Evictable) -> Priority:
+    """Those that served one request at most, then the others; in both, oldest use first (SLRU)."""
+    return (int(node.hits > 1), node.used)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "lru": least_recently_used,
+    "lfu": least_frequently_used,
+    "fifo": first_in_first_out,
+    "mru": most_recently_used,
+    "slru": segmented,
+}
 
 
 class EvictionHeap:

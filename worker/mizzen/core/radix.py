@@ -24,7 +24,8 @@ class Node:
     """A run of pages. Token ids are kept as bytes (native int32), for they are compared and sliced."""
 
     __slots__ = (
-        "children", "data", "end", "hits", "names", "pages", "parent", "refs", "salt", "ticket", "used",
+        "born", "children", "data", "end", "hits", "names", "pages", "parent", "refs", "salt", "ticket",
+        "used",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, data: bytes, pages: Int32, salt: bytes = b"") -> None:
@@ -38,6 +39,7 @@ class Node:
         self.salt = salt
         """Set on roots only."""
         self.refs = 0
+        self.born = 0
         self.used = 0
         self.hits = 0
         self.ticket = 0
@@ -213,7 +215,7 @@ class RadixTree:
         """Add a leaf to a locked node."""
         node = Node(parent, data, pages)
         node.refs = refs
-        node.used = self._clock
+        node.born = node.used = self._clock
         parent.children[data[: self._page_bytes]] = node
         self._names.added(node)
         return node
@@ -226,7 +228,7 @@ class RadixTree:
         parent, border = node.parent, pages * self._page_bytes
         assert parent is not None
         upper = Node(parent, node.data[:border], node.pages[:pages])
-        upper.refs, upper.used, upper.hits = node.refs, node.used, node.hits
+        upper.refs, upper.born, upper.used, upper.hits = node.refs, node.born, node.used, node.hits
         parent.children[upper.data[: self._page_bytes]] = upper
         node.parent = upper
         node.data = node.data[border:]

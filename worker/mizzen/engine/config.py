@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mizzen.core.options import check, option, required
 
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "reference")
+EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru")
 ATTENTION_DECODE = ("auto", "cpu", "fa3", "reference", "split")
 
 
@@ -38,7 +39,7 @@ class EngineOptions:
     kv_cache_tokens: int | None = option(None, "KV capacity in tokens; from free memory by default", low=1)
     kv_cache_dtype: str = option(
         "auto",
-        "Precision of KV: auto is the weights'; fp8 (e4m3) holds twice the tokens and is read faster, on cuda",
+        "KV precision: auto is the weights'; fp8 (e4m3) holds twice the tokens and is read faster; on cuda",
         choices=("auto", "fp8"),
     )
     prefill_chunk_tokens: int = option(8192, "Prompt tokens in one step at most", low=1)
@@ -47,7 +48,7 @@ class EngineOptions:
     )
     page_size: int = option(16, "Tokens in a KV page", low=1, high=256)
     prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
-    eviction: str = option("lru", "Which cached prefixes go first", choices=("lru", "lfu"))
+    eviction: str = option("lru", "Which cached prefixes go first", choices=EVICTIONS)
     policy: str = option("fcfs", "Which waiting request goes first", choices=("fcfs", "lpm"))
     attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION_PREFILL)
     attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION_DECODE)
