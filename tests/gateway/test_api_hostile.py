@@ -101,6 +101,7 @@ LONG = {
         {"logit_bias": {str(i): 1 for i in range(100_000)}},
         {"guided_json": {"description": "b" * 600_000}},
         {"guided_choice": ["a" * 100] * 10_000},
+        {"guided_regex": "世" * 500_000},
         {"chat_template_kwargs": {"x" * 100_000: 1, "messages": 2}},
         {"model": "x" * 1_000_000},
     ],
@@ -133,6 +134,21 @@ def test_what_is_too_much_is_400(http: httpx.Client, path: str) -> None:
         response = http.post(path, json={**VALID[path], **change})
         is_error(response, 400, 404)
         assert "x-injected" not in response.headers
+
+
+def test_a_form_that_is_too_long_for_an_engine_costs_others_nothing(http: httpx.Client) -> None:
+    names = {"世" * 400_000: {"type": "string"}}
+    parameters = {"type": "object", "properties": names}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for change in ({"guided_regex": "世" * 500_000}, {"tools": tools, "tool_choice": "required"}):
+        body = {**VALID["/v1/chat/completions"], "max_tokens": 60, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as other:
+            events = other.iter_lines()
+            assert "data:" in next(events)
+            response = http.post("/v1/chat/completions", json={**VALID["/v1/chat/completions"], **change})
+            is_error(response, 400)
+            lines = [line for line in events if line]
+        assert lines[-1] == "data: [DONE]"
 
 
 def test_lone_surrogates_do_no_harm(http: httpx.Client) -> None:

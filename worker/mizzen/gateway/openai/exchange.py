@@ -22,6 +22,8 @@ from mizzen.wire.stream import EngineRefused, StreamLost
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
+MANY_TOKENS = 2048
+"""Log probabilities of more tokens are written off the event loop."""
 NO_CACHE = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -95,7 +97,9 @@ class Exchange(Call):
         writer, wish, index = self._writer, self._wish, sequence.index
         detailed = wish.logprobs or wish.return_token_ids
         await sequence.place()
-        events, held, reason = writer.first(index, sequence.echo), [], None
+        size = sequence.prompt_tokens if wish.echo else 0
+        events = await off_loop(size, lambda: writer.first(index, sequence.echo))
+        held, reason = [], None
         try:
             while reason is None:
                 piece = await sequence.next()
@@ -138,10 +142,17 @@ class Exchange(Call):
         else:
             await self._all(groups, collect)
         chosen = [sequence for group in groups for sequence in best(group, self._wish.n)]
-        choices = [
-            Choice(index, whole(found[one.index]), one.echo, one.prompt) for index, one in enumerate(chosen)
-        ]
-        await self._answer(self._writer.whole(choices, self._usage(groups)), chosen[0].headers)
+
+        def body() -> bytes:
+            choices = [
+                Choice(index, whole(found[one.index]), one.echo, one.prompt)
+                for index, one in enumerate(chosen)
+            ]
+            return self._writer.whole(choices, self._usage(groups))
+
+        size = sum(one.tokens + one.prompt_tokens * self._wish.echo for one in chosen)
+        answer = await off_loop(size * self._wish.logprobs, body)
+        await self._answer(answer, chosen[0].headers)
 
     # ── both ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,6 +207,11 @@ class Exchange(Call):
         return counts(
             sequence.prompt_tokens, sequence.tokens, sequence.cached_tokens, sequence.reasoning_tokens
         )
+
+
+async def off_loop(tokens: int, work: Callable[[], bytes]) -> bytes:
+    """Return what the work gives; that of many tokens is done beside the event loop."""
+    return await asyncio.to_thread(work) if tokens > MANY_TOKENS else work()
 
 
 def counts(prompt: int, output: int, cached: int, reasoning: int) -> Usage:

@@ -235,8 +235,8 @@ def token_ids(given: list[Any], name: str) -> tuple[int, ...]:
     """
     if not given:
         raise invalid(f"{name} is empty; give text or token ids", name)
-    if not all(type(token) is int for token in given):
+    if set(map(type, given)) != {int}:
         raise invalid(f"{name} must be text, a list of token ids, or a list of either", name, "invalid_type")
-    if not all(0 <= token < 2**31 for token in given):
+    if min(given) < 0 or max(given) >= 2**31:
         raise invalid(f"{name} holds a token id outside 0..2147483647", name, "out_of_range")
     return tuple(given)

@@ -9,7 +9,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
-from mizzen.wire.messages import Sampling
+from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 
 
 async def prompt_ids(wish: Wish, text: TextModel) -> Int32:
@@ -68,12 +68,16 @@ def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:
     """Return what the engine needs to know of a request's sampling; `prompt` holds its token ids [n].
 
     Raises:
-        ApiError: 400 when the model cannot give the form that is asked for.
+        ApiError: 400 when the model cannot give the form that is asked for, or its grammar is too long.
     """
     given = wish.sampling
     grammar = given.grammar
     if wish.form is not None:
         grammar = wish.form.grammar(text, prompt, grammar)
+    if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+        name = wish.grammar_field  # what it asks for may be longer than the field itself
+        reason = f"{name} makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
+        raise invalid(reason, name, "grammar_too_large")
     return Sampling(
         temperature=given.temperature,
         top_k=given.top_k,

@@ -103,7 +103,7 @@ class Texts:
         response = TokenizeResponse(counts if several else counts[0], context, [])
         response.tokens = [*found] if several else [*found[0]]
         if request.return_token_strs:
-            names = [token_texts(text, ids) for ids in found]
+            names = [await asyncio.to_thread(token_texts, text, ids) for ids in found]
             response.token_strs = [*names] if several else [*names[0]]
         return response
 

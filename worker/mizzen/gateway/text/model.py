@@ -16,8 +16,8 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG_CHARACTERS = 4096
 """Longer texts are tokenized off the event loop."""
-TOOL_CHARACTERS = 512
-"""About what a tool's description takes."""
+VALUE_CHARACTERS = 16
+"""About what a value takes in a rendered text, beside what it holds."""
 KEPT = 4
 """Text models that stay loaded, whether or not an engine still has them."""
 
@@ -62,8 +62,7 @@ class TextModel:
             )
             return self._ids(text, add_special_tokens)
 
-        tools = TOOL_CHARACTERS * len((arguments or {}).get("tools") or ())
-        return await self._run(tools + sum(characters(message) for message in messages), work)
+        return await self._run(characters((messages, arguments or {})), work)
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Int32:
         """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for."""
@@ -78,9 +77,20 @@ class TextModel:
         return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
 
-def characters(message: Mapping[str, Any]) -> int:
-    """Return about how long a message's text is."""
-    return 64 + sum(len(value) for value in message.values() if isinstance(value, str))
+def characters(value: object) -> int:
+    """Return about how long the text of a JSON value is; nothing is counted beyond LONG_CHARACTERS."""
+    waiting, total = [value], 0
+    while waiting and total <= LONG_CHARACTERS:
+        one = waiting.pop()
+        total += VALUE_CHARACTERS
+        if isinstance(one, str):
+            total += len(one)
+        elif isinstance(one, Mapping):
+            total += sum(map(len, one))
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+    return total
 
 
 def build(name: str, files: Mapping[str, bytes]) -> TextModel:

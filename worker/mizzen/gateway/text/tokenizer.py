@@ -16,6 +16,8 @@ FILES = (
     "chat_template.jinja",
 )
 """Files that a tokenizer and its chat template are read from; the first is required."""
+MANY_TOKENS = 4096
+"""More are decoded with other threads running."""
 
 
 class TokenizerError(ValueError):
@@ -82,6 +84,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; ids outside the vocabulary stand for nothing."""
+        if len(ids) > MANY_TOKENS:  # the batch call releases the GIL
+            return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
