@@ -31,6 +31,8 @@ PROTOCOL = 2
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
+MAX_GRAMMAR_BYTES = 512 * 1024
+"""Of `Sampling.grammar`'s text, at most: a frame that is longer than a request can be ends its connection."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -25,6 +25,7 @@ from mizzen.wire.keys import WireKeys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
+    MAX_GRAMMAR_BYTES,
     PROTOCOL,
     Abort,
     Embed,
@@ -88,7 +89,8 @@ class WireServer:
         socket.router_mandatory = True
         socket.sndhwm = limits.send_frames
         socket.rcvhwm = limits.receive_frames
-        socket.maxmsgsize = max(1 << 20, 8 * self._welcome.context_length)
+        # Twice the longest request: a prompt, and its sampling, of which a grammar takes most.
+        socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
         socket.ipv6 = "[" in endpoint
         heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
         if keys:
