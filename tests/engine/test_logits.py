@@ -27,6 +27,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide-heads": {"head_dim": 16},
     "llama3-rope": {"rope_parameters": LLAMA3},
     "linear-rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    "yarn-rope": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "yarn-rope-of-its-own": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 2000.0,
+            "factor": 3.0,
+            "original_max_position_embeddings": 24,
+            "attention_factor": 1.3,
+            "beta_fast": 6.0,
+            "beta_slow": 0.5,
+            "truncate": False,
+        },
+        "head_dim": 16,
+    },
     "biases": {"attention_bias": True, "mlp_bias": True},
 }
 

@@ -62,7 +62,10 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters: rope_type.*not 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_parameters: rope_type.*not 'dynamic'",
+        ),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),

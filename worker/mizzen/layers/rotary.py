@@ -17,7 +17,26 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return inverse / rope.factor
     if rope.kind == "llama3":
         return llama3_frequencies(rope, inverse)
+    if rope.kind == "yarn":
+        return yarn_frequencies(rope, inverse)
     return inverse
+
+
+def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+    """Stretch frequencies of few turns in the original context, keep those of many (arXiv 2309.00071)."""
+    half = len(inverse)
+
+    def dimension(turns: float) -> float:
+        share = math.log(rope.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
+        return share * half
+
+    low, high = dimension(rope.fast_turns), dimension(rope.slow_turns)
+    if rope.whole_bounds:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    width = high - low or 0.001
+    stretched = ((torch.arange(half, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return inverse / rope.factor * stretched + inverse * (1 - stretched)
 
 
 def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
@@ -39,11 +58,15 @@ class Rotary:
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim).to(device)
         self.dtype = dtype
+        self.scale = rope.scale
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosines and sines [tokens, 1, head_dim / 2] of positions [tokens]."""
         angles = positions.float()[:, None, None] * self.inverse
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale != 1:
+            cos, sin = cos.mul_(self.scale), sin.mul_(self.scale)
+        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

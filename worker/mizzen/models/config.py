@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mizzen.models.fields import Fields
 
-ROPE_KINDS = ("default", "linear", "llama3")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -15,13 +16,22 @@ class RopeConfig:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched."""
 
     kind: str = "default"
-    """default, linear (positions divided by `factor`) or llama3 (frequencies interpolated by wavelength)."""
+    """default, linear (positions divided by `factor`), llama3 (frequencies interpolated by wavelength) or
+    yarn (interpolated by turns within the original context, arXiv 2309.00071)."""
     theta: float = 10000.0
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context: int = 8192
-    """Context length of pre-training, in tokens (llama3)."""
+    """Context length of pre-training, in tokens (llama3, yarn)."""
+    fast_turns: float = 32.0
+    """yarn keeps the frequencies of at least so many turns within the original context."""
+    slow_turns: float = 1.0
+    """yarn stretches those of at most so many."""
+    whole_bounds: bool = True
+    """yarn rounds the bounds between the two to whole dimensions."""
+    scale: float = 1.0
+    """What cosines and sines are multiplied by (yarn)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +63,19 @@ class ModelConfig:
     end_token_ids: tuple[int, ...] = ()
 
 
+def rope_fields(fields: Fields) -> Fields:
+    """Return the object that describes the rotary embedding; empty where there is none."""
+    rope = fields.child("rope_parameters")
+    return rope if rope.values else fields.child("rope_scaling")
+
+
 def read_rope(fields: Fields) -> RopeConfig:
     """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     Raises:
         ConfigError: names the field when the type is not served.
     """
-    rope = fields.child("rope_parameters")
-    if not rope.values:
-        rope = fields.child("rope_scaling")
+    rope = rope_fields(fields)
     values = rope.values
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ROPE_KINDS:
@@ -76,6 +90,8 @@ def read_rope(fields: Fields) -> RopeConfig:
     factor = rope.number("factor")
     if kind == "linear":
         return RopeConfig(kind=kind, theta=theta, factor=factor)
+    if kind == "yarn":
+        return read_yarn(fields, rope, theta, factor)
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
@@ -87,6 +103,44 @@ def read_rope(fields: Fields) -> RopeConfig:
         high_frequency_factor=high,
         original_context=rope.integer("original_max_position_embeddings"),
     )
+
+
+def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
+    """Read yarn's parameters; the scale is that of the paper (3.4) unless the model has its own.
+
+    Raises:
+        ConfigError: names the field.
+    """
+
+    def magnitude(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if slow >= fast:
+        raise rope.error("beta_slow", f"must be below beta_fast ({fast})")
+    scale = magnitude()
+    if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
+        scale = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
+    return RopeConfig(
+        kind="yarn",
+        theta=theta,
+        factor=factor,
+        original_context=rope.integer(
+            "original_max_position_embeddings", fields.integer("max_position_embeddings", 2048)
+        ),
+        fast_turns=fast,
+        slow_turns=slow,
+        whole_bounds=rope.flag("truncate", True),
+        scale=rope.number("attention_factor", scale),
+    )
+
+
+def context_of(fields: Fields, rope: RopeConfig, default: int) -> int:
+    """Return how many positions a model serves; yarn may stretch to more than its config.json says."""
+    length = fields.integer("max_position_embeddings", default)
+    if rope.kind != "yarn" or "original_max_position_embeddings" not in rope_fields(fields).values:
+        return length
+    return max(length, int(rope.factor * rope.original_context))
 
 
 def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[int | None, ...]:
@@ -155,6 +209,7 @@ def read_decoder(
     if fields.values.get("quantization_config"):
         raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")
+    rope = read_rope(fields)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
         raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
@@ -168,8 +223,8 @@ def read_decoder(
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_epsilon=fields.number("rms_norm_eps", 1e-6),
-        context_length=fields.integer("max_position_embeddings", context_length),
-        rope=read_rope(fields),
+        context_length=context_of(fields, rope, context_length),
+        rope=rope,
         windows=read_windows(fields, layers, window),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
         qkv_bias=qkv_bias,

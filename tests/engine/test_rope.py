@@ -1,0 +1,67 @@
+"""Yarn: frequencies and scale as Transformers computes them, contexts as far as they are stretched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from mizzen.layers.rotary import inverse_frequencies
+from mizzen.models.fields import ConfigError, Fields
+from mizzen.models.qwen3 import read
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 50,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"attention_factor": 1.0},
+        {"beta_fast": 16.0, "beta_slow": 2.0},
+        {"truncate": False},
+        {"mscale": 1.0, "mscale_all_dim": 0.7},
+        {"factor": 1.0},
+    ],
+    ids=str,
+)
+def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
+    rope = read(Fields({**SHAPE, "rope_scaling": {**YARN, **more}})).rope
+    theirs = Qwen3Config(**SHAPE, head_dim=128, rope_parameters={**YARN, **more, "rope_theta": 1e6})
+    inverse, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
+    assert rope.scale == pytest.approx(scale)
+
+
+def test_a_context_is_what_yarn_stretches_it_to() -> None:
+    def context(**rope: Any) -> int:
+        return read(Fields({**SHAPE, "rope_scaling": {"rope_type": "yarn", **rope}})).context_length
+
+    assert context(factor=4.0, original_max_position_embeddings=32768) == 131072
+    assert context(factor=1.1, original_max_position_embeddings=32768) == 40960
+    assert context(factor=4.0) == 40960
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factor": -1}, "factor must be a positive number, not -1"),
+        ({"beta_slow": 40.0}, r"beta_slow must be below beta_fast \(32.0\), not 40.0"),
+        ({"truncate": "no"}, "truncate must be true or false"),
+    ],
+)
+def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(Fields({**SHAPE, "rope_scaling": {**YARN, **changes}}))
