@@ -1,0 +1,78 @@
+"""The kernels in CUDA C++ compile without a GPU, ask for their inputs before they wait, and are kept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.kernels import gemv, nvrtc, paged, skinny  # noqa: E402
+
+HOPPER = (9, 0)
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def sizes(columns: int, gate: int) -> tuple[tuple[str, int], ...]:
+    return (("COLUMNS", columns), ("PARTS", 2), ("TILES", 2), ("LOADS", 4), ("GATE", gate))
+
+
+def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...]:
+    return paged.definitions(128, 4, 8, 16, None, 4, cache, norm=True, projected=projected)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "defines", "ahead"),
+    [
+        (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=False, norm=False, add=False), 4),
+        (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=True, norm=True, add=True), 9),
+        (skinny.SOURCE, "skinny", sizes(1024, 0), 8),
+        (skinny.SOURCE, "skinny", sizes(4096, 1), 8),
+        (paged.SOURCE, "paged", attention(torch.bfloat16, True), 16),
+        (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True), 8),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
+)
+def test_loads_stand_before_the_wait(
+    source: str, name: str, defines: tuple[tuple[str, int], ...], ahead: int, tmp_path: Path
+) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(nvrtc.cubin(source, name, defines, HOPPER))
+    run = subprocess.run(
+        [DISASSEMBLER, "--dump-sass", path], capture_output=True, text=True, timeout=60, check=True
+    )
+    found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", run.stdout)
+    # The compiler may move loads of the read-only path behind the wait, and then nothing overlaps.
+    assert found.index("ACQBULK") == ahead
+
+
+def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIZZEN_CACHE_DIR", str(tmp_path / "cache"))
+    defines = gemv.definitions(256, gate=False, norm=False, add=False)
+    first = nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER)
+    (kept,) = (tmp_path / "cache" / "kernels").iterdir()
+    assert kept.read_bytes() == first
+    kept.write_bytes(b"as it was")
+    assert nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER) == b"as it was"
+    assert nvrtc.cached_cubin(gemv.SOURCE + " ", "gemv", defines, HOPPER) != b"as it was"
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MIZZEN_CACHE_DIR", str(tmp_path / "file"))
+    defines = gemv.definitions(256, gate=False, norm=False, add=False)
+    assert nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER)
+
+
+def test_an_error_is_the_compilers() -> None:
+    with pytest.raises(nvrtc.CompileError, match="nonsense"):
+        nvrtc.cubin("nonsense", "wrong", (), HOPPER)
