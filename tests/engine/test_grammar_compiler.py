@@ -112,6 +112,14 @@ def test_the_process_that_tries_grammars_may_die(compiler: GrammarCompiler) -> N
     assert compiler._sandbox._process is not process
 
 
+@pytest.mark.parametrize("compiler", [{"start_seconds": 0.0001}], indirect=True)
+def test_a_process_that_starts_too_late_says_nothing_of_the_grammar(compiler: GrammarCompiler) -> None:
+    outcome = gk.outcome(compiler, regex("late"))
+    assert outcome.passing
+    assert "does not start" in outcome.fault
+    assert regex("late") not in compiler._refused
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_process_that_tries_grammars_is_light(compiler: GrammarCompiler) -> None:
     assert gk.outcome(compiler, regex("light")).grammar

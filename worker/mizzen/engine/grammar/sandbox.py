@@ -120,12 +120,11 @@ class Sandbox:
         except TimeoutError:
             answer = b""
         if answer[:1] != b"r":
-            fault = (
-                json.loads(answer)["fault"] if answer else "the process that tries grammars does not start"
-            )
             control.close()
             self._drop()
-            raise GrammarError(fault)
+            if not answer:  # killed, or late on a busy machine: that says nothing of the grammar
+                raise CompilerDown("the process that tries grammars does not start: try again")
+            raise GrammarError(json.loads(answer)["fault"])
         control.settimeout(SPARE_SECONDS)
         return control
 
