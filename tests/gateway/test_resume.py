@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from mizzen.gateway.tenants.limits import Bucket
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart"]
@@ -183,6 +185,28 @@ async def test_an_answer_waits_no_longer_than_it_may(live: Any, scripted: Any, u
     with pytest.raises(openai.APIError, match="no engine has taken over"):
         await task
     assert gateway.gateway.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_of_an_answer_that_breaks_off_what_the_client_got_is_charged(
+    live: Any, scripted: Any, until: Any, tmp_path: Path, stream: bool
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text('{"keys": [{"name": "a", "key": "sk-a-0123456789", "tokensPerMinute": 100000}]}')
+    engine = scripted()
+    engine.does.step_seconds = 0.02
+    gateway = await live(engine, resume_wait_seconds=0.3, api_keys_file=(str(path),))
+    tenant = gateway.gateway.tenants.named("a")
+    tenant.tokens = Bucket(100_000, lambda: 0.0)  # time stands still: nothing comes back
+    task = asyncio.create_task(
+        ask(gateway.client("sk-a-0123456789"), stream, prompt=[5] * 20, max_tokens=1000)
+    )
+    await until(lambda: engine._runs and next(iter(engine._runs.values())).given)
+    await asyncio.to_thread(engine.kill)
+    with pytest.raises(openai.APIError, match="no engine has taken over"):
+        await task
+    used = 100_000 - tenant.tokens.level
+    assert 20 < used < 1020 if stream else used == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -161,8 +161,11 @@ class Dispatcher:
             job.ticket.deadline = max(job.ticket.deadline, time.monotonic() + self._wake_seconds)
 
     async def _queue_again(self, job: Job) -> None:
-        job.admitted = False  # `again` gives the turn back, also when it fails
-        await self._admission.again(job.ticket, PAUSE_SECONDS)
+        ticket = job.ticket
+        job.admitted = False  # `again` gives the turn back, also when it fails, and charges this then
+        ticket.prompt_tokens, ticket.output_tokens = len(job.prompt), len(job.given) * job.wish.stream
+        await self._admission.again(ticket, PAUSE_SECONDS)
+        ticket.output_tokens = 0
         job.admitted = True
 
     async def _generate(self, job: Job, engine: Engine) -> Running | None:

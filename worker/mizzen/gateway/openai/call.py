@@ -50,10 +50,11 @@ class Call(Response):
         self._scope, self._send = scope, send
         self._output: Output | None = scope.get(OUTPUT)
         try:
-            async with RequestTime(self._gateway.config, scope, self._began) as self._time:
-                await self._read_and_serve(scope, receive)
-        except ApiError as error:
-            await self._error(error)
+            try:
+                async with RequestTime(self._gateway.config, scope, self._began) as self._time:
+                    await self._read_and_serve(scope, receive)
+            except ApiError as error:
+                await self._error(error)
         except ClientGone as error:
             record_of(scope).error = "client_gone"
             self._gateway.metrics.aborts.labels("client").inc()
