@@ -210,7 +210,19 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "messages": []}, "at least one", "messages"),
     ({**CHAT, "messages": "hi"}, "messages: expected `array`", "messages"),
     ({**CHAT, "messages": [{"role": "user"}]}, "content is required", "messages[0].content"),
-    ({**CHAT, "messages": [{"role": "king", "content": "x"}]}, "role", "messages[0].role"),
+    (
+        {**CHAT, "messages": [{"role": "king", "content": "x"}]},
+        "it must be assistant, developer, function, system, tool or user",
+        "messages[0].role",
+    ),
+    (
+        {**CHAT, "response_format": {"type": "xml"}},
+        "json_object, json_schema, regex, structural_tag or text",
+        "response_format.type",
+    ),
+    ({**CHAT, "tool_choice": "must"}, "it must be auto, none or required", "tool_choice"),
+    ({**CHAT, "tool_choice": {"type": "x"}}, "it must be function or allowed_tools", "tool_choice.type"),
+    ({**CHAT, "tools": [{"type": "web_search"}]}, "it must be function", "tools[0].type"),
     ({**CHAT, "messages": [{"role": 3, "content": "x"}]}, "role", "messages[0].role"),
     ({**CHAT, "messages": [{"content": "x"}]}, "role is required", "messages[0].role"),
     (

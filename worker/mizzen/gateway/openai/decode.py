@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.openai.values import allowed_values
 
 R = TypeVar("R")
 
@@ -23,15 +24,20 @@ def decode(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from None
+        raise validation_error(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
 
 
-def validation_error(text: str) -> ApiError:
-    """Return the 400 of a message of msgspec, such as "Expected `int`, got `str` - at `$.seed`"."""
+def validation_error(text: str, kind: Any) -> ApiError:
+    """Return the 400 of a message of msgspec, such as "Expected `int`, got `str` - at `$.seed`".
+
+    Args:
+        text: The message.
+        kind: The type that was decoded, which knows the values that a field may have.
+    """
     reason, _, path = text.partition(" - at `")
     path = path.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".").replace("[...]", "")
     field = re.search(r"(unknown|required) field `([^`]*)`", reason)
@@ -47,8 +53,8 @@ def validation_error(text: str) -> ApiError:
         text = f"{path} must be {BOUNDS[bound[1]]} {float(bound[2]):.12g}"
         return invalid(text, path, "out_of_range")
     reason = reason[0].lower() + reason[1:]
-    if path.endswith(".role"):
-        reason += "; it must be system, developer, user, assistant, tool or function"
+    if reason.startswith("invalid ") and (values := allowed_values(kind, path)):
+        reason += f"; it must be {' or '.join(filter(None, (', '.join(values[:-1]), values[-1])))}"
     return invalid(f"{path}: {reason}", path, "invalid_type")
 
 

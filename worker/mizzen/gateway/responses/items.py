@@ -178,7 +178,7 @@ def read(item: dict[str, Any], where: str) -> msgspec.Struct:
     try:
         return msgspec.convert(without_nulls(item), found)
     except msgspec.ValidationError as error:
-        raise below(validation_error(str(error)), where) from None
+        raise below(validation_error(str(error), found), where) from None
     except RecursionError:
         raise invalid(f"{where} is nested too deeply", where, "invalid_json") from None
 

@@ -76,6 +76,12 @@ class Asked:
     wish: Wish
 
 
+class ToolsAlone(msgspec.Struct):
+    """A body's tools as they came."""
+
+    tools: list[Any]
+
+
 class ResponsesParser:
     """Decodes bodies; the rest of the way is that of a chat."""
 
@@ -89,7 +95,7 @@ class ResponsesParser:
         Raises:
             ApiError: 400, which names the field.
         """
-        request = decode(self._decoder, body)
+        request = self._decoded(body)
         check(request)
         chat = chat_request(request)
         try:
@@ -98,6 +104,14 @@ class ResponsesParser:
             error.param = renamed(error.param)
             raise
         return Asked(request, replace(wish, include_usage=True))
+
+    def _decoded(self, body: bytes) -> ResponsesRequest:
+        try:
+            return decode(self._decoder, body)
+        except ApiError as error:
+            if error.param is not None and error.param.startswith("tools["):
+                refuse_tools(body)
+            raise
 
 
 def check(request: ResponsesRequest) -> None:
@@ -174,13 +188,34 @@ def function(tool: ResponseTool, index: int) -> Function:
         ApiError: 400 for a tool of another type.
     """
     if tool.type != "function":
-        where = f"tools[{index}].type"
-        raise invalid(
-            f"{where} is {tool.type[:80]!r}; only function tools are served, which the client runs",
-            where,
-            "unsupported_tool",
-        )
+        raise unserved_tool(tool.type, index)
     return Function(tool.name, tool.description, tool.parameters, tool.strict)
+
+
+def refuse_tools(body: bytes) -> None:
+    """Raise for the first tool of a type that is not served: its other fields are not known here, either.
+
+    Raises:
+        ApiError: 400 with the place of the type.
+    """
+    try:
+        tools = msgspec.json.decode(body, type=ToolsAlone).tools
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    for index, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise unserved_tool(kind, index)
+
+
+def unserved_tool(kind: str, index: int) -> ApiError:
+    """Return the 400 of a tool of another type."""
+    where = f"tools[{index}].type"
+    return invalid(
+        f"{where} is {kind[:80]!r}; only function tools are served, which the client runs",
+        where,
+        "unsupported_tool",
+    )
 
 
 def tool_choice(given: ResponseToolChoice | None, functions: tuple[Function, ...]) -> ToolChoice | None:
