@@ -18,6 +18,11 @@ class CompileError(RuntimeError):
     """NVRTC or the driver refused a kernel; the message says why."""
 
 
+def source(name: str) -> str:
+    """Return the CUDA C++ of a kernel of this package."""
+    return Path(__file__).with_name(f"{name}.cu").read_text(encoding="utf-8")
+
+
 def checked(result: tuple[Any, ...], what: str) -> Any:
     """Return what a call of the CUDA bindings gives besides its status.
 
