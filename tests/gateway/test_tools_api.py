@@ -338,6 +338,16 @@ async def test_reasoning(live: Any, model: Model, stream: bool, tokens_a_step: i
     assert found["usage"].completion_tokens_details.reasoning_tokens == len(thought)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_that_is_cut_counts_each_token_once(live: Any, model: Model, stream: bool) -> None:
+    engine = model("qwen3", "<think>\nIt is ü.\n</think>\n\nYes.")
+    gateway = await live(engine)
+    found = await chat(gateway, stream, max_tokens=4)
+    usage = found["usage"]
+    assert (found["content"], found["reason"], usage.completion_tokens) == ("", "length", 4)
+    assert usage.completion_tokens_details.reasoning_tokens == 4
+
+
 async def test_thinking_can_be_switched_off(live: Any, model: Model) -> None:
     engine = model("qwen3", "Yes.</think>")
     gateway = await live(engine)

@@ -52,17 +52,18 @@ class Answer:
         if finish is not None and finish.stop_token is not None and tokens[-1:] == [finish.stop_token]:
             visible = tokens[:-1]
         delta, used = self._read(visible)
+        rest = ""
         if self._stream.stopped:
             tokens, reason = tokens[:used], "stop"
         elif finish is None:
             reason = None
         else:
-            delta = joined(delta, self._parser.feed(self._stream.flush()))
+            rest = self._stream.flush()
             stopped = self._stream.stopped or finish.reason == FinishReason.STOP
             reason = "stop" if stopped else "length"
         self.tokens += len(tokens)
         if reason is not None:
-            delta = joined(delta, self._parser.end())
+            delta = joined(delta, self._parser.end(rest))
             if reason == "stop":
                 reason = self._parser.finish_reason or reason
         if self._offsets is None:

@@ -69,8 +69,8 @@ class OutputParser(Protocol):
         """Take the next text (one token's while `counts_tokens`); stop strings are cut already."""
         ...
 
-    def end(self) -> OutputDelta:
-        """Return what was held back; the text has ended."""
+    def end(self, rest: str = "") -> OutputDelta:
+        """Take the rest of the text, which is no token of its own; return that and what was held back."""
         ...
 
 
@@ -88,9 +88,9 @@ class PlainOutput:
         """See `OutputParser`."""
         return OutputDelta(text)
 
-    def end(self) -> OutputDelta:
+    def end(self, rest: str = "") -> OutputDelta:
         """See `OutputParser`."""
-        return OutputDelta()
+        return OutputDelta(rest)
 
 
 class OutputForm(Protocol):

@@ -44,9 +44,12 @@ class FormedOutput:
             reasoning, text = self._reasoning.feed(text)
         return self._delta(reasoning, text)
 
-    def end(self) -> OutputDelta:
+    def end(self, rest: str = "") -> OutputDelta:
         """See `OutputParser`."""
-        reasoning, text = self._reasoning.end() if self._reasoning is not None else ("", "")
+        reasoning, text = "", rest
+        if self._reasoning is not None:
+            (thought, said), (held, left) = self._reasoning.feed(rest), self._reasoning.end()
+            reasoning, text = thought + held, said + left
         delta = self._delta(reasoning, text)
         if self._tools is None:
             return delta
