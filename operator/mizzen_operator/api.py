@@ -73,6 +73,8 @@ class Gateway:
     """Name of the Secret with the certificate; empty without TLS."""
     cors_origins: tuple[str, ...]
     admission: Admission
+    keys_from_label: bool = False
+    """Whether API keys are also in Secrets with the label `mizzen.dev/api-keys`; nobody is served without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
             queue_size=admission["queueSize"],
             queue_timeout=admission["queueTimeoutSeconds"],
         ),
+        keys_from_label=given["apiKeys"]["fromLabel"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import Kube, KubeError, Ref
+from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Observed, owned
 from mizzen_operator.plan import Action, CreateGroup
@@ -51,10 +52,13 @@ class Executor:
     The rest is compared with what was observed.
     """
 
-    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, kube: Kube, config: OperatorConfig, metrics: Metrics, labelled: LabelledSecrets
+    ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
+        self._labelled = labelled
         self._applier = Applier(kube, metrics)
         self._checked: dict[Key, tuple[str, _Checked]] = {}
 
@@ -154,7 +158,9 @@ class Executor:
             KubeError: the API server failed or found a manifest invalid.
         """
         seen = {"Deployment": observed.deployment, "Service": observed.endpoint}
-        manifests = gateway_manifests(dedicated(service), self._config)
+        front = dedicated(service)
+        front = replace(front, labelled=await self._labelled.find(front))
+        manifests = gateway_manifests(front, self._config)
         digests = self._memory(service).digests
         return await self._applier.apply(manifests, seen, digests, partial(require_ours, service))
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mizzen_operator import labels
@@ -15,6 +15,7 @@ from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.gateway import Front, gateway_manifests
 from mizzen_operator.render.keys import read
@@ -64,10 +65,13 @@ class SharedGateway:
 class SharedGateways:
     """All shared gateways, one a namespace; one at a time is worked on in each."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, kube: Kube, config: OperatorConfig, metrics: Metrics, labelled: LabelledSecrets
+    ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
+        self._labelled = labelled
         self._applier = Applier(kube, metrics)
         self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
 
@@ -120,6 +124,7 @@ class SharedGateways:
                 del self._namespaces[namespace]  # the garbage collector removes what its last owner leaves
                 return None
             front = shared(sharing)
+            front = replace(front, labelled=await self._labelled.find(front))
             await self._keys(front, memory)
             public_keys = {
                 service.name: memory.public_keys[service.name][1]

@@ -25,6 +25,8 @@ REQUEST_SECONDS = 30.0
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+JSON = "application/json"
+METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 _PATHS = {
     "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
@@ -152,15 +154,32 @@ class Kube:
 
     async def list(self, ref: Ref, selector: str = "") -> list[dict[str, Any]]:
         """Read all objects of a kind, of a namespace when `ref` names one, that match a label selector."""
+        return await self._list(ref, {"labelSelector": selector}, JSON)
+
+    async def list_metadata(
+        self, ref: Ref, selector: str, *, from_cache: bool = False
+    ) -> list[dict[str, Any]]:
+        """Read the metadata alone of all objects of a kind that match a label selector.
+
+        Args:
+            ref: their kind, and their namespace if it is but one.
+            selector: of their labels.
+            from_cache: as the API server has them in memory, perhaps a moment old.
+        """
+        query = {"labelSelector": selector, "resourceVersion": "0" if from_cache else ""}
+        return await self._list(ref, query, METADATA)
+
+    async def _list(self, ref: Ref, query: Mapping[str, str], accept: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        more = ""
+        query = {**query, "limit": "500"}
         while True:
-            query = {"labelSelector": selector, "limit": "500", "continue": more}
-            page = await self._request("GET", ref, {key: value for key, value in query.items() if value})
-            found += page["items"]
+            given = {key: value for key, value in query.items() if value}
+            page = await self._request("GET", ref, given, accept=accept)
+            found += page["items"] or ()  # null where there is nothing
             more = page["metadata"].get("continue", "")
             if not more:
                 return found
+            query = {**query, "continue": more, "resourceVersion": ""}
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
         """Create an object; False when one of its name is there already."""
@@ -209,28 +228,31 @@ class Kube:
         ref: Ref,
         query: Mapping[str, str] | None = None,
         body: Any = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> dict[str, Any]:
         if self._bucket is not None:
             await self._bucket.take()
         path = ref.path() + (f"?{urlencode(query)}" if query else "")
         client = self._client
-        code, data = await self._send(verb, path, ref.kind, body, content_type)
+        headers = {"Accept": accept, "Content-Type": content_type}
+        code, data = await self._send(verb, path, ref.kind, body, headers)
         if code == 401 and (self._client is not client or await self._log_in_again()):
-            code, data = await self._send(verb, path, ref.kind, body, content_type)
+            code, data = await self._send(verb, path, ref.kind, body, headers)
         if code >= 400:
             raise _error(code, data, f"{verb} {ref.path()}")
         return json.loads(data)
 
-    async def _send(self, verb: str, path: str, kind: str, body: Any, content_type: str) -> tuple[int, bytes]:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+    async def _send(
+        self, verb: str, path: str, kind: str, body: Any, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
         code = 0
         try:
-            method, url, headers, body, post = await self._client.param_serialize(
-                verb, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, url, sent, body, post = await self._client.param_serialize(
+                verb, path, header_params=dict(headers), body=body, auth_settings=["BearerToken"]
             )
             answer = await self._client.call_api(
-                method, url, headers, body, post, _request_timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)
+                method, url, sent, body, post, _request_timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)
             )
             code, data = answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -13,6 +13,8 @@ REVISION = "mizzen.dev/revision"
 INCARNATION = "mizzen.dev/incarnation"
 
 GATEWAY_LABEL = "mizzen.dev/gateway"
+API_KEYS = "mizzen.dev/api-keys"
+"""On Secrets of the user's: the name of the gateway that takes the API keys in them."""
 
 ENGINE, GATEWAY = "engine", "gateway"
 SHARED = "shared"
@@ -29,6 +31,8 @@ APPLIED = "mizzen.dev/applied"
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
+NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
+"""Is empty, so that a gateway that finds its keys by their label is closed while there are none."""
 TLS_FOLDER = "/var/run/mizzen/tls"
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
@@ -38,6 +42,12 @@ HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
 def gateway_name(service: str) -> str:
     """Name of the gateway's Deployment, Service, ServiceAccount and RoleBinding."""
     return f"{service}-gateway"
+
+
+def served_by(gateway: str) -> str:
+    """Name of the service whose own gateway has this name; empty when it is no such name."""
+    service = gateway.removesuffix("-gateway")
+    return service if service != gateway else ""
 
 
 def root_keys(service: str) -> str:

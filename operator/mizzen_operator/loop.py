@@ -28,6 +28,8 @@ WAIT_LIMIT_SECONDS = 5.0
 LISTEN_SECONDS = 5.0
 """How often gateways are asked whether they still route as they did; no watch would tell."""
 LISTEN_AT_ONCE = 32
+API_KEYS_SECONDS = 5.0
+"""How often Secrets with API keys are listed while a gateway finds them by their label."""
 LOGIN_SECONDS = 1800
 CHILDREN = ("pods", "services", "deployments.apps")
 
@@ -62,6 +64,7 @@ class Loop:
         regular = [
             asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
             asyncio.create_task(self._every(LISTEN_SECONDS, self._listen), name="listen"),
+            asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
         ]
         namespaces = [self._config.namespace] if self._config.namespace else []
         self._watches.begin()
@@ -165,7 +168,7 @@ class Loop:
             try:
                 await work()
             except KubeError as error:
-                logger.warning("cannot list all services: %s", error)
+                logger.warning("cannot list what is there: %s", error)
             except Exception:
                 logger.exception("unexpected error")
 
@@ -174,6 +177,11 @@ class Loop:
         for body in await self._kube.list(Ref("InferenceService", self._config.namespace)):
             key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
             self._queue.add(key, random.uniform(0, self._config.resync_seconds * 0.1))
+
+    async def _api_keys(self) -> None:
+        """Look at the services whose gateway lacks a Secret with API keys, or has one too many."""
+        for key in await self._reconciler.other_api_keys():
+            self._queue.add(key)
 
     async def _listen(self) -> None:
         """Ask the gateways whether they route as they did; a service is looked at when they do not."""

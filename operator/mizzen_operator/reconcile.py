@@ -16,6 +16,7 @@ from mizzen_operator.execute import Executor
 from mizzen_operator.front import SharedGateway, SharedGateways
 from mizzen_operator.gateways import Acknowledgements, GatewayClient
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
+from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import GatewayPod, Group, Observed, observe
 from mizzen_operator.plan import Wanted, plan
@@ -68,8 +69,9 @@ class Reconciler:
         self._gateways = gateways
         self._config = config
         self._metrics = metrics
-        self._executor = Executor(kube, config, metrics)
-        self._fronts = SharedGateways(kube, config, metrics)
+        self._labelled = LabelledSecrets(kube, config.namespace)
+        self._executor = Executor(kube, config, metrics, self._labelled)
+        self._fronts = SharedGateways(kube, config, metrics, self._labelled)
         self._sharing: set[Key] = set()
         self._true: dict[Key, frozenset[str]] = {}
         self._heard: dict[Key, _Heard] = {}
@@ -89,6 +91,20 @@ class Reconciler:
             return False
         now = await self._gateways.ask(before.gateways, before.token, key.name)
         return (now.by_all, now.by_some) != (before.answer.by_all, before.answer.by_some)
+
+    async def other_api_keys(self) -> list[Key]:
+        """Services whose gateway should mount other Secrets with API keys than it was seen to.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        found: list[Key] = []
+        for namespace, gateway in await self._labelled.news():
+            if gateway == labels.SHARED_NAME:
+                found += self.sharing(namespace)
+            else:
+                found.append(Key(namespace, labels.served_by(gateway)))
+        return found
 
     async def reconcile(self, key: Key) -> Outcome:
         """Look at a service and do the next step.
@@ -110,6 +126,7 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._executor.forget(key)
+        self._labelled.forget(Where(key.namespace, labels.gateway_name(key.name)))
         self._count(key, frozenset())
         self._true.pop(key, None)
         self._heard.pop(key, None)
@@ -179,6 +196,8 @@ class Reconciler:
             return Outcome()
         self._sharing.discard(key)
         others = self.sharing(key.namespace)
+        if not others:
+            self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
         return Outcome(others=tuple(others))
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:

@@ -68,9 +68,12 @@ _FIELDS = {
     "tls_secret": "tls",
     "cors_origins": "cors",
     "admission": "admission",
+    "keys_from_label": "apiKeys",
 }
 
 
 def _differences(mine: Gateway, theirs: Gateway) -> list[str]:
     names = [field.name for field in fields(Gateway)]
-    return [_FIELDS[name] for name in names if getattr(mine, name) != getattr(theirs, name)]
+    return list(
+        dict.fromkeys(_FIELDS[name] for name in names if getattr(mine, name) != getattr(theirs, name))
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.observe import GatewayPod, Group
+from mizzen_operator.render.gateway import LABELLED_VOLUME
 from mizzen_operator.shared import Sharing
 
 MAX_GROUPS = 64
@@ -219,7 +220,19 @@ def _gateway_ready(facts: Facts) -> Condition:
         if secrets:  # a pod says nothing while one is missing
             counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
         return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
-    return Condition("GatewayReady", True, "AllReplicasReady", f"{ready} of {wanted} gateway pods are ready")
+    words = f"{ready} of {wanted} gateway pods are ready{_lacks_keys(facts)}"
+    return Condition("GatewayReady", True, "AllReplicasReady", words)
+
+
+def _lacks_keys(facts: Facts) -> str:
+    """Says so when the gateway is closed to all because nothing has its label."""
+    if facts.gateway.api_keys or not facts.gateway.keys_from_label:
+        return ""
+    volumes = facts.deployment["spec"]["template"]["spec"]["volumes"]
+    if any(volume["name"].startswith(LABELLED_VOLUME) for volume in volumes):
+        return ""
+    label = f"{labels.API_KEYS}={facts.deployment['metadata']['name']}"
+    return f"; every request is 401, for no Secret has the label {label}"
 
 
 def _conflict(facts: Facts) -> Condition | None:

@@ -225,7 +225,7 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
         {
             "gateway": {
                 "mode": "Shared",
-                "apiKeys": {"secretNames": ["team-a", "team.b"]},
+                "apiKeys": {"secretNames": ["team-a", "team.b"], "fromLabel": True},
                 "tls": {"secretName": "cert"},
                 "cors": {"allowOrigins": ["https://chat.example.com", "http://localhost:3000"]},
                 "admission": {"maxTokensInFlight": 1000000},
@@ -265,7 +265,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
         "mode": "Dedicated",
         "replicas": 2,
         "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
-        "apiKeys": {"secretNames": []},
+        "apiKeys": {"secretNames": [], "fromLabel": False},
         "cors": {"allowOrigins": []},
         "admission": {
             "maxInFlight": 2000,

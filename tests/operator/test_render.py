@@ -204,6 +204,30 @@ def test_a_gateway_gets_the_users_secrets_as_files_and_nothing_else(service: Mak
     assert set(secrets) == {"team-a", "team-b", "cert", "demo-gateway-keys"}
 
 
+@pytest.mark.parametrize("labelled", [(), ("keys", "team-a", "team-c")])
+def test_a_gateway_that_finds_keys_by_their_label_is_never_open(
+    service: Make, api: Any, labelled: tuple[str, ...]
+) -> None:
+    one = service(gateway={"apiKeys": {"secretNames": ["team-a"], "fromLabel": True}})
+    front = replace(dedicated(one), labelled=labelled)
+    deployment = gateway_manifests(front, CONFIG)[-1]
+    api.request("POST", "/apis/apps/v1/namespaces/default/deployments", deployment, params={"dryRun": "All"})
+    spec = deployment["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    arguments = container["args"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    at = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    folders = [arguments[n + 1] for n, a in enumerate(arguments) if a == "--api-keys-file"]
+    assert at[folders[0]]["emptyDir"] == {}  # keys are asked for, whatever else is there
+    secrets = {at[folder]["secret"]["secretName"]: at[folder]["secret"] for folder in folders[1:]}
+    assert len(secrets) == len(folders) - 1
+    # What has both a name in the spec and the label is mounted once, and must be there.
+    assert {name: secret.get("optional", False) for name, secret in secrets.items()} == {
+        "team-a": False,
+        **{name: True for name in labelled if name != "team-a"},
+    }
+
+
 def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) -> None:
     """What the operator renders is what the gateway's command line takes."""
     one = service(

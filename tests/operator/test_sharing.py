@@ -100,9 +100,21 @@ def test_every_name_has_one_owner_and_the_order_of_the_list_is_nothing(
 
 @pytest.mark.parametrize(
     ("field", "value", "shown"),
-    [("port", 80, "service.port"), ("cors_origins", ("*",), "cors"), ("api_keys", ("k",), "apiKeys")],
+    [
+        ("port", 80, "service.port"),
+        ("cors_origins", ("*",), "cors"),
+        ("api_keys", ("k",), "apiKeys"),
+        ("keys_from_label", True, "apiKeys"),
+    ],
 )
 def test_differences_are_named_as_in_the_spec(field: str, value: object, shown: str) -> None:
     sharing = share([service("a"), service("b", gateway=replace(GATEWAY, **{field: value}))])
     assert sharing is not None
     assert sharing.differences(sharing.services[1]) == [shown]
+
+
+def test_a_field_that_differs_twice_is_named_once() -> None:
+    other = replace(GATEWAY, api_keys=("k",), keys_from_label=True)
+    sharing = share([service("a"), service("b", gateway=other)])
+    assert sharing is not None
+    assert sharing.differences(sharing.services[1]) == ["apiKeys"]

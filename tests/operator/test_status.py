@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
         "mode": "Dedicated",
         "replicas": 1,
         "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
-        "apiKeys": {"secretNames": []},
+        "apiKeys": {"secretNames": [], "fromLabel": False},
         "cors": {"allowOrigins": []},
         "admission": {
             "maxInFlight": 1,
@@ -242,9 +242,28 @@ def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
 
 
 def test_a_gateway_that_waits_names_its_secrets() -> None:
-    gateway = {**SPEC["gateway"], "apiKeys": {"secretNames": ["teams"]}, "tls": {"secretName": "cert"}}
+    keys = {"secretNames": ["teams"], "fromLabel": True}
+    gateway = {**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}
     down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
     facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
     [ready] = [one for one in status.conditions(facts) if one.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
     assert status.build(facts, NOW)["url"].startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("named", "volumes", "closed"),
+    [([], ["mizzen-keys"], True), ([], ["mizzen-labelled-api-keys-0"], False), (["teams"], [], False)],
+)
+def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str], closed: bool) -> None:
+    gateway = {**SPEC["gateway"], "apiKeys": {"secretNames": named, "fromLabel": True}}
+    deployed = {
+        **DEPLOYED,
+        "metadata": {**DEPLOYED["metadata"], "name": "demo-gateway"},
+        "spec": {"template": {"spec": {"volumes": [{"name": name} for name in volumes]}}},
+    }
+    facts = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
+    [ready] = [one for one in status.conditions(facts) if one.type == "GatewayReady"]
+    words = "every request is 401, for no Secret has the label mizzen.dev/api-keys=demo-gateway"
+    assert ready.status
+    assert (words in ready.message) is closed

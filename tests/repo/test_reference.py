@@ -85,7 +85,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "mode": "Shared" if shared else "Dedicated",
             "replicas": 1,
             "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
-            "apiKeys": {"secretNames": ["team-a", "team-b"]},
+            "apiKeys": {"secretNames": ["team-a", "team-b"], "fromLabel": False},
             "tls": {"secretName": "cert"},
             "cors": {"allowOrigins": ["https://a.example"]},
             "admission": {

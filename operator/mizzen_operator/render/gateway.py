@@ -22,6 +22,9 @@ from mizzen_operator.render.meta import (
 )
 
 GRACE_MARGIN_SECONDS = 30
+LABELLED_VOLUME = "mizzen-labelled-api-keys-"
+"""How the volumes of Secrets begin that were found by their label."""
+NO_KEYS_VOLUME = "mizzen-no-api-keys"
 DEREGISTER_SECONDS = 3
 """A gateway pod that ends still takes requests this long: proxies learn of its end meanwhile."""
 
@@ -36,6 +39,7 @@ class Front:
         owners: owner references of its objects.
         keys: Secret with its CURVE keys and admin token.
         arguments: options that say whom it serves.
+        labelled: Secrets with API keys that were found by their label; in one order, for the same pods.
     """
 
     name: str
@@ -48,6 +52,17 @@ class Front:
     drain_timeout: int
     image_pull_secrets: tuple[Mapping[str, Any], ...]
     flags: tuple[str, ...] = ()
+    labelled: tuple[str, ...] = ()
+
+    @property
+    def key_secrets(self) -> tuple[tuple[str, str, bool], ...]:
+        """Secrets with API keys: the volume's name, the Secret's, and whether the pod runs without it."""
+        named = self.gateway.api_keys
+        more = [name for name in self.labelled if name not in named]
+        return (
+            *((f"mizzen-api-keys-{index}", name, False) for index, name in enumerate(named)),
+            *((f"{LABELLED_VOLUME}{index}", name, True) for index, name in enumerate(more)),
+        )
 
     def metadata(self, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Metadata of one of its objects."""
@@ -92,7 +107,8 @@ def arguments(front: Front) -> list[str]:
         ("--admin-port", str(labels.ADMIN_PORT)),
         ("--admin-token-file", f"{labels.KEYS_FOLDER}/{labels.ADMIN_TOKEN}"),
         ("--keys", labels.KEYS_FOLDER),
-        *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for name in gateway.api_keys),
+        *_no_keys(gateway),
+        *(("--api-keys-file", f"{labels.API_KEYS_FOLDER}/{name}") for _, name, _ in front.key_secrets),
         *(("--cors-origin", origin) for origin in gateway.cors_origins),
         *_tls(gateway),
         ("--max-in-flight", str(gateway.admission.max_in_flight)),
@@ -102,6 +118,11 @@ def arguments(front: Front) -> list[str]:
         ("--drain-timeout-seconds", str(front.drain_timeout)),
     ]
     return ["gateway", *(item for option in options for item in option), *front.flags]
+
+
+def _no_keys(gateway: Gateway) -> list[tuple[str, str]]:
+    """The empty folder that keeps a gateway closed while no Secret has its label."""
+    return [("--api-keys-file", labels.NO_API_KEYS_FOLDER)] if gateway.keys_from_label else []
 
 
 def _tls(gateway: Gateway) -> list[tuple[str, str]]:
@@ -184,19 +205,21 @@ def _pod_spec(front: Front, config: OperatorConfig) -> dict[str, Any]:
         "volumes": [
             keys_volume(front.keys),
             {"name": "mizzen-tmp", "emptyDir": {}},
-            *(secret_volume(name, secret) for name, secret, _ in _secrets(front.gateway)),
+            *(volume for volume, _ in _users_volumes(front)),
         ],
     }
 
 
-def _secrets(gateway: Gateway) -> list[tuple[str, str, str]]:
-    """Volumes of the user's Secrets: name, Secret and path."""
+def _users_volumes(front: Front) -> list[tuple[dict[str, Any], str]]:
+    """Volumes with what the user gives a gateway, and where they are mounted."""
     found = [
-        (f"mizzen-api-keys-{index}", name, f"{labels.API_KEYS_FOLDER}/{name}")
-        for index, name in enumerate(gateway.api_keys)
+        (secret_volume(volume, name, optional=optional), f"{labels.API_KEYS_FOLDER}/{name}")
+        for volume, name, optional in front.key_secrets
     ]
-    if gateway.tls_secret:
-        found.append(("mizzen-tls", gateway.tls_secret, labels.TLS_FOLDER))
+    if front.gateway.keys_from_label:
+        found.append(({"name": NO_KEYS_VOLUME, "emptyDir": {}}, labels.NO_API_KEYS_FOLDER))
+    if front.gateway.tls_secret:
+        found.append((secret_volume("mizzen-tls", front.gateway.tls_secret), labels.TLS_FOLDER))
     return found
 
 
@@ -227,8 +250,8 @@ def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
             {"name": "mizzen-tmp", "mountPath": "/tmp"},
             *(
-                {"name": name, "mountPath": path, "readOnly": True}
-                for name, _, path in _secrets(front.gateway)
+                {"name": volume["name"], "mountPath": path, "readOnly": True}
+                for volume, path in _users_volumes(front)
             ),
         ],
     }

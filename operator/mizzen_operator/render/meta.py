@@ -92,6 +92,10 @@ def keys_volume(secret: str) -> dict[str, Any]:
     return secret_volume("mizzen-keys", secret)
 
 
-def secret_volume(name: str, secret: str) -> dict[str, Any]:
-    """A Secret's volume; the pod's own user has to read it, and nobody else is in the pod."""
-    return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o444}}
+def secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
+    """A Secret's volume; the pod's own user has to read it, and nobody else is in the pod.
+
+    An optional one is empty where the Secret is not there, or no longer.
+    """
+    source = {"secretName": secret, "defaultMode": 0o444, **({"optional": True} if optional else {})}
+    return {"name": name, "secret": source}
