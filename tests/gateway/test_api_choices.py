@@ -160,3 +160,23 @@ async def test_usage_in_every_event(live: Any, engine: Any) -> None:
     counts = [chunk.usage.completion_tokens async for chunk in stream]
     assert counts == sorted(counts)
     assert counts[-1] == 5
+
+
+@pytest.mark.parametrize(
+    "asked", [{"n": 4}, {"n": 1, "prompt": [[5] * 30, [6] * 30], "echo": True}, {"n": 1, "max_tokens": 40}]
+)
+async def test_what_a_response_may_hold_is_bounded(
+    live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("mizzen.gateway.openai.sequence.MAX_LOGPROBS_HELD", 100)
+    gateway = await live(engine)
+    client = gateway.client()
+    body: dict[str, Any] = {"model": "demo", "prompt": [5] * 10, "max_tokens": 10, "logprobs": 2, **asked}
+    with pytest.raises(openai.BadRequestError, match="more than 100 log probabilities") as refused:
+        await client.completions.create(**body)
+    assert refused.value.param == "logprobs"
+    body |= {"n": 1, "prompt": [5] * 10, "max_tokens": 10}
+    assert (await client.completions.create(**body)).choices[0].logprobs
+    del body["logprobs"]
+    assert (await client.completions.create(**{**body, **asked})).choices
+    assert gateway.gateway.in_flight == 0

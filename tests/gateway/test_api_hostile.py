@@ -121,8 +121,17 @@ LONG = {
         {"dimensions": 10**9},
         {"input": "a " * 200_000},
     ],
-    "/v1/responses": [{"input": "a " * 200_000}, {"input": []}, {"instructions": "a " * 200_000}],
-    "/v1/score": [{"text_2": ["a"] * 2000}, {"text_1": []}],
+    "/v1/responses": [
+        {"input": "a " * 200_000},
+        {"input": []},
+        {"instructions": "a " * 200_000},
+        {"input": [{"role": "system", "content": "x" * 60}] * 60_000},
+    ],
+    "/v1/score": [
+        {"text_2": ["a"] * 2000},
+        {"text_1": []},
+        {"text_1": None, "text_2": None, "label_token_ids": [1], "query": "a" * 4_000_000, "items": ["a"] * 999},
+    ],
     "/tokenize": [{"prompt": ["a"] * 2000}, {"prompt": None}],
     "/detokenize": [{"tokens": [2**31]}, {"tokens": [-1]}],
 }  # fmt: skip

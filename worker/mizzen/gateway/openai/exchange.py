@@ -13,7 +13,7 @@ from mizzen.gateway.openai.answer import Piece, whole
 from mizzen.gateway.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
 from mizzen.gateway.openai.call import Call
 from mizzen.gateway.openai.jobs import AT_ONCE, new_job, together
-from mizzen.gateway.openai.sequence import Sequence
+from mizzen.gateway.openai.sequence import Held, Sequence
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import Choice, Writer
 from mizzen.gateway.record import record_of
@@ -59,7 +59,7 @@ class Exchange(Call):
         Raises:
             ApiError: the tenant may not have them.
         """
-        gateway, size = self._gateway, wish.best_of
+        gateway, size, held = self._gateway, wish.best_of, Held()
         groups: list[list[Sequence]] = []
         tickets: list[Ticket] = []
         for index, one in enumerate(wish.sequences()):
@@ -67,7 +67,7 @@ class Exchange(Call):
             if first:
                 groups.append([])
             job = new_job(gateway, self._scope, one, self._began, first=first)
-            groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began))
+            groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began, held))
             tickets.append(job.ticket)
         gateway.afford(tickets)
         return groups

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 256
 TEXTS = [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]
+MAX_JOINED = 16 * 1024 * 1024
+"""Characters or tokens of all prompts together: the query is in each of them."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -184,6 +186,9 @@ def joined(request: ScoreRequest) -> list[Prompt]:
         raise invalid("query must be one text, or token ids", "query")
     if len(items) > MAX_SEQUENCES:
         raise invalid(f"items holds {len(items)} items; at most {MAX_SEQUENCES} are allowed", "items")
+    if len(query) * len(items) > MAX_JOINED:
+        text = f"query, {len(query)} long, is too long to begin {len(items)} prompts: send fewer items"
+        raise invalid(text, "items", "out_of_range")
     return [pair(query, item, bool(request.item_first)) for item in items]
 
 

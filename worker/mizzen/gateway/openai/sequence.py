@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mizzen.gateway.dispatch import Dispatcher
-from mizzen.gateway.errors import unavailable
+from mizzen.gateway.errors import invalid, unavailable
 from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import ModelMetrics
 from mizzen.gateway.openai.answer import Answer, Piece
 from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
+from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.running import Running
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Finish
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
 
 FINAL_SECONDS = 2.0
 """How long usage waits for an engine's count after an abort."""
+
+
+MAX_LOGPROBS_HELD = 1 << 21
+"""Log probabilities, each about 120 bytes, that one response may hold before any of it is sent."""
+
+
+class Held:
+    """Counts the log probabilities that one response holds."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def take(self, wish: Wish, tokens: int) -> None:
+        """Count those of some tokens.
+
+        Raises:
+            ApiError: 400, they are too many.
+        """
+        if wish.sampling.logprobs is None:
+            return
+        self._count += tokens * (1 + wish.sampling.logprobs)
+        if self._count > MAX_LOGPROBS_HELD:
+            text = f"logprobs: the response would hold more than {MAX_LOGPROBS_HELD} log probabilities"
+            raise invalid(
+                f"{text}: ask for fewer, or for shorter or fewer choices", "logprobs", "out_of_range"
+            )
 
 
 class Deliveries:
@@ -52,8 +79,11 @@ class Echo:
 class Sequence:
     """A sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
 
-    def __init__(self, gateway: Gateway, dispatcher: Dispatcher, job: Job, index: int, began: float) -> None:
+    def __init__(
+        self, gateway: Gateway, dispatcher: Dispatcher, job: Job, index: int, began: float, held: Held
+    ) -> None:
         self.wish = job.wish
+        self._held = held
         self.index = index
         """Of the choice, in the response."""
         self.finish: Finish | None = None
@@ -154,6 +184,8 @@ class Sequence:
         self._metrics.queue_seconds.observe(ticket.waited)
         self._metrics.prompt_tokens.inc(self.prompt_tokens)
         self._begin()
+        if self.wish.echo:
+            self._held.take(self.wish, self.prompt_tokens)
 
     async def next(self) -> Piece:
         """Return the next piece; one with a reason is the last.
@@ -181,6 +213,7 @@ class Sequence:
             try:
                 while not pieces or pieces[-1].reason is None:
                     pieces.append(await self.next())
+                    self._held.take(self.wish, len(pieces[-1].ids))
             except (StreamLost, EngineRefused) as error:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
                 running.close()

@@ -106,14 +106,14 @@ def conversation(given: str | Sequence[dict[str, Any]], instructions: str | None
     turns = Turns(instructions)
     if isinstance(given, str):
         turns.message("user", given)
-        return turns.messages
+        return turns.end()
     if not given:
         raise invalid("input must hold at least one item", "input")
     if len(given) > MAX_ITEMS:
         raise invalid(f"input holds {len(given)} items; at most {MAX_ITEMS} are allowed", "input")
     for index, item in enumerate(given):
         add(turns, read(item, f"input[{index}]"), f"input[{index}]")
-    return turns.messages
+    return turns.end()
 
 
 class Turns:
@@ -123,14 +123,17 @@ class Turns:
         self.messages: list[Message] = []
         self.calls: set[str] = set()
         """Ids of the calls so far."""
+        self._opening: list[str] = []
+        """Texts of the first message, where it is the system's."""
         if instructions is not None:
             self.message("system", instructions)
 
     def message(self, role: str, content: str) -> None:
         """Add a message."""
         last = self.messages[-1] if self.messages else None
-        if role == "system" and last is not None and last.role == "system" and len(self.messages) == 1:
-            last.content = f"{last.content}\n\n{content}"
+        if role == "system" and len(self.messages) == len(self._opening[:1]):
+            self.messages = self.messages or [Message("system")]
+            self._opening.append(content)
         elif role == "assistant" and last is not None and is_open(last):
             last.content = content
         else:
@@ -148,11 +151,19 @@ class Turns:
             last = Message("assistant")
             self.messages.append(last)
         made = ToolCall(CalledFunction(call.name, call.arguments), call.call_id)
-        last.tool_calls = [*(last.tool_calls or ()), made]
+        if last.tool_calls is None:
+            last.tool_calls = []
+        last.tool_calls.append(made)
 
     def output(self, call_id: str, content: str) -> None:
         """Add what a call gave."""
         self.messages.append(Message("tool", content, tool_call_id=call_id))
+
+    def end(self) -> list[Message]:
+        """Return all messages."""
+        if self._opening:
+            self.messages[0].content = "\n\n".join(self._opening)
+        return self.messages
 
 
 def is_open(message: Message) -> bool:
