@@ -130,7 +130,7 @@ LONG = {
     "/v1/score": [
         {"text_2": ["a"] * 2000},
         {"text_1": []},
-        {"text_1": None, "text_2": None, "label_token_ids": [1], "query": "a" * 4_000_000, "items": ["a"] * 999},
+        {"text_1": None, "text_2": None, "label_token_ids": [1], "query": "a" * 10**6, "items": ["a"] * 999},
     ],
     "/tokenize": [{"prompt": ["a"] * 2000}, {"prompt": None}],
     "/detokenize": [{"tokens": [2**31]}, {"tokens": [-1]}],

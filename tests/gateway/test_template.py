@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mizzen.gateway.text.model import LONG_CHARACTERS, characters
 from mizzen.gateway.text.template import ChatTemplate, TemplateError
 
 FOLDER = Path(__file__).parent / "templates"
@@ -179,3 +180,20 @@ def test_loop_variables_survive_the_bounds() -> None:
     messages = [{"role": "user", "content": "x"}] * 2
     assert ChatTemplate(source).render(messages) == "1/22False 2/21True "
     assert ChatTemplate(nested).render(messages) == "13x"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"content": "x" * 5000},
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"deep": [{"text": "x" * 5000}]}}}]},
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"x" * 5000: 1}}}]},
+        [{"function": {"name": "f", "description": "x" * 5000}}],
+        {"numbers": [1] * 1000},
+    ],
+)
+def test_wherever_a_long_text_stands_it_is_seen_to_be_long(value: Any) -> None:
+    """Long conversations are rendered and tokenized off the event loop."""
+    assert characters((({"role": "user", "content": "a"},), {"some": value})) > LONG_CHARACTERS
+    assert characters((({"role": "user", "content": "a"},), {"some": 1})) < LONG_CHARACTERS
+    assert characters([value] * 1000) < LONG_CHARACTERS + 20_000  # what is beyond is not looked at

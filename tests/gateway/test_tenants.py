@@ -449,6 +449,38 @@ async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: 
         await until(lambda: budget.used == 0, 30)
 
 
+async def test_one_key_holds_half_of_all_bodies_at_most(
+    live: Any, scripted: Any, keys: Path, until: Any
+) -> None:
+    """White space is a body too: it costs its sender nothing, and would keep all others out."""
+    engine = scripted()
+    engine.does.step_seconds = 0.05
+    files = (str(keys),)
+    gateway = await live(engine, max_bodies_bytes=8000, max_body_bytes=2000, api_keys_file=files)
+    padded = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 500}) + " " * 1500
+
+    async with httpx.AsyncClient(timeout=60) as http:
+
+        def ask(key: str, content: str) -> asyncio.Task[httpx.Response]:
+            headers = {"authorization": f"Bearer {key}"}
+            url = f"{gateway.url}/v1/completions"
+            return asyncio.create_task(http.post(url, content=content, headers=headers))
+
+        held = [ask(ALICE, padded) for _ in range(2)]
+        await until(lambda: engine.running == 2, 30)
+        refused = await ask(ALICE, padded)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "bodies_too_large"
+        assert int(refused.headers["retry-after"]) >= 1
+        other = padded.replace("500", "5")
+        assert [(await ask(BOB, other)).status_code for _ in range(2)] == [200, 200]
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        await until(lambda: gateway.gateway.bodies.used == 0, 30)
+        assert (await ask(ALICE, other)).status_code == 200
+
+
 async def test_a_body_that_stalls_is_given_up(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

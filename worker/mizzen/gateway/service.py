@@ -47,7 +47,7 @@ class Gateway:
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
         self.tenants = Tenants(config.api_keys_file)
-        self.bodies = BodyBudget(config.max_bodies_bytes)
+        self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
         self.services = Services(self._new_service, config.drain_timeout_seconds)
         self._token = read_token(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
