@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
 
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.tenants.gate import Tenants
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator import labels
@@ -55,6 +57,15 @@ def test_a_gateways_name_says_whose_it_is(service: str) -> None:
     name = labels.gateway_name(service)
     assert labels.served_by(name) == service
     assert name != labels.SHARED_NAME
+
+
+def test_an_empty_folder_of_keys_lets_nobody_in(tmp_path: Path) -> None:
+    tenants = Tenants([str(tmp_path)])
+    assert not tenants.open
+    for headers in ([], [(b"authorization", b"Bearer "), (b"authorization", b"Bearer sk-guessed")]):
+        with pytest.raises(ApiError) as refused:
+            tenants.find({"type": "http", "headers": headers})
+        assert refused.value.status == 401
 
 
 class Port:
