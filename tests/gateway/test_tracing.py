@@ -110,6 +110,7 @@ async def test_a_request_is_a_trace(scripted: Any, live: Any, until: Any, collec
     said = attributes(root)
     assert said["http.response.status_code"] == 200
     assert said["gen_ai.request.model"] == "demo"
+    assert said["gen_ai.operation.name"] == "chat"
     assert said["gen_ai.usage.output_tokens"] == 3
     assert said["gen_ai.usage.input_tokens"] == len(engine.requests[0].prompt) // 4
     assert said["mizzen.usage.cached_tokens"] == 16

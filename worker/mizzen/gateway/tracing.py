@@ -24,6 +24,13 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 FLUSH_MILLISECONDS = 3000
 """How long the last spans get to leave at the end of the process."""
 NANO = 1_000_000_000
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""What OpenTelemetry's conventions call an endpoint's work."""
 
 
 class Tracing(Protocol):
@@ -88,7 +95,8 @@ def attributes(record: Record) -> dict[str, Any]:
     }
     if record.model:
         found["gen_ai.request.model"] = record.model[:256]
-        found["gen_ai.operation.name"] = record.path.rpartition("/v1/")[2].replace("/", ".")[:64]
+        if record.path in OPERATIONS:
+            found["gen_ai.operation.name"] = OPERATIONS[record.path]
         found["mizzen.stream"] = record.stream
     if record.tried:
         found["gen_ai.usage.input_tokens"] = record.prompt_tokens
