@@ -510,6 +510,8 @@ async def test_scores_of_labels_are_probabilities(post: Any, client: Any, tokeni
         ({"query": "a", "items": "b"}, "label_token_ids"),
         ({"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
         ({"query": "a", "items": [[1]], "label_token_ids": [1]}, "items"),
+        ({"query": "a", "items": [], "label_token_ids": [1]}, "items"),
+        ({"query": [], "items": "b", "label_token_ids": [1]}, "query"),
         ({"query": "a", "items": "b", "label_token_ids": [10**6]}, "label_token_ids"),
     ],
 )

@@ -181,7 +181,8 @@ def joined(request: ScoreRequest) -> list[Prompt]:
     Raises:
         ApiError: 400 for a mixture of texts and token ids, or too many.
     """
-    (query, *others), items = prompts(request.query or "", "query"), prompts(request.items or "", "items")
+    query, *others = prompts("" if request.query is None else request.query, "query")
+    items = prompts("" if request.items is None else request.items, "items")
     if others:
         raise invalid("query must be one text, or token ids", "query")
     if len(items) > MAX_SEQUENCES:
