@@ -199,6 +199,45 @@ def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
     assert "not enforced" in gk.outcome(compiler, Grammar(GrammarKind.JSON_SCHEMA, '{"not": {}}')).fault
 
 
+def endless(number: int) -> Grammar:
+    """A schema whose check tries a pattern for longer than anyone waits."""
+    names, pattern = {"a" * 60 + str(number): {}}, {"^(a|a)*b$": {}}
+    schema = {"type": "object", "properties": names, "patternProperties": pattern}
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def test_slow_grammars_hold_up_no_quick_ones(folder: Path) -> None:
+    compiler = gk.compiler(folder, workers=1, quick_seconds=1.0, compile_seconds=1000.0)
+    try:
+        for number in range(3):
+            assert compiler.find(endless(number)) is None
+        assert gk.outcome(compiler, regex("quick")).grammar
+        assert all(compiler.find(endless(number)) is None for number in range(3))
+        assert gk.outcome(compiler, regex("another")).grammar
+    finally:
+        compiler.close()  # ends what is tried, too: it would take another quarter of an hour
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes take their children along on Linux")
+def test_a_grammar_whose_sandbox_dies_is_tried_again(folder: Path) -> None:
+    compiler = gk.compiler(folder, workers=1, quick_seconds=1000.0, compile_seconds=1000.0)
+    try:
+        assert gk.outcome(compiler, regex("before")).grammar
+        assert compiler.find(endless(0)) is None
+        killed = []
+        for _ in range(2):
+            process = gk.wait(lambda: (p := compiler._sandbox._process) not in killed and p)
+            tried = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            gk.wait(lambda tried=tried: tried.read_text().strip())
+            killed.append(process)
+            process.kill()
+        outcome = gk.outcome(compiler, endless(0))
+        assert outcome.passing
+        assert "try again" in outcome.fault
+    finally:
+        compiler.close()
+
+
 def test_models_without_end_token_or_tokenizer_say_so(folder: Path, tmp_path: Path) -> None:
     for made, part in (
         (GrammarCompiler(str(folder), gk.VOCABULARY, ()), "no end token"),

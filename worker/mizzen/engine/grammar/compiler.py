@@ -1,8 +1,9 @@
 """Compiles grammars in threads of its own, keeps what it compiled, and remembers what it refused.
 
 A grammar is tried in the sandbox first; what came through within its bounds is then compiled here, by the
-same code, with the interpreter's lock released. (Compiled grammars can be sent between processes, but
-reading one takes longer than compiling it again.)
+same code, with the interpreter's lock released. What is not done soon goes on in a lane of its own, one at a
+time: nobody's slow grammars hold up the quick ones of others. (Compiled grammars can be sent between
+processes, but reading one takes longer than compiling it again.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from mizzen.core.output import GrammarCounts
 from mizzen.core.params import Grammar
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.errors import CompilerDown, GrammarError
+from mizzen.engine.grammar.errors import CompilerDown, GrammarError, TooSlow
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.sandbox import Sandbox
 
@@ -39,6 +40,18 @@ class Outcome:
     bytes: int = OVERHEAD_BYTES
 
 
+class Lane:
+    """Threads that compile, with a builder of their own once there is something to build."""
+
+    def __init__(self, workers: int, seconds: float, name: str) -> None:
+        self.pool = ThreadPoolExecutor(workers, name)
+        self.seconds = seconds
+        """What a compilation is given."""
+        self.lock = Lock()
+        """Of the builder."""
+        self.builder: Builder | None = None
+
+
 class GrammarCompiler:
     """Grammars of one model. Its methods are used from one thread and never wait."""
 
@@ -54,10 +67,11 @@ class GrammarCompiler:
         self.counts = GrammarCounts()
         self._target = {"folder": folder, "vocab_size": vocab_size, "end_token_ids": end_token_ids}
         self._sandbox = Sandbox(dict(self._target), self.limits)
-        self._pool = ThreadPoolExecutor(self.limits.workers, "mizzen-grammar")
-        self._builder: Builder | None = None
+        quick = min(self.limits.quick_seconds, self.limits.compile_seconds)
+        self._quick = Lane(self.limits.workers, quick, "mizzen-grammar")
+        self._slow = Lane(1, self.limits.compile_seconds, "mizzen-grammar-slow")
         self._lock = Lock()
-        self._running: dict[Grammar, Future[Outcome]] = {}
+        self._running: dict[Grammar, Future[Outcome | None]] = {}
         self._forgotten: set[Grammar] = set()
         """Of those that run, the ones that nobody waits for."""
         self._kept: OrderedDict[Grammar, Outcome] = OrderedDict()
@@ -67,7 +81,7 @@ class GrammarCompiler:
 
     def warm(self) -> None:
         """Load what grammars need, in the background."""
-        self._pool.submit(self._warm)
+        self._quick.pool.submit(self._warm)
 
     def find(self, grammar: Grammar) -> Outcome | None:
         """Return what became of a grammar; None while it is compiled, which begins with the first call."""
@@ -83,8 +97,12 @@ class GrammarCompiler:
             return self._begin(grammar)
         if not future.done():
             return None
+        outcome = future.result()
+        if outcome is None:
+            self._running[grammar] = self._slow.pool.submit(self._compile, grammar, self._slow)
+            return None
         del self._running[grammar]
-        return self._settle(grammar, future.result())
+        return self._settle(grammar, outcome)
 
     def forget(self, grammar: Grammar) -> None:
         """Note that nobody waits for a grammar any more; it is not compiled unless that has begun."""
@@ -98,9 +116,12 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the threads and the sandbox."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        lanes = self._quick, self._slow
+        for lane in lanes:
+            lane.pool.shutdown(wait=False, cancel_futures=True)
         self._sandbox.close()
-        self._pool.shutdown(wait=True)
+        for lane in lanes:
+            lane.pool.shutdown(wait=True)
 
     def _begin(self, grammar: Grammar) -> Outcome | None:
         if not self._target["end_token_ids"]:
@@ -113,14 +134,16 @@ class GrammarCompiler:
         if len(self._running) >= self.limits.waiting:
             text = f"{len(self._running)} grammars wait to be compiled already: try again later"
             return Outcome(None, text, passing=True)
-        self._running[grammar] = self._pool.submit(self._compile, grammar)
+        self._running[grammar] = self._quick.pool.submit(self._compile, grammar, self._quick)
         return None
 
     def _take_forgotten(self) -> None:
         """Keep what became of grammars that nobody asks for any more, so that they hold no place."""
         for grammar in [one for one in self._forgotten if self._running[one].done()]:
             self._forgotten.remove(grammar)
-            self._settle(grammar, self._running.pop(grammar).result())
+            outcome = self._running.pop(grammar).result()
+            if outcome is not None:
+                self._settle(grammar, outcome)
 
     def _settle(self, grammar: Grammar, outcome: Outcome) -> Outcome:
         """Count and keep what became of a grammar."""
@@ -143,17 +166,20 @@ class GrammarCompiler:
     def _warm(self) -> None:
         try:
             self._sandbox.start()
-            self._made()
+            with self._quick.lock:
+                self._made(self._quick)
         except (GrammarError, CompilerDown, ImportError):
             pass  # the first grammar is told
 
-    def _compile(self, grammar: Grammar) -> Outcome:
+    def _compile(self, grammar: Grammar, lane: Lane) -> Outcome | None:
+        """Return what becomes of a grammar; None when it takes longer than this lane gives it."""
         began = time.monotonic()
         try:
-            self._sandbox.check(grammar)
-            builder = self._made()
-            with self._lock:
-                compiled = builder.compile(grammar, checked=True)
+            self._sandbox.check(grammar, lane.seconds)
+            with lane.lock:
+                compiled = self._made(lane).compile(grammar, checked=True)
+        except TooSlow:
+            return None
         except GrammarError as error:
             return Outcome(None, str(error))
         except CompilerDown as error:
@@ -166,13 +192,12 @@ class GrammarCompiler:
         held = compiled.memory_size_bytes + len(grammar.text.encode()) + OVERHEAD_BYTES
         return Outcome(CompiledGrammar(grammar.kind, grammar.text, compiled), bytes=held)
 
-    def _made(self) -> Builder:
-        """Return the builder; the first caller makes it."""
+    def _made(self, lane: Lane) -> Builder:
+        """Return a lane's builder, whose lock is held; the first caller makes it."""
         from mizzen.engine.grammar.build import Builder, Target
         from mizzen.engine.grammar.tryout import threads
 
-        with self._lock:
-            if self._builder is None:
-                target = Target(**self._target)  # type: ignore[arg-type]
-                self._builder = Builder(target, threads=threads(), nesting=self.limits.nesting)
-            return self._builder
+        if lane.builder is None:
+            target = Target(**self._target)  # type: ignore[arg-type]
+            lane.builder = Builder(target, threads=threads(), nesting=self.limits.nesting)
+        return lane.builder

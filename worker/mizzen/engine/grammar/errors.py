@@ -9,3 +9,7 @@ class GrammarError(ValueError):
 
 class CompilerDown(RuntimeError):
     """Grammars cannot be compiled at the moment, whatever they are."""
+
+
+class TooSlow(RuntimeError):
+    """A grammar takes longer than it was given, and may be given more."""

@@ -15,12 +15,14 @@ class GrammarLimits:
     """Levels of objects and lists in a schema or structural tag."""
     compile_seconds: float = 10.0
     """Of one compilation, by the clock."""
+    quick_seconds: float = 1.0
+    """What takes longer is compiled one at a time, so that it holds up no other."""
     compile_bytes: int = 1 << 30
     """Memory that a compilation may take."""
     compiled_bytes: int = 128 << 20
     """Memory that one compiled grammar may keep."""
     workers: int = 2
-    """Compilations at a time."""
+    """Quick compilations at a time."""
     waiting: int = 256
     """Grammars that may wait for a worker."""
     cache_bytes: int = 512 << 20

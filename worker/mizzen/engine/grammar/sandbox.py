@@ -12,13 +12,15 @@ import threading
 from dataclasses import asdict
 
 from mizzen.core.params import Grammar
-from mizzen.engine.grammar.errors import CompilerDown, GrammarError
+from mizzen.engine.grammar.errors import CompilerDown, GrammarError, TooSlow
 from mizzen.engine.grammar.limits import GrammarLimits
 
 log = logging.getLogger(__name__)
 
 SPARE_SECONDS = 5.0
 """Beyond a child's own deadline, for forks and answers."""
+ENDING_SECONDS = 0.2
+"""After the end of a child, for that of its parent to show."""
 ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that forks should have no threads."""
 
@@ -45,21 +47,24 @@ class Sandbox:
         with self._lock:
             self._ready()
 
-    def check(self, grammar: Grammar) -> None:
-        """Try a grammar.
+    def check(self, grammar: Grammar, seconds: float) -> None:
+        """Try a grammar, for so many seconds.
 
         Raises:
             GrammarError: it cannot be used; says why.
+            TooSlow: it takes longer, and may be given more time.
             CompilerDown: there is no process to try it in.
         """
         try:
-            reply = self._ask(grammar)
+            reply = self._ask(grammar, seconds)
         except ConnectionError:  # the process was killed; the next one is fresh
             try:
-                reply = self._ask(grammar)
+                reply = self._ask(grammar, seconds)
             except ConnectionError:
                 raise CompilerDown("the process that tries grammars is gone: try again") from None
         if not reply:
+            if seconds < self._limits.compile_seconds:
+                raise TooSlow
             raise GrammarError(
                 f"to compile it takes more than {self._limits.compile_seconds:g} s or "
                 f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
@@ -77,19 +82,23 @@ class Sandbox:
         with self._lock:
             self._drop()
 
-    def _ask(self, grammar: Grammar) -> bytes:
+    def _ask(self, grammar: Grammar, seconds: float) -> bytes:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._lock:
                 socket.send_fds(self._ready(), [b"j"], [theirs.fileno()])
-            ours.settimeout(self._limits.compile_seconds + SPARE_SECONDS)
-            ours.sendall(json.dumps([grammar.kind, grammar.text]).encode())
+                process = self._process
+            ours.settimeout(seconds + SPARE_SECONDS)
+            ours.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
             ours.shutdown(socket.SHUT_WR)
             try:
                 with ours.makefile("rb") as file:
-                    return file.read()
+                    reply = file.read()
             except TimeoutError:
                 return b""
+        if not reply and process is not None and has_ended(process):
+            raise ConnectionError  # it took along whoever tried the grammar
+        return reply
 
     def _ready(self) -> socket.socket:
         """Return the control socket of a process that runs."""
@@ -136,3 +145,12 @@ class Sandbox:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether a process has ended, or does at this moment."""
+    try:
+        process.wait(ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -10,6 +10,7 @@ some tokens, answers what is wrong (or nothing), and ends.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -24,6 +25,8 @@ from mizzen.engine.grammar.light import import_light
 from mizzen.engine.grammar.limits import GrammarLimits
 
 READY = b"r"
+PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 
 
 def bound(limits: GrammarLimits) -> None:
@@ -32,6 +35,7 @@ def bound(limits: GrammarLimits) -> None:
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever forked this takes it along
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
         most = held + limits.compile_bytes
@@ -39,9 +43,10 @@ def bound(limits: GrammarLimits) -> None:
 
 
 def read_job(stream: socket.socket) -> Grammar:
-    """Read a grammar: its sender closes its half behind it."""
+    """Read a grammar, and give it as long as its sender says, who closes its half behind it."""
     with stream.makefile("rb") as file:
-        kind, text = json.loads(file.read())
+        kind, text, seconds = json.loads(file.read())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     return Grammar(GrammarKind(kind), text)
 
 
