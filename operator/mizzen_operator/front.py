@@ -121,7 +121,8 @@ class SharedGateways:
         async with memory.lock:
             sharing = share(await self._services(namespace))
             if sharing is None:
-                del self._namespaces[namespace]  # the garbage collector removes what its last owner leaves
+                # The garbage collector removes what its last owner leaves. Another look may have been first.
+                self._namespaces.pop(namespace, None)
                 return None
             front = shared(sharing)
             front = replace(front, labelled=await self._labelled.find(front))
