@@ -275,6 +275,8 @@ async def test_tokens_a_minute_are_charged_exactly(
     with pytest.raises(openai.RateLimitError, match="lower max_tokens") as large:
         await client.completions.create(model="demo", prompt="a", max_tokens=1500)
     assert large.value.code == "request_too_large"
+    assert "retry-after" not in large.value.response.headers  # waiting does not help, and clients know
+    assert large.value.response.headers["x-should-retry"] == "false"
     # All sequences are looked at before one of them begins: no stream breaks off for want of tokens.
     before = len(engine.requests)
     with pytest.raises(openai.RateLimitError):

@@ -43,6 +43,8 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_seconds is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_seconds))).encode()))
+        elif self.status == 429:  # no time makes room for it; OpenAI's clients would try again all the same
+            headers.append((b"x-should-retry", b"false"))
         return headers
 
 
