@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 class Frame:
     """What steps with the same decode batch share; slots ascend."""
 
-    __slots__ = ("cells", "columns", "lengths", "rows", "slots", "version")
+    __slots__ = ("columns", "rows", "slots", "version", "where")
 
     def __init__(self, version: int, slots: Int32, rows: Int64) -> None:
         self.version = version
@@ -45,10 +45,8 @@ class Frame:
         """The slots, to index with."""
         self.columns: Columns | None = None
         """Made when the first step is read."""
-        self.lengths: Int64 | None = None
-        """Position that a step runs, less the step's number; made when pages grow in every step."""
-        self.cells: Int64 | None = None
-        """Index of that position in a flat page table of pages of one token, less the step's number."""
+        self.where: Int64 | None = None
+        """The rows' part of `DecodeBatch._where`; made when pages grow in every step."""
 
 
 Growth = tuple[Int32, Int64, Int64]
@@ -73,8 +71,10 @@ class DecodeBatch:
         """As in `Columns`: tokens, rids, offsets. A slot's column stays until its last step is read."""
         self.stops: UInt8 = np.zeros(slots, np.uint8)
         """Bits of the stop table, by slot."""
-        self._lengths: Int64 = np.zeros(slots, np.int64)
-        """Position that a step runs, less the step's number."""
+        self._where: Int64 = np.zeros((2, slots), np.int64)
+        """Position that a step runs, and its index in a flat page table of pages of one token; both less the
+        step's number."""
+        self._lengths: Int64 = self._where[0]
         self._phases: Int64 = np.full(slots, _FULL, np.int64)
         """The steps, modulo the page size, that begin a page."""
         self._leaves: Int64 = np.full(slots, _NEVER, np.int64)
@@ -113,10 +113,10 @@ class DecodeBatch:
         size = self._page_size
         if size == 1:
             frame = self.frame()
-            if frame.lengths is None or frame.cells is None:
-                frame.lengths = self._lengths.take(frame.rows)
-                frame.cells = frame.rows * self._page_cells + frame.lengths
-            return frame.slots, frame.lengths + step, frame.cells + step
+            if frame.where is None:
+                frame.where = self._where.take(frame.rows, axis=1)
+            lengths, cells = frame.where + step
+            return frame.slots, lengths, cells
         rows = (self._phases == step % size).nonzero()[0]
         if not len(rows):
             return None
@@ -137,7 +137,7 @@ class DecodeBatch:
             sequence.rid,
             length + 1 - sequence.prompt_tokens,
         )
-        self._lengths[slot] = length
+        self._where[:, slot] = length, slot * self._page_cells + length
         self.stops[slot] = sequence.stop_bits
 
     def add(self, sequence: Sequence, step: int) -> None:

@@ -25,7 +25,7 @@ from mizzen.core.output import CacheEvents, Load, StepOutput
 from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.radix import Duplicate
-from mizzen.core.report import reports
+from mizzen.core.report import NO_REPORTS, reports
 from mizzen.core.request import Finished, FinishReason, Int32, Request
 from mizzen.core.sequence import Phase, Sequence
 from mizzen.core.stops import StopTable
@@ -112,7 +112,8 @@ class Scheduler:
         else:
             columns = frame.columns = frame.columns or self.decode.columns(rows)
         holders = self.memory.holders
-        told = reports(result.side, holders)  # ahead of the ends, which free the slots
+        # Ahead of the ends, which free the slots.
+        told = NO_REPORTS if result.side is None else reports(result.side, holders)
         # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
         self.memory.flat_tokens[columns.tokens + step] = tokens
         finished: list[Finished] = []
