@@ -26,6 +26,7 @@ class Terminal:
     def __init__(self, *command: str) -> None:
         self._master, slave = pty.openpty()
         environment = {**ENVIRONMENT, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
         self.process = subprocess.Popen(
             command,
             stdin=slave,
@@ -35,6 +36,7 @@ class Terminal:
             start_new_session=True,
             preexec_fn=lambda: os.login_tty(os.dup(0)),
         )
+        signal.signal(signal.SIGINT, listen)
         os.close(slave)
         self._seen = ""
 

@@ -147,7 +147,9 @@ def test_an_interrupted_start_is_cleaned_up(new_cluster: Callable[[], Any]) -> N
     local = new_cluster()
     environment = {**os.environ, "MIZZEN_LOCAL_DIR": str(local.dir)}
     command = [sys.executable, "-m", "mizzen_local.cli", "up"]
+    listen = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as starting:
+        signal.signal(signal.SIGINT, listen)
         while not (local.dir / "processes.json").exists():
             assert starting.poll() is None
             time.sleep(0.02)

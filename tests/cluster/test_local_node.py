@@ -494,10 +494,10 @@ def test_a_rolling_restart_fails_no_request(space: Space, web: Callable[..., str
     url = web()
     before = names(space)
     space.kubectl("rollout", "restart", "deployment/web")
-    good = 0
-    while names(space) & before or len(names(space)) != 2:
-        good += len(answers(url, 20))
-    assert good > 0
+    under_way = True
+    while under_way:
+        assert len(answers(url, 20)) == 20
+        under_way = bool(names(space) & before) or len(names(space)) != 2
     with httpx.Client(trust_env=False, timeout=10) as client, ThreadPoolExecutor() as pool:
         victim = client.get(url).text
         slow = pool.submit(client.get, f"{url}/slow")  # on the same connection, and so to the same pod

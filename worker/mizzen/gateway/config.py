@@ -87,7 +87,7 @@ class GatewayConfig:
         150, "A request goes to no engine that it would lift above this share of the mean load", low=100
     )
     prefix_index_blocks: int = option(
-        1 << 19, "Blocks of 64 tokens that the prefix index of a service holds; 104 bytes each", low=1024
+        1 << 19, "Blocks of 64 tokens that the prefix index of a service holds; 112 bytes each", low=1024
     )
     breaker_failures: int = option(5, "Failures in a row after which an engine is left alone", low=1)
     breaker_max_seconds: float = option(30.0, "How long it is left alone at most", low=1)
