@@ -22,6 +22,9 @@ def _version() -> str:
 VERSION = _version()
 
 
+_CHECK = "`mizzen-operator check` looks whether an installed one works; it has a --help of its own."
+
+
 def _option(default: Any, text: str, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "choices": choices, "low": low})
 
@@ -35,7 +38,12 @@ class OperatorConfig:
     image_pull_policy: str = _option(
         "IfNotPresent", "Pull policy of both images", choices=("Always", "IfNotPresent", "Never")
     )
-    gateway_role: str = _option("mizzen-gateway", "ClusterRole that gateways are bound to")
+    gateway_role: str = _option("mizzen-gateway", "Role that gateways are bound to")
+    gateway_role_kind: str = _option(
+        "ClusterRole",
+        "Its kind; a Role is in the namespace that is served, and nothing cluster-wide is needed then",
+        choices=("ClusterRole", "Role"),
+    )
     namespace: str = _option("", "Serve the InferenceServices of this namespace; of all when empty")
 
     lease_name: str = _option("mizzen-operator", "Name of the Lease that the leading replica holds")
@@ -69,6 +77,8 @@ class OperatorConfig:
                 raise ValueError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
             if low is not None and value < low:
                 raise ValueError(f"{flag} must be at least {low}, not {value}")
+        if self.gateway_role_kind == "Role" and not self.namespace:
+            raise ValueError("--gateway-role-kind Role needs --namespace: a Role is of one namespace")
         if not self.lease_seconds > self.renew_seconds > self.retry_seconds:
             raise ValueError("--lease-seconds must exceed --renew-seconds, and that --retry-seconds")
 
@@ -85,7 +95,9 @@ def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> Op
         ValueError: an option or variable has a value that is not right; names it.
         SystemExit: an unknown option, `--help` or `--version`.
     """
-    parser = argparse.ArgumentParser("mizzen-operator", description="The control plane of Mizzen.")
+    parser = argparse.ArgumentParser(
+        "mizzen-operator", description="The control plane of Mizzen.", epilog=_CHECK
+    )
     parser.add_argument("--version", action="version", version=VERSION)
     kinds = {"str": str, "int": int, "float": float}
     for field in dataclasses.fields(OperatorConfig):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from mizzen_operator import health
+from mizzen_operator import check, health
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.gateways import GatewayClient
 from mizzen_operator.kube import Kube, TokenBucket, load_configuration
@@ -26,7 +26,9 @@ STOP_SECONDS = 10.0
 
 
 def main() -> None:
-    """Run the operator until SIGTERM; 1 when leadership was lost, 2 for a wrong option."""
+    """Run the operator until SIGTERM, or `check` one; 1 when leadership was lost, 2 for a wrong option."""
+    if sys.argv[1:2] == ["check"]:
+        sys.exit(check.main(sys.argv[2:]))
     try:
         config = parse_config(sys.argv[1:], os.environ)
     except ValueError as error:

@@ -23,6 +23,7 @@ def test_an_option_wins_over_its_variable() -> None:
         (["--log-level", "loud"], {}, "--log-level must be one of debug, info, warning, error, not 'loud'"),
         ([], {"MIZZEN_OPERATOR_WORKERS": "many"}, "MIZZEN_OPERATOR_WORKERS: invalid literal"),
         (["--lease-seconds", "5"], {}, "--lease-seconds must exceed --renew-seconds"),
+        (["--gateway-role-kind", "Role"], {}, "--gateway-role-kind Role needs --namespace"),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], environment: dict[str, str], message: str) -> None:

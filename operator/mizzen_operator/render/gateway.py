@@ -141,7 +141,7 @@ def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, An
         "metadata": front.metadata(),
         "roleRef": {
             "apiGroup": "rbac.authorization.k8s.io",
-            "kind": "ClusterRole",
+            "kind": config.gateway_role_kind,
             "name": config.gateway_role,
         },
         "subjects": [subject],

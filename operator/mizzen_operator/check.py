@@ -1,0 +1,108 @@
+"""`mizzen-operator check`: whether an installed operator works, as `helm test` asks it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+
+from mizzen_operator import labels
+from mizzen_operator.kube import Kube, KubeError, Ref, load_configuration
+from mizzen_operator.metrics import Metrics
+
+RETRY_SECONDS = 1.0
+REQUEST_SECONDS = 5.0
+
+
+class CheckError(Exception):
+    """What is wrong with the installation, and the way out."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check, and print what was found; 0 when all is well, 1 when something is wrong at the deadline."""
+    parser = argparse.ArgumentParser(
+        "mizzen-operator check",
+        description="Checks that the CRD is served, that an operator leads and that its Service answers.",
+    )
+    parser.add_argument("--name", default="mizzen-operator", help="Name of the operator's Service and Lease")
+    parser.add_argument("--namespace", default="default", help="Their namespace")
+    parser.add_argument("--port", type=int, default=8080, help="Port of the Service")
+    parser.add_argument("--timeout-seconds", type=float, default=60.0, help="How long to try")
+    options = parser.parse_args(list(arguments))
+    try:
+        found = asyncio.run(_check(options.name, options.namespace, options.port, options.timeout_seconds))
+    except (CheckError, KubeError) as error:
+        print(f"mizzen-operator check: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(found))
+    return 0
+
+
+async def _check(name: str, namespace: str, port: int, seconds: float) -> list[str]:
+    """Try until everything is well.
+
+    Raises:
+        CheckError, KubeError: it is not by the deadline; says what is not.
+    """
+    kube, deadline = Kube(await load_configuration(), Metrics()), time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                return [
+                    await _served(kube, namespace),
+                    await _leads(kube, Ref("Lease", namespace, name)),
+                    await _ready(kube, Ref("Service", namespace, name), port),
+                ]
+            except (CheckError, KubeError):
+                if time.monotonic() + RETRY_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+    finally:
+        await kube.close()
+
+
+async def _served(kube: Kube, namespace: str) -> str:
+    try:
+        await kube.list(Ref("InferenceService", namespace))
+    except KubeError as error:
+        if error.code != 404:
+            raise
+        message = f"{labels.GROUP}/{labels.VERSION} is not served: install the CRD (the chart has it)"
+        raise CheckError(message) from error
+    return f"{labels.GROUP}/{labels.VERSION} is served"
+
+
+async def _leads(kube: Kube, ref: Ref) -> str:
+    lease = await kube.get(ref)
+    holder = (lease or {}).get("spec", {}).get("holderIdentity")
+    if not holder:
+        raise CheckError(f"nobody holds Lease {ref.namespace}/{ref.name}: look at the operator's log")
+    return f"{holder} leads"
+
+
+async def _ready(kube: Kube, ref: Ref, port: int) -> str:
+    service = await kube.get(ref)
+    if service is None:
+        raise CheckError(f"there is no Service {ref.namespace}/{ref.name}: is this the release's name?")
+    url = _url(service, port)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)) as session,
+            session.get(url) as answer,
+        ):
+            text = (await answer.text()).strip()
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise CheckError(f"{url}: {error or 'no answer in time'}; is a NetworkPolicy in the way?") from error
+    if answer.status != 200:
+        raise CheckError(f"{url}: {answer.status}, {text}")
+    return f"{url}: {text}"
+
+
+def _url(service: dict[str, Any], port: int) -> str:
+    address = service["spec"]["clusterIP"]
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}/readyz"
