@@ -58,9 +58,14 @@ METRICS_HEAD = """\
 Every program serves `/metrics` in Prometheus' text format. This page is made from the programs' registries by
 `scripts/reference.py`.
 
-A metric has one series for each combination of its labels' values. Values that clients choose become labels
-only where they name something that exists (a model that is served, a path of the API); all others are
-`other`.
+A metric has one series for each combination of its labels' values; the column `series` says how many there
+are at most, of each process. Values that clients choose become labels only where they name something that
+exists (a model that is served, a path of the API); all others are `other`. A histogram has a line for each
+of its bounds, and three more.
+
+Dashboards and alerts expect what the chart's monitors add at the scrape: `namespace`, `pod`, and on engines
+and gateways `service`, the pod's label `mizzen.dev/service` (`mizzen-shared` for a shared gateway). The
+operator's series of services have `namespace` and `service` themselves, so it is scraped with `honorLabels`.
 
 The engine exports what other tools look for under SGLang's and vLLM's names too, always: endpoint pickers of
 llm-d and of the Gateway API inference extension, AIBrix, and KEDA or HPA recipes work on it as they are.
@@ -146,13 +151,17 @@ def options_page() -> str:
 
 UNITS = ("seconds", "tokens", "bytes", "requests", "engines", "pages", "blocks")
 OPERATOR_LABELS = {
-    "action": ("kinds of changes in the source", "what was changed"),
-    "code": ("status codes, and `error` without an answer", "how the API server answered"),
-    "condition": ("types of the service's conditions", "the condition"),
-    "kind": ("kinds of objects that the operator handles", "kind of the object"),
-    "reason": ("words in the source", "why"),
-    "result": ("words in the source", "how it ended"),
-    "verb": ("verbs of the Kubernetes API", "what was asked"),
+    "action": ("actions", "kinds of changes in the source", "what was changed"),
+    "code": ("16", "status codes, and `0` without an answer", "how the API server answered"),
+    "condition": ("10", "types of the service's conditions", "the condition"),
+    "kind": ("12", "kinds of objects that the operator handles", "kind of the object"),
+    "namespace": ("namespaces", "namespaces with services", "namespace of the service"),
+    "reason": ("reasons", "words in the source", "why"),
+    "result": ("6", "words in the source", "how it ended"),
+    "service": ("services", "services that are there", "name of the InferenceService"),
+    "state": ("5", "`wanted`, `present`, `ready`, `updated`, `available`", "which groups are counted"),
+    "verb": ("5", "verbs of HTTP, 5", "what was asked"),
+    "version": ("1", "one", "version of the program"),
 }
 
 
@@ -168,23 +177,31 @@ def label_names(family: Any, made: dict[str, Any]) -> tuple[str, ...]:
     return tuple(source._labelnames)
 
 
-def metric_tables(registry: CollectorRegistry, owner: Any, bounds: dict[str, tuple[str, str]]) -> list[str]:
+def series(labels: tuple[str, ...], bounds: dict[str, tuple[str, str, str]]) -> str:
+    """Return how many combinations of labels' values there are at most; a service has one namespace."""
+    counts = [bounds[label][0] for label in labels if not (label == "namespace" and "service" in labels)]
+    return " × ".join(count for count in counts if count != "1") or "1"
+
+
+def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
     """Return a program's tables: its metrics, and the labels that they have.
 
     Raises:
         KeyError: a metric has a label whose values nobody has bounded.
     """
-    made = {one._name: one for one in vars(owner).values() if hasattr(one, "_labelnames")}
-    rows = ["| metric | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    collectors: list[Any] = list(registry._collector_to_names)
+    made = {one._name: one for one in collectors if hasattr(one, "_labelnames")}
+    rows = ["| metric | type | labels | unit | series | meaning |", "|---|---|---|---|---|---|"]
     used: set[str] = set()
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = label_names(family, made)
         used.update(labels)
         shown = ", ".join(f"`{label}`" for label in labels)
-        rows.append(f"| `{name}` | {family.type} | {shown} | {unit(name)} | {family.documentation} |")
-    rows += ["", "| label | values | meaning |", "|---|---|---|"]
-    rows += [f"| `{label}` | {bounds[label][0]} | {bounds[label][1]} |" for label in sorted(used)]
+        cells = (f"`{name}`", family.type, shown, unit(name), series(labels, bounds), family.documentation)
+        rows.append(f"| {' | '.join(cells)} |")
+    rows += ["", "| label | at most | values | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{label}` | {' | '.join(bounds[label])} |" for label in sorted(used)]
     return rows
 
 
@@ -195,9 +212,9 @@ def metrics_page() -> str:
     gateway, operator = GatewayMetrics(), OperatorMetrics()
     engine = engine_registry("demo", lambda: view, 16)
     programs = (
-        ("Engine", "port 8081 (`http`)", metric_tables(engine, engine, ENGINE_LABELS)),
-        ("Gateway", "port 8001 (`admin`)", metric_tables(gateway.registry, gateway, GATEWAY_LABELS)),
-        ("Operator", "the operator's own port", metric_tables(operator.registry, operator, OPERATOR_LABELS)),
+        ("Engine", "port 8081 (`http`)", metric_tables(engine, ENGINE_LABELS)),
+        ("Gateway", "port 8001 (`admin`)", metric_tables(gateway.registry, GATEWAY_LABELS)),
+        ("Operator", "the operator's own port", metric_tables(operator.registry, OPERATOR_LABELS)),
     )
     lines = [METRICS_HEAD]
     for name, where, tables in programs:

@@ -145,10 +145,19 @@ class Executor:
         if live is None:
             if await self._kube.create(manifest):
                 self._metrics.actions.labels("CreateSecret").inc()
+                self._keys_made(service, manifest)
                 return manifest
             live = await self._kube.get(ref) or manifest
         require_ours(service, live)
+        self._keys_made(service, live)
         return live
+
+    def _keys_made(self, service: InferenceService, secret: Mapping[str, Any]) -> None:
+        """Note the age of the Secret that a service's keys follow from."""
+        meta = secret["metadata"]
+        if meta["name"] == labels.root_keys(service.name):
+            key = Key(service.namespace, service.name)
+            self._metrics.fleet.keys_made(key, meta.get("creationTimestamp", ""))
 
     async def gateway(self, service: InferenceService, observed: Observed) -> Mapping[str, Any]:
         """Apply what differs of the gateway's manifests; returns the Deployment as it is now.

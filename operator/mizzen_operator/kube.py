@@ -246,7 +246,7 @@ class Kube:
     async def _send(
         self, verb: str, path: str, kind: str, body: Any, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        code = 0
+        code, began = 0, time.monotonic()
         try:
             method, url, sent, body, post = await self._client.param_serialize(
                 verb, path, header_params=dict(headers), body=body, auth_settings=["BearerToken"]
@@ -259,6 +259,7 @@ class Kube:
             raise KubeError(0, "Unreachable", f"{verb} {path}: {error or 'timed out'}") from error
         finally:
             self._metrics.api_requests.labels(verb, kind, str(code)).inc()
+            self._metrics.api_seconds.labels(verb).observe(time.monotonic() - began)
         return code, data
 
 

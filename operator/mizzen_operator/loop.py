@@ -104,9 +104,13 @@ class Loop:
 
         @kopf.on.event(labels.GROUP, labels.VERSION, labels.PLURAL, registry=registry)
         async def service_changed(namespace: str | None, name: str | None, **_: Any) -> None:
+            self._watches.event(labels.PLURAL)
             self._enqueue(namespace, name)
 
-        async def child_changed(namespace: str | None, meta: Mapping[str, Any], **_: Any) -> None:
+        async def child_changed(
+            namespace: str | None, meta: Mapping[str, Any], resource: kopf.Resource, **_: Any
+        ) -> None:
+            self._watches.event(resource.plural)
             given = meta.get("labels", {})
             self._enqueue(namespace, given.get(labels.SERVICE))
             if namespace and labels.SERVICE not in given and labels.GATEWAY_LABEL in given:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from mizzen_operator.config import VERSION
+from mizzen_operator.fleet import Fleet
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -33,7 +43,20 @@ class Metrics:
         self.watch_age = self._gauge(
             "watch_last_success_seconds", "Time since a watch was answered last", "kind"
         )
+        self.watch_event_age = self._gauge(
+            "watch_last_event_seconds", "Time since a watch brought an event, or was answered", "kind"
+        )
         self.services = self._gauge("services", "Services whose condition is True", "condition")
+        self.api_seconds = Histogram(
+            "mizzen_operator_api_request_duration_seconds",
+            "Time from a request to the API server until its answer",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.fleet = Fleet(self.registry)
+        self._gauge("build_info", "1, with the version", "version").labels(VERSION).set(1)
+        ProcessCollector(registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mizzen_operator_{name}", text, labels, registry=self.registry)

@@ -129,6 +129,7 @@ class Reconciler:
         self._labelled.forget(Where(key.namespace, labels.gateway_name(key.name)))
         self._count(key, frozenset())
         self._true.pop(key, None)
+        self._metrics.fleet.forget(key)
         self._heard.pop(key, None)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
@@ -244,6 +245,7 @@ class Reconciler:
         service = facts.service
         new = status.build(facts, datetime.now(UTC))
         self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
+        self._metrics.fleet.seen(key, service.groups, facts.groups, new)
         if new == service.status:
             return
         manifest = {

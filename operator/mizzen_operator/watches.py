@@ -27,8 +27,10 @@ class Watches:
     def __init__(self, metrics: Metrics) -> None:
         self._answered: dict[str, float] = {}
         self._failing: dict[str, float] = {}
+        self._events: dict[str, float] = {}
         for kind in KINDS:
             metrics.watch_age.labels(kind).set_function(lambda kind=kind: self.age(kind))
+            metrics.watch_event_age.labels(kind).set_function(lambda kind=kind: self.event_age(kind))
 
     def begin(self) -> None:
         """Start the clocks; until then nothing is stale."""
@@ -38,6 +40,16 @@ class Watches:
         """Seconds since a watch of a kind was answered; 0 before the first was sent."""
         at = self._answered.get(kind)
         return 0.0 if at is None else time.monotonic() - at
+
+    def event(self, kind: str) -> None:
+        """Note that a watch has brought an event."""
+        self._events[kind] = time.monotonic()
+
+    def event_age(self, kind: str) -> float:
+        """Seconds since a watch of a kind brought an event, or was answered if that was later."""
+        at = self._events.get(kind)
+        age = self.age(kind)
+        return age if at is None else min(age, time.monotonic() - at)
 
     def stale(self) -> list[str]:
         """Kinds that nobody watches any more."""

@@ -19,16 +19,24 @@ REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
 """Names of models that become labels; further ones are `other`."""
 
-LABELS: dict[str, tuple[str, str]] = {
-    "model": ("names of models that are served, 256 at most, and `other`", "the model asked for"),
-    "path": ("the API's paths, and `other`", "the endpoint"),
-    "code": ("status codes that the gateway gives, about 15", "status of the response; 499: the client left"),
-    "reason": ("names of scorers, `only`, `random`", "what decided a route, see routing"),
-    "cause": ("words in the source, about 20", "why"),
-    "engine": ("engines of the services", "name of the engine; its pod's, on Kubernetes"),
-    "state": ("`connecting`, `serving`, `draining`, `broken`", "state of an engine, as in the admin API"),
+LABELS: dict[str, tuple[str, str, str]] = {
+    "model": ("257", "names of models that are served, 256 at most, and `other`", "the model asked for"),
+    "path": ("paths", "the API's paths, and `other`", "the endpoint"),
+    "code": (
+        "16",
+        "status codes that the gateway gives, about 15",
+        "status of the response; 499: the client left",
+    ),
+    "reason": ("scorers + 2", "names of scorers, `only`, `random`", "what decided a route, see routing"),
+    "cause": ("causes", "words in the source, about 20", "why"),
+    "engine": ("engines", "engines of the services", "name of the engine; its pod's, on Kubernetes"),
+    "state": (
+        "4",
+        "`connecting`, `serving`, `draining`, `broken`",
+        "state of an engine, as in the admin API",
+    ),
 }
-"""Of each label: its values, which bound how many series a metric has, and its meaning."""
+"""Of each label: how many values it has at most, which ones, and its meaning."""
 
 
 class ModelMetrics:

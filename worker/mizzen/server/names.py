@@ -26,15 +26,15 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
 }
 """Metrics that tell the size of a page and how many there are, in labels."""
 
-LABELS: dict[str, tuple[str, str]] = {
-    "model_name": ("1", "the name that the engine serves under"),
-    "reason": ("one of each way to end", "how requests, or the engine itself, ended"),
-    "code": ("codes of the wire's refusals, 6", "why a request or frame was refused"),
-    "phase": ("phases of the start, 5", "phase of the start"),
-    "state": ("`starting`, `serving`, `draining`, `failed`", "state of the engine"),
-    "page_size": ("1", "tokens in a page"),
-    "num_pages": ("1", "pages of the KV cache"),
-    "block_size": ("1", "tokens in a page"),
-    "num_gpu_blocks": ("1", "pages of the KV cache"),
+LABELS: dict[str, tuple[str, str, str]] = {
+    "model_name": ("1", "one", "the name that the engine serves under"),
+    "reason": ("5", "one of each way to end", "how requests, or the engine itself, ended"),
+    "code": ("6", "codes of the wire's refusals, 6", "why a request or frame was refused"),
+    "phase": ("5", "phases of the start, 5", "phase of the start"),
+    "state": ("4", "`starting`, `serving`, `draining`, `failed`", "state of the engine"),
+    "page_size": ("1", "one", "tokens in a page"),
+    "num_pages": ("1", "one", "pages of the KV cache"),
+    "block_size": ("1", "one", "tokens in a page"),
+    "num_gpu_blocks": ("1", "one", "pages of the KV cache"),
 }
-"""Of each label: its values, which bound how many series a metric has, and its meaning."""
+"""Of each label: how many values it has at most, which ones, and its meaning."""

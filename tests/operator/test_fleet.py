@@ -1,0 +1,126 @@
+"""The series of each service follow from what looks saw: starts, restarts, rollouts, keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from mizzen_operator.fleet import Fleet
+from mizzen_operator.observe import Group
+from mizzen_operator.queue import Key
+
+KEY = Key("llm", "demo")
+LABELS = {"namespace": "llm", "service": "demo"}
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CREATED = "2026-01-02T03:03:05Z"
+NEW = Group("demo-a-0-0", "1", 0, "a", 0, created=CREATED, node="n")
+SERVING = replace(NEW, containers_ready=True, was_routable=True, routable=True)
+
+
+def status(*, progressing: bool = False, failed: bool = False, since: str = CREATED) -> dict[str, Any]:
+    true = {"Progressing": progressing, "Failed": failed, "Ready": not (progressing or failed)}
+    conditions = [
+        {"type": name, "status": "True" if value else "False", "lastTransitionTime": since}
+        for name, value in true.items()
+    ]
+    counts = dict.fromkeys(("replicas", "readyReplicas", "updatedReplicas", "availableReplicas"), 1)
+    return {**counts, "conditions": conditions}
+
+
+class World:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.fleet = Fleet(self.registry)
+        self.now = NOW
+
+    def look(self, *groups: Group, **state: Any) -> None:
+        self.fleet.seen(KEY, len(groups), groups, status(**state), self.now)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"mizzen_operator_{name}", {**LABELS, **labels})
+
+    def total(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"mizzen_operator_{name}", labels) or 0.0
+
+
+def test_a_cold_start_is_measured_once_from_creation_to_the_first_route() -> None:
+    world = World()
+    world.look(NEW, progressing=True)
+    assert (world.value("oldest_start_seconds") or 0) > 60  # by the real clock: the pod is of January
+    world.look(SERVING)
+    world.look(replace(SERVING, containers_ready=False, routable=False))
+    world.look(SERVING)
+    assert world.total("group_start_seconds_count") == 1
+    assert world.total("group_start_seconds_sum") == 60
+    assert world.value("oldest_start_seconds") == 0
+
+
+def test_groups_that_serve_at_the_first_look_have_no_start_or_restart_of_ours() -> None:
+    world = World()
+    world.look(replace(SERVING, restarts=7))
+    assert world.total("group_start_seconds_count") == 0
+    assert world.value("group_restarts_total") == 0
+    world.look(replace(SERVING, restarts=9))
+    assert world.value("group_restarts_total") == 2
+
+
+def test_a_pod_that_ended_counts_as_a_restart_once() -> None:
+    world = World()
+    world.look(SERVING)
+    ended = replace(SERVING, routable=False, ended=True)
+    world.look(ended)
+    world.look(ended)
+    world.look(replace(NEW, name="demo-a-0-1", incarnation=1))
+    assert world.value("group_restarts_total") == 1
+    world.look(replace(NEW, name="demo-a-0-1", ended=True, terminating=True))
+    assert world.value("group_restarts_total") == 1
+
+
+def test_a_rollout_has_an_age_and_then_a_duration() -> None:
+    world = World()
+    world.look(SERVING, progressing=True, since="2026-01-02T03:02:05Z")
+    assert (world.value("rollout_age_seconds") or 0) > 120
+    world.now += timedelta(seconds=30)
+    world.look(SERVING)
+    assert world.value("rollout_age_seconds") == 0
+    assert world.total("rollout_duration_seconds_sum", result="complete") == 150
+    world.look(SERVING, progressing=True)
+    world.look(SERVING, failed=True)
+    assert world.total("rollout_duration_seconds_count", result="failed") == 1
+
+
+def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> None:
+    world = World()
+    world.look(SERVING, SERVING)
+    world.fleet.keys_made(KEY, "2026-01-02T03:04:05Z")
+    assert world.value("service_condition", condition="Ready") == 1
+    assert world.value("service_condition", condition="Failed") == 0
+    assert world.value("service_groups", state="wanted") == 2
+    assert (world.value("keys_age_seconds") or 0) > 0
+    world.fleet.forget(KEY)
+    assert [
+        sample
+        for family in world.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("service")
+    ] == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=30))
+def test_restarts_only_grow_and_starts_are_no_more_than_pods(looks: list[tuple[int, bool, bool]]) -> None:
+    world = World()
+    names: set[str] = set()
+    last = 0.0
+    for number, routable, ended in looks:
+        name = f"demo-a-{number}"
+        names.add(name)
+        world.look(replace(NEW, name=name, routable=routable and not ended, ended=ended, restarts=number))
+        restarts = world.value("group_restarts_total") or 0.0
+        assert restarts >= last
+        last = restarts
+    assert world.total("group_start_seconds_count") <= len(looks)
