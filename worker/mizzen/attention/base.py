@@ -157,6 +157,40 @@ class DeviceDecode(Protocol):
 
 
 @runtime_checkable
+class DeviceSequences(Protocol):
+    """A backend that plans sequences of any lengths without the host knowing these, as graphs need it."""
+
+    def plan_on_device(
+        self,
+        starts: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        longest: int,
+    ) -> Run:
+        """Prepare a batch of query sequences, the last tokens of their slots each.
+
+        Args:
+            starts: int32 [sequences + 1], where each begins in the batch, then where the last one ends.
+            slots: int32 [sequences], rows of the page table.
+            lengths: int32 [sequences], tokens whose KV the last query of each reads, at least 1. Queries
+                beyond the length, at the front of a sequence, see nothing and yield zeros.
+            table: int32 [slots, columns].
+            longest: No sequence has more queries.
+        """
+        ...
+
+
+@runtime_checkable
+class RefreshedDecode(Protocol):
+    """A `DeviceDecode` whose captured batches the host has to plan anew before each replay."""
+
+    def refresh(self, rows: int, lengths: Int32) -> None:
+        """Plan a captured batch of `rows` for lengths (int32 [at most rows]; rows of padding have 1)."""
+        ...
+
+
+@runtime_checkable
 class ProjectedDecode(Protocol):
     """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
 

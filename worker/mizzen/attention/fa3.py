@@ -125,6 +125,53 @@ class Fa3Attention(AttentionBackend):
 
         return run
 
+    def plan_on_device(
+        self,
+        starts: torch.Tensor,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        longest: int,
+    ) -> Run:
+        """Prepare sequences of any lengths from what is on the device alone; may be captured in a graph."""
+        geometry, page = self.geometry, self.kv.page_size
+        schedules = {
+            window: self.schedule(
+                batch_size=len(slots),
+                max_seqlen_q=longest,
+                max_seqlen_k=table.shape[1] * page,
+                num_heads=geometry.heads,
+                num_heads_k=geometry.kv_heads,
+                headdim=geometry.head_dim,
+                cache_seqlens=lengths,
+                qkv_dtype=self.kv.keys.dtype,
+                cu_seqlens_q=starts,
+                page_size=page,
+                causal=True,
+                window_size=flash_window(window, causal=True),
+            )
+            for window in set(geometry.windows)
+        }
+
+        def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
+            window = geometry.windows[layer]
+            self.flash(
+                self.queries(q),
+                self.keys[layer],
+                self.values[layer],
+                cache_seqlens=lengths,
+                cache_batch_idx=slots,
+                page_table=table,
+                cu_seqlens_q=starts,
+                max_seqlen_q=longest,
+                causal=True,
+                window_size=flash_window(window, causal=True),
+                scheduler_metadata=schedules[window],
+                out=out,
+            )
+
+        return run
+
     def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
         """Prepare prefill chunks as one batch of sequences of different lengths."""
         counts = np.array([chunk.count for chunk in chunks], np.int32)
@@ -134,22 +181,4 @@ class Fa3Attention(AttentionBackend):
         slots: Int32 = np.array([chunk.slot for chunk in chunks], np.int32)
         packed = on_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
         where, which, lengths = packed.split([len(starts), len(slots), len(ends)])
-        longest = int(counts.max())
-        table = pages.device
-
-        def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
-            self.flash(
-                self.queries(q),
-                self.keys[layer],
-                self.values[layer],
-                cache_seqlens=lengths,
-                cache_batch_idx=which,
-                page_table=table,
-                cu_seqlens_q=where,
-                max_seqlen_q=longest,
-                causal=True,
-                window_size=flash_window(self.geometry.windows[layer], causal=True),
-                out=out,
-            )
-
-        return run
+        return self.plan_on_device(where, which, lengths, pages.device, int(counts.max()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mizzen.attention.base import DeviceDecode, Geometry, MixedAttention, PagedKV
+from mizzen.attention.base import DeviceDecode, DeviceSequences, Geometry, MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.params import SamplingParams
@@ -26,6 +26,7 @@ from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
 from mizzen.engine.memory import KvNeed, count_pages
+from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Step
@@ -251,6 +252,7 @@ def make_runner(
     if options.device == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
+    step.graphs = make_prefill_graphs(options, step)
     return CudaRunner(step, device, make_graphs(options, step))
 
 
@@ -260,6 +262,18 @@ def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
+
+
+def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | None:
+    """Make the graphs of steps with prompts, where options and attention backend allow."""
+    running, largest = options.max_running_requests, options.cuda_graph_max_tokens
+    most = options.prefill_chunk_tokens + running
+    if largest is None:
+        largest = paying_tokens(step.model.config, most)
+    if options.cuda_graph == "off" or not largest or not isinstance(step.attention.prefill, DeviceSequences):
+        return None
+    sizes = token_sizes(min(largest, most))
+    return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
 
 
 def warm_up(runner: Runner, config: ModelConfig) -> None:

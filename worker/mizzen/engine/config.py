@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mizzen.core.options import check, option, required
 
-ATTENTION_PREFILL = ("auto", "cpu", "fa3", "reference")
+ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
 EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru")
-ATTENTION_DECODE = ("auto", "cpu", "fa3", "reference", "split")
+ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,17 @@ class EngineOptions:
     attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION_DECODE)
     cuda_graph: str = option(
         "auto",
-        "Replay captured graphs for steps of decodes alone, where the backend can",
+        "Replay captured graphs where the backend can, for decodes and for short steps with prompts",
         choices=("auto", "off"),
     )
     cuda_graph_max_batch: int = option(512, "Largest batch that graphs are captured for", low=1, high=4096)
+    cuda_graph_max_tokens: int | None = option(
+        None,
+        "Largest step with prompts that graphs are captured for, in tokens (0: none); by default as many as "
+        "run shorter than their launches take the host",
+        low=0,
+        high=65536,
+    )
     fusion: str = option(
         "auto", "Run several plain operations as one kernel, on cuda", choices=("auto", "off")
     )

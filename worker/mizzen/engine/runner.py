@@ -98,7 +98,13 @@ class CudaRunner:
         self.step = step
         self.graphs = graphs
         self.stream = torch.cuda.Stream(device)
-        self.capture_seconds = graphs.capture(self.stream) if graphs is not None else 0.0
+        self.capture_seconds = 0.0
+        pool = None
+        if graphs is not None:
+            self.capture_seconds += graphs.capture(self.stream)
+            pool = next(iter(graphs.graphs.values())).pool()
+        if step.graphs is not None:
+            self.capture_seconds += step.graphs.capture(self.stream, pool)
         self.pending: deque[Launched | Exception] = deque()
 
     def launch(self, plan: StepPlan) -> None:

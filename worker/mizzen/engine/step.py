@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
 from mizzen.core.plan import PrefillChunk, StepPlan
 from mizzen.core.request import Int64
-from mizzen.engine.prompts import Prompts
+from mizzen.engine.prefill_graphs import PrefillGraphs
+from mizzen.engine.prompts import Prompts, Read
 from mizzen.engine.sampler import sample
 from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
@@ -99,6 +100,8 @@ class Step:
         self.state = state
         self.upload = upload
         self.prompts = Prompts(model, upload)
+        self.graphs: PrefillGraphs | None = None
+        """Take the place of `forward` for plans that they take and whose prompts nobody looks at."""
 
     def __call__(self, plan: StepPlan) -> Outcome:
         """Run a plan."""
@@ -112,15 +115,15 @@ class Step:
         if not len(layout.slots):
             return Outcome(state.last_tokens[:0])
         reads = self.prompts.reads(plan)
-        looked = self.prompts.rows(plan, reads) if reads else None
-        hidden = self.forward(plan, layout, self.wanted(layout, looked))
+        if self.graphs is not None and not reads and self.graphs.takes(plan, layout):
+            logits, side = self.graphs(plan, layout), None
+        else:
+            logits, side = self.eagerly(plan, layout, reads)
         state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
-        side = self.prompts(reads, hidden[samples:]) if reads else None
         if not samples:
             return Outcome(state.last_tokens[:0], side)
-        logits = self.model.logits(hidden[:samples] if reads else hidden)
         sampled = sample(
             logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused
         )
@@ -128,6 +131,18 @@ class Step:
         if sampled.logprobs is not None:
             side = (side or DeviceSide()).reporting(sampled.logprobs)
         return Outcome(sampled.tokens, side)
+
+    def eagerly(
+        self, plan: StepPlan, layout: Layout, reads: list[Read]
+    ) -> tuple[torch.Tensor, DeviceSide | None]:
+        """Run the model kernel by kernel; return the logits of the samples, and what was read of prompts."""
+        samples = len(layout.sample_slots)
+        looked = self.prompts.rows(plan, reads) if reads else None
+        hidden = self.forward(plan, layout, self.wanted(layout, looked))
+        side = self.prompts(reads, hidden[samples:]) if reads else None
+        if not samples:
+            return hidden[:0], side
+        return self.model.logits(hidden[:samples] if reads else hidden), side
 
     def sampled(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
         """Tell the masks where a step's tokens will be, for those that have to follow them."""
