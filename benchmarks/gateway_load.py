@@ -204,16 +204,18 @@ def held(setting: Setting) -> dict[str, float]:
 
 def churn(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
     """Measure how memory grows while streams come and go, half the time against the other half."""
-    seconds = setting.arguments.churn_seconds
+    seconds, rate = setting.arguments.churn_seconds, setting.arguments.churn_rate
+    pace: dict[str, Any] = {"rate": rate} if rate else {"concurrency": 64}
     before = gateway.memory()
     requests, marks = 0, [before]
     for part in range(max(2, round(seconds / 60))):
         span = min(60.0, seconds / 2)
         result, _ = setting.run(
-            gateway, prompt_tokens=200, output_tokens=20, concurrency=64, seconds=span, seed=50 + part
+            gateway, prompt_tokens=200, output_tokens=20, seconds=span, seed=50 + part, **pace
         )
         requests += result.good
         marks.append(gateway.memory())
+        print(f"{part:4} {requests:9} requests {marks[-1] / 2**20:8.2f} MiB", flush=True)
     half = marks[len(marks) // 2]
     return {
         "churn_requests": requests,
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=100, help="of streams, full and added")
     parser.add_argument("--rate", type=float, default=0.0, help="of added; 60 %% of a core's by default")
     parser.add_argument("--churn-seconds", type=float, default=20.0)
+    parser.add_argument("--churn-rate", type=float, default=0.0, help="of churn; 64 at once by default")
     parser.add_argument(
         "--gateway-option",
         action="append",
