@@ -18,6 +18,7 @@ from mizzen.kernels import decode, sampling
 from mizzen.kernels.activation import silu_mul
 from mizzen.kernels.heads import prepare_heads
 from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.kernels.ragged import PageLists, list_pages
 from mizzen.layers.rotary import rotate
 
 GPU = torch.cuda.is_available()
@@ -194,3 +195,24 @@ def test_masks_of_tokens(vocab: int) -> None:
     assert torch.equal(logits, wanted)
     assert torch.isinf(logits[rows]).any()
     assert not torch.isinf(logits[1]).any()
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_page_lists(page: int) -> None:
+    rng = np.random.default_rng(1)
+    table = rng.integers(0, 1000, (6, 2500)).astype(np.int32)
+    slots = np.array([4, 0, 0, 5, 2], np.int32)
+    lengths = np.array([1, 17, 16, 2100, 33], np.int32)
+    counts = -(-lengths // page)
+    spare = PageLists.allocate(len(slots) + 2, int(counts.sum()) + 3, DEVICE)
+    for lists in (spare, spare.head(len(slots) - 1)):
+        lists.pages.fill_(-1)
+        rows = len(lists.last) if lists is not spare else len(slots)
+        device = [torch.from_numpy(part).to(DEVICE) for part in (slots[:rows], lengths[:rows], table)]
+        list_pages(*device, page, lists)
+        starts = np.concatenate([[0], np.cumsum(counts[:rows])])
+        wanted = np.concatenate([table[slots[i], : counts[i]] for i in range(rows)])
+        assert lists.starts[: rows + 1].tolist() == starts.tolist()
+        assert lists.last[:rows].tolist() == (lengths[:rows] - (counts[:rows] - 1) * page).tolist()
+        assert lists.pages[: len(wanted)].tolist() == wanted.tolist()
+        assert lists.pages[len(wanted) :].eq(-1).all()

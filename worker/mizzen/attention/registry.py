@@ -41,7 +41,28 @@ def split(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return SplitAttention(geometry, kv)
 
 
-FACTORIES: dict[str, Factory] = {"cpu": cpu, "fa3": fa3, "reference": reference, "split": split}
+def flashinfer(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
+    """Make FlashInfer's backend, of the kernels that run on Ampere and later."""
+    from mizzen.attention.flashinfer import FlashInferAttention
+
+    return FlashInferAttention(geometry, kv, "fa2")
+
+
+def flashinfer_fa3(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
+    """Make FlashInfer's backend, of the kernels for Hopper."""
+    from mizzen.attention.flashinfer import FlashInferAttention
+
+    return FlashInferAttention(geometry, kv, "fa3")
+
+
+FACTORIES: dict[str, Factory] = {
+    "cpu": cpu,
+    "fa3": fa3,
+    "flashinfer": flashinfer,
+    "flashinfer-fa3": flashinfer_fa3,
+    "reference": reference,
+    "split": split,
+}
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 

@@ -15,7 +15,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from mizzen.attention.base import Attend, DeviceDecode, MixedAttention
+from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
 from mizzen.engine.extras import BatchExtras
@@ -55,6 +55,7 @@ class DecodeGraphs:
         if not isinstance(attention.decode, DeviceDecode) or state.scratch is None:
             raise ValueError("decode graphs need a backend with lengths on the device, and a slot of padding")
         self.backend: DeviceDecode = attention.decode
+        self.refreshed = attention.decode if isinstance(attention.decode, RefreshedDecode) else None
         self.model = model
         self.kv = attention.kv
         self.state = state
@@ -145,8 +146,10 @@ class DecodeGraphs:
         elif plan.decode_version != self.version or len(plan.pages.slots):
             self.send(plan, with_pages=True)
         size = self.sizes[int(np.searchsorted(self.sizes, rows))]
-        self.graphs[size].replay()
         lengths = state.lengths[plan.decode] + 1
+        if self.refreshed is not None:
+            self.refreshed.refresh(size, lengths)
+        self.graphs[size].replay()
         state.lengths[plan.decode] = lengths
         tokens = self.tokens[:rows]
         if self.extras is not None and not self.extras_steps:
