@@ -1,11 +1,14 @@
 """Renders the operator's manifests from the Helm chart's files without Helm.
 
-The files hold one kind of template syntax, plain paths such as `{{ .Values.operator.image }}`; Helm renders
-the very same files through `tpl`, and a test compares the two.
+The files hold two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths
+that end in `| toJson`. Helm renders the very same files through `tpl` and lays the rest of its values over
+them (templates/operator.yaml); a test compares the two. Beside `.Values` and `.Release` there are `.Names`,
+`.Images` and `.Scope`, which both derive from the values.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import yaml
 
-_PATH = re.compile(r"\{\{\s*((?:\.[A-Za-z_]\w*)+)\s*\}\}")
+_PATH = re.compile(r"\{\{\s*((?:\.[A-Za-z_]\w*)+)\s*(\|\s*toJson\s*)?\}\}")
 _OTHER = re.compile(r"\{\{.*?\}\}")
 
 
@@ -36,13 +39,12 @@ def operator_manifests(
         The manifests, in the order of the files' names.
 
     Raises:
-        ChartError: names the file and the path that has no value, or the value that the chart does not have.
+        ChartError: names the file and the path that has no value, or the value that the chart does not have,
+            or that Helm alone can render.
     """
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
-    scope = {
-        "Values": _overlay(defaults, values, ".Values"),
-        "Release": {"Name": release, "Namespace": namespace},
-    }
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    scope = _scope(_overlay(defaults, values, ".Values"), namespace, release, version)
     manifests: list[dict[str, Any]] = []
     for path in sorted((chart / "files").glob("*.yaml")):
         text = _substitute(path.read_text(), scope, path.name)
@@ -50,12 +52,39 @@ def operator_manifests(
     return manifests
 
 
+def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str) -> dict[str, Any]:
+    """What paths may lead to; the same as `mizzen.scope` of the chart's templates has."""
+    if values["rbac"]["scope"] != "cluster":
+        raise ChartError(".Values.rbac.scope: only Helm renders another scope than cluster")
+    return {
+        "Values": values,
+        "Release": {"Name": release, "Namespace": namespace},
+        "Names": {
+            "app": "mizzen",
+            "operator": f"{release}-operator",
+            "serviceAccount": f"{release}-operator",
+            "gatewayRole": f"{release}-gateway",
+        },
+        "Images": {
+            program: _image(values["images"], program, version)
+            for program in ("operator", "engine", "gateway")
+        },
+        "Scope": {"namespace": values["operator"]["watchNamespace"], "roleKind": "ClusterRole"},
+    }
+
+
+def _image(images: Mapping[str, Any], program: str, version: str) -> str:
+    image = images[program]
+    name = "/".join(part for part in (images["registry"], image["repository"]) if part)
+    return f"{name}@{image['digest']}" if image["digest"] else f"{name}:{image['tag'] or version}"
+
+
 def _overlay(below: Mapping[str, Any], above: Mapping[str, Any], path: str) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         if key not in below:
             raise ChartError(f"{path}.{key}: the chart has no such value; it has {', '.join(sorted(below))}")
-        if isinstance(below[key], Mapping) and isinstance(value, Mapping):
+        if below[key] and isinstance(below[key], Mapping) and isinstance(value, Mapping):
             merged[key] = _overlay(below[key], value, f"{path}.{key}")
         else:
             merged[key] = value
@@ -69,6 +98,8 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
             if not isinstance(found, Mapping) or part not in found:
                 raise ChartError(f"{file}: {match[1]} has no value")
             found = found[part]
+        if match[2]:
+            return json.dumps(found)
         if isinstance(found, bool):
             return "true" if found else "false"
         if not isinstance(found, (str, int)):
@@ -77,5 +108,5 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
 
     plain = _PATH.sub(value, text)
     if other := _OTHER.search(plain):
-        raise ChartError(f"{file}: {other[0]} is no plain path")
+        raise ChartError(f"{file}: {other[0]} is no plain path, nor one with toJson")
     return plain

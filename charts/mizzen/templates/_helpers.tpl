@@ -1,0 +1,99 @@
+{{/* The prefix of all names. */}}
+{{- define "mizzen.fullname" -}}
+{{- $release := .Release.Name -}}
+{{- with .Values.nameOverride }}{{ $release = printf "%s-%s" $release . }}{{ end -}}
+{{- .Values.fullnameOverride | default $release | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "mizzen.operator" -}}
+{{ include "mizzen.fullname" . }}-operator
+{{- end }}
+
+{{/* Labels that select the operator's pods; they never change between versions, a Deployment's selector cannot. */}}
+{{- define "mizzen.selector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default "mizzen" | quote }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{/* An image's reference: the digest, else the tag, else the chart's appVersion. */}}
+{{- define "mizzen.image" -}}
+{{- $image := index .root.Values.images .program -}}
+{{- $name := $image.repository -}}
+{{- with .root.Values.images.registry }}{{ $name = printf "%s/%s" . $name }}{{ end -}}
+{{- if $image.digest }}{{ $name }}@{{ $image.digest }}
+{{- else }}{{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{/* The namespace whose services are served; empty for all. */}}
+{{- define "mizzen.namespace" -}}
+{{- if eq .Values.rbac.scope "namespace" -}}
+{{ .Values.operator.watchNamespace | default .Release.Namespace }}
+{{- else -}}
+{{ .Values.operator.watchNamespace }}
+{{- end }}
+{{- end }}
+
+{{/* What the files' paths may lead to, as JSON; the same as mizzen_operator/chart.py makes without Helm. */}}
+{{- define "mizzen.scope" -}}
+{{- $operator := include "mizzen.operator" . -}}
+{{- $account := .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary $operator "default") -}}
+{{- $images := dict -}}
+{{- range list "operator" "engine" "gateway" }}
+{{- $_ := set $images . (include "mizzen.image" (dict "root" $ "program" .)) }}
+{{- end -}}
+{{- dict
+  "Names" (dict
+    "app" (.Values.nameOverride | default "mizzen")
+    "operator" $operator
+    "serviceAccount" $account
+    "gatewayRole" (printf "%s-gateway" (include "mizzen.fullname" .)))
+  "Images" $images
+  "Scope" (dict
+    "namespace" (include "mizzen.namespace" .)
+    "roleKind" (eq .Values.rbac.scope "namespace" | ternary "Role" "ClusterRole"))
+  "Release" (dict "Name" .Release.Name "Namespace" .Release.Namespace)
+  | toJson }}
+{{- end }}
+
+{{/* Labels of every object; the component is given. */}}
+{{- define "mizzen.labels" -}}
+{{- $own := dict
+  "app.kubernetes.io/name" (.root.Values.nameOverride | default "mizzen")
+  "app.kubernetes.io/component" .component
+  "app.kubernetes.io/instance" .root.Release.Name
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- merge $own .root.Values.commonLabels (.more | default dict) | toYaml }}
+{{- end }}
+
+{{/* Metadata of an object: component and name are given; annotations, labels and namespace may be. */}}
+{{- define "mizzen.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
+labels:
+  {{- include "mizzen.labels" . | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Not empty when monitors, rules and dashboards are wanted. */}}
+{{- define "mizzen.monitoring" -}}
+{{- $wanted := .Values.monitoring.enabled -}}
+{{- if kindIs "bool" $wanted -}}
+{{- $wanted | ternary "yes" "" -}}
+{{- else if .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" -}}
+yes
+{{- end }}
+{{- end }}
+
+{{/* Labels of the pod of `helm test`. */}}
+{{- define "mizzen.test.selector" -}}
+app.kubernetes.io/name: {{ .Values.nameOverride | default "mizzen" | quote }}
+app.kubernetes.io/component: test
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}

@@ -1,0 +1,55 @@
+{{/* One object of the files, with what Helm lays over it; empty when it is not wanted. Gets object and root. */}}
+{{- define "mizzen.finished" -}}
+{{- $object := .object -}}
+{{- $values := .root.Values -}}
+{{- $roles := list "ClusterRole" "ClusterRoleBinding" "Role" "RoleBinding" -}}
+{{- $wanted := true -}}
+{{- if eq $object.kind "ServiceAccount" }}{{ $wanted = $values.serviceAccount.create }}{{ end -}}
+{{- if has $object.kind $roles }}{{ $wanted = $values.rbac.create }}{{ end -}}
+{{- if $wanted }}
+{{- $meta := dict "root" .root "component" (index $object.metadata.labels "app.kubernetes.io/component") -}}
+{{- $_ := set $object.metadata "labels" (include "mizzen.labels" $meta | fromYaml) -}}
+{{- $annotations := deepCopy $values.commonAnnotations -}}
+{{- if eq $object.kind "ServiceAccount" }}{{ $annotations = merge $annotations $values.serviceAccount.annotations }}{{ end -}}
+{{- if eq $object.kind "Service" }}{{ $annotations = merge $annotations $values.operator.serviceAnnotations }}{{ end -}}
+{{- with $annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}
+{{- if eq $values.rbac.scope "namespace" }}{{ include "mizzen.namespaced" . }}{{ end -}}
+{{- if eq $object.kind "Deployment" }}{{ include "mizzen.deployment" . }}{{ end -}}
+{{ toYaml $object }}
+{{- end }}
+{{- end }}
+
+{{/* Makes a cluster-wide role or binding one of the namespace that is served. */}}
+{{- define "mizzen.namespaced" -}}
+{{- $object := .object -}}
+{{- if hasPrefix "Cluster" $object.kind }}
+{{- $_ := set $object "kind" (trimPrefix "Cluster" $object.kind) -}}
+{{- $_ := set $object.metadata "namespace" (include "mizzen.namespace" .root) -}}
+{{- with $object.roleRef }}{{ $_ := set . "kind" "Role" }}{{ end -}}
+{{- range $object.rules }}
+{{- if has "clusterroles" .resources }}{{ $_ := set . "resources" (list "roles") }}{{ end -}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Lays what is not a plain value over the operator's Deployment. */}}
+{{- define "mizzen.deployment" -}}
+{{- $values := .root.Values.operator -}}
+{{- $template := .object.spec.template -}}
+{{- $pod := $template.spec -}}
+{{- $container := first $pod.containers -}}
+{{- $labels := merge $template.metadata.labels $values.podLabels .root.Values.commonLabels -}}
+{{- $_ := set $template.metadata "labels" $labels -}}
+{{- with merge (dict) $values.podAnnotations .root.Values.commonAnnotations }}
+{{- $_ := set $template.metadata "annotations" . -}}
+{{- end -}}
+{{- if kindIs "slice" $values.topologySpreadConstraints }}
+{{- $_ := set $pod "topologySpreadConstraints" $values.topologySpreadConstraints -}}
+{{- end -}}
+{{- with $values.extraInitContainers }}{{ $_ := set $pod "initContainers" . }}{{ end -}}
+{{- $_ := set $pod "volumes" (concat $pod.volumes $values.extraVolumes) -}}
+{{- $_ := set $container "args" (concat $container.args $values.extraArgs) -}}
+{{- $_ := set $container "env" (concat $container.env $values.extraEnv) -}}
+{{- $_ := set $container "volumeMounts" (concat $container.volumeMounts $values.extraVolumeMounts) -}}
+{{- $_ := set $pod "containers" (concat (list $container) $values.extraContainers) -}}
+{{- end }}
