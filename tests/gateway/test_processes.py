@@ -164,7 +164,7 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
         {"service": "s", "name": name, "uid": name, "state": state, "requests": requests, "problem": ""}
         for name, state, requests in engines
     ]
-    return {"synced": synced, "waiting": 1, "engines": found}
+    return {"synced": synced, "version": f"v{len(found)}", "waiting": 1, "engines": found}
 
 
 def test_an_engine_serves_when_it_does_for_all() -> None:
@@ -177,7 +177,7 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
         "c": ("connecting", 1),
         "d": ("broken", 0),
     }
-    assert (merged["synced"], merged["waiting"]) == (False, 2)
+    assert (merged["synced"], merged["waiting"], merged["version"]) == (False, 2, "v4,v3")
 
 
 def test_metrics_are_merged_by_family() -> None:

@@ -64,9 +64,11 @@ class Admission:
         queue_size: int,
         max_tokens_in_flight: int = 0,
         why_closed: Callable[[], str] = lambda: "no engine is ready",
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         self._capacity = capacity
         self._why = why_closed
+        self._on_wait = on_wait
         self._max_in_flight = max_in_flight
         self._max_tokens = max_tokens_in_flight
         self._queue_size = queue_size
@@ -195,6 +197,8 @@ class Admission:
             self._queue.push(ticket, ticket.tenant.name, ticket.priority, cost, ticket.share)
         began = time.monotonic()
         self.poke()
+        if not turn.done():
+            self._on_wait()
         try:
             async with asyncio.timeout(max(0.0, ticket.deadline - began)):
                 await turn
@@ -207,6 +211,8 @@ class Admission:
             raise
         finally:
             ticket.waited += time.monotonic() - began
+            if not self._queue:
+                self._on_wait()
 
     def _give_up(self, ticket: Ticket, turn: asyncio.Future[None]) -> None:
         if self._queue.remove(ticket):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -16,6 +15,7 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.debug import explain_route
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.front import Front
+from mizzen.gateway.news import seconds_of, table, version
 from mizzen.gateway.openai.bodies import Model, ModelList
 from mizzen.gateway.openai.describe import answered, describe
 from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
@@ -111,9 +111,17 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/admin/engines")
     async def engines(request: Request) -> Response:
-        """Return the routing table."""
+        """Return the routing table; with `version` and `wait` once it is another, or 304 when it stays."""
         check_admin(request)
-        return json_response(routing_table(gateway, request.query_params.get("service")))
+        given = request.query_params
+        known, seconds = given.get("version", ""), seconds_of(given.get("wait"))
+
+        def changed() -> bool:
+            return version(gateway.services_of(given.get("service")), gateway.services.synced) != known
+
+        if known and seconds > 0 and not await gateway.news.wait(seconds, changed, request.is_disconnected):
+            return Response(status_code=304)
+        return json_response(table(gateway.services_of(given.get("service")), gateway.services.synced))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:
@@ -122,28 +130,6 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         return json_response(await explain_route(gateway, await request.body(), request.headers.raw))
 
     return app
-
-
-def routing_table(gateway: Gateway, name: str | None = None) -> dict[str, Any]:
-    """Return the routing table as the admin API shows it; with a name, of one service alone."""
-    services = [service for service in gateway.services if name in (None, service.name)]
-    return {
-        "synced": gateway.services.synced,
-        "waiting": sum(service.waiting for service in services),
-        "engines": [
-            {
-                "service": service.name,
-                "name": engine.name,
-                "uid": engine.found.uid,
-                "state": engine.state,
-                "revision": engine.revision,
-                "requests": engine.requests,
-                "problem": engine.problem,
-            }
-            for service in services
-            for engine in service.table
-        ],
-    }
 
 
 def json_response(value: object) -> Response:

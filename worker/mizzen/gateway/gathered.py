@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from mizzen.gateway.news import MOST_WAITING, seconds_of
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ANSWER_SECONDS = 5.0
@@ -24,7 +27,7 @@ class Gathered:
 
     def __init__(self, ports: Sequence[int]) -> None:
         self._ports = tuple(ports)
-        limits = httpx.Limits(max_connections=4 * len(self._ports))
+        limits = httpx.Limits(max_connections=MOST_WAITING + 4 * len(self._ports))
         self._http = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
 
     def app(self) -> Starlette:
@@ -43,7 +46,9 @@ class Gathered:
         """Close the connections to the processes."""
         await self._http.aclose()
 
-    async def _ask(self, request: Request, port: int) -> httpx.Response:
+    async def _ask(
+        self, request: Request, port: int, query: Mapping[str, str] | None = None, wait: float = 0.0
+    ) -> httpx.Response:
         url = f"http://127.0.0.1:{port}{request.url.path}"
         headers = {
             name: value
@@ -52,7 +57,12 @@ class Gathered:
         }
         try:
             return await self._http.request(
-                request.method, url, params=request.url.query, headers=headers, content=await request.body()
+                request.method,
+                url,
+                params=request.url.query if query is None else query,
+                headers=headers,
+                content=await request.body(),
+                timeout=ANSWER_SECONDS + wait,
             )
         except httpx.HTTPError as error:
             text = f"a process of the gateway does not answer: {type(error).__name__}\n"
@@ -75,12 +85,37 @@ class Gathered:
         return Response(merged_metrics(texts), media_type=TEXT)
 
     async def _engines(self, request: Request) -> Response:
-        answers = await self._each(request)
+        known = request.query_params.get("version", "").split(",")
+        seconds = seconds_of(request.query_params.get("wait"))
+        waits = seconds > 0 and len(known) == len(self._ports)
+        if waits and not await self._another(request, known, seconds):
+            return Response(status_code=304)
+        service = request.query_params.get("service")
+        query = {} if service is None else {"service": service}
+        answers = [await self._ask(request, port, query) for port in self._ports]
         bad = next((one for one in answers if one.status_code != 200), None)
         if bad is not None:
             return passed_on(bad)
         tables = [msgspec.json.decode(one.content) for one in answers]
         return Response(msgspec.json.encode(merged_tables(tables)), media_type="application/json")
+
+    async def _another(self, request: Request, known: Sequence[str], seconds: float) -> bool:
+        """Wait until one of the processes has another table than is known."""
+        waits = [
+            asyncio.create_task(
+                self._ask(request, port, {**request.query_params, "version": version}, seconds)
+            )
+            for port, version in zip(self._ports, known, strict=True)
+        ]
+        try:
+            for answered in asyncio.as_completed(waits):
+                if (await answered).status_code != 304:
+                    return True
+            return False
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
 
 def passed_on(answer: httpx.Response) -> Response:
@@ -104,6 +139,7 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
             known["state"] = "connecting"
     return {
         "synced": all(table["synced"] for table in tables),
+        "version": ",".join(table["version"] for table in tables),
         "waiting": sum(table["waiting"] for table in tables),
         "engines": list(engines.values()),
     }

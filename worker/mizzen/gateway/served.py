@@ -61,9 +61,17 @@ class Service:
     """One service: its engines, who waits for them, and how requests get there."""
 
     def __init__(
-        self, entry: ServiceEntry, config: GatewayConfig, keys: WireKeys | None, name: str, metrics: Metrics
+        self,
+        entry: ServiceEntry,
+        config: GatewayConfig,
+        keys: WireKeys | None,
+        name: str,
+        metrics: Metrics,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
+        """Serve an entry; `tell` is called when its engines or who waits for them may be others."""
         self.entry = entry
+        self._tell = tell
         self.table = EngineTable(
             gateway=name,
             keys=keys_of(entry, keys),
@@ -72,7 +80,7 @@ class Service:
             suspect_seconds=config.engine_suspect_seconds,
             breaker=breaker_limits(config),
             prefix_blocks=config.prefix_index_blocks,
-            on_change=lambda: self.admission.poke(),
+            on_change=self._changed,
         )
         self.admission = Admission(
             self.table.capacity,
@@ -80,6 +88,7 @@ class Service:
             max_tokens_in_flight=config.max_tokens_in_flight,
             queue_size=config.queue_size,
             why_closed=self.table.why_closed,
+            on_wait=tell,
         )
         self.dispatcher = Dispatcher(
             self.table,
@@ -90,6 +99,10 @@ class Service:
             resume=resume_limits(config),
             wake_seconds=config.wake_timeout_seconds,
         )
+
+    def _changed(self) -> None:
+        self.admission.poke()
+        self._tell()
 
     @property
     def name(self) -> str:

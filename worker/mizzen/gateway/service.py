@@ -20,6 +20,7 @@ from mizzen.gateway.discover import discovery
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.news import News
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.resilience import publish
 from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
@@ -46,6 +47,7 @@ class Gateway:
         self.access_log = AccessLog(config.access_log == "prompts") if config.access_log != "off" else None
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
+        self.news = News()
         self.tenants = Tenants(config.api_keys_file)
         self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
         self.services = Services(self._new_service, config.drain_timeout_seconds)
@@ -67,6 +69,7 @@ class Gateway:
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Refuse who waits, and close the connections: what still runs ends with an error."""
+        self.news.close()
         tasks = [task for task in (self._discovery, self._reloads) if task is not None]
         if not tasks:
             return
@@ -179,6 +182,10 @@ class Gateway:
         """All engines of all services."""
         return (engine for service in self.services for engine in service.table)
 
+    def services_of(self, name: str | None) -> list[Service]:
+        """The service of a name, if there is one; all of them without a name."""
+        return [service for service in self.services if name in (None, service.name)]
+
     @property
     def in_flight(self) -> int:
         """Requests in work."""
@@ -217,7 +224,7 @@ class Gateway:
         return metrics.text()
 
     def _new_service(self, entry: ServiceEntry) -> Service:
-        return Service(entry, self.config, self._keys, self._name, self.metrics)
+        return Service(entry, self.config, self._keys, self._name, self.metrics, self.news.tell)
 
 
 def read_keys(config: GatewayConfig) -> WireKeys | None:

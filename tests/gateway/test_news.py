@@ -1,0 +1,76 @@
+"""The admin API's wait for another routing table."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from mizzen.gateway.news import News, seconds_of
+
+TOKEN = {"authorization": "Bearer s3cret"}
+
+
+async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tmp_path: Any) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    engine = scripted()
+    gateway = await live(engine, admin_token_file=str(token))
+    url = f"{gateway.admin}/admin/engines"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        now = (await http.get(url)).json()
+        assert (await http.get(url, params={"version": now["version"], "wait": 0.2})).status_code == 304
+        other = await http.get(url, params={"version": "another", "wait": 30})
+        assert other.json()["version"] == now["version"]
+        wait = {"version": now["version"], "wait": "50"}
+        waiting = [asyncio.create_task(http.get(url, params=wait)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in waiting)
+        await asyncio.to_thread(engine.kill)
+        answers = [one.json() for one in await asyncio.gather(*waiting)]
+        assert all(one["version"] != now["version"] for one in answers)
+        assert all(one["engines"][0]["state"] != "serving" for one in answers)
+        held = asyncio.create_task(http.get(url, params={"version": answers[0]["version"], "wait": "50"}))
+        await asyncio.sleep(0.1)
+        gateway.gateway.news.close()
+        assert (await held).status_code in (200, 304)
+
+
+async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token))
+    url = f"{gateway.admin}/admin/engines"
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        now = (await http.get(url)).json()
+        assert now["waiting"] == 0
+        news = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
+        request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
+        told = (await news).json()
+        assert told["waiting"] == 1
+        assert (await request).status_code == 503  # its time in the queue is up
+        again = await http.get(url, params={"version": told["version"], "wait": "50"})
+        assert again.json()["waiting"] == 0
+
+
+async def test_who_has_left_waits_no_longer() -> None:
+    news = News()
+
+    async def gone() -> bool:
+        return True
+
+    assert await news.wait(50, lambda: False, gone) is False
+
+
+def test_a_wait_is_a_number_of_seconds() -> None:
+    assert [seconds_of(text) for text in (None, "", "x", "nan", "inf", "2.5", "1e9")] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        2.5,
+        600,
+    ]
