@@ -10,6 +10,7 @@ what this script would write.
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,10 +166,29 @@ OPERATOR_LABELS = {
 }
 
 
+UNITS_BY_NAME = {
+    "output_tokens_per_second": "tokens/s",
+    "gen_throughput": "tokens/s",
+    "token_usage": "share",
+    "cache_hit_rate": "share",
+    "kv_cache_usage_perc": "share",
+    "gpu_cache_usage_perc": "share",
+    "num_running_reqs": "requests",
+    "num_queue_reqs": "requests",
+    "prefix_cache_queries_total": "tokens",
+    "prefix_cache_hits_total": "tokens",
+    "workqueue_depth": "services",
+    "services": "services",
+    "service_groups": "groups",
+}
+"""Units of metrics whose names do not tell them."""
+
+
 def unit(name: str) -> str:
-    """Return the unit that a metric's name tells; shares and counts of anything else have none."""
+    """Return a metric's unit, where it has one: counts of anything else have none."""
+    bare = re.sub(r"^(sglang:|vllm:|mizzen_[a-z]+?_)", "", name)
     words = name.removesuffix("_total").replace(":", "_").split("_")
-    return next((one for one in UNITS if one in words[-2:]), "")
+    return UNITS_BY_NAME.get(bare) or next((one for one in UNITS if one in words[-2:]), "")
 
 
 def label_names(family: Any, made: dict[str, Any]) -> tuple[str, ...]:

@@ -100,11 +100,21 @@ async def test_retries_are_counted(scripted: Any, live: Any) -> None:
     assert (await scrape(gateway))("retries_total", cause="engine_error") == 2
 
 
+async def test_what_the_gateway_adds_is_without_the_engines_own_time(scripted: Any, live: Any) -> None:
+    engine = scripted()
+    engine.does.first_token_seconds = 1e-9
+    gateway = await live(engine)
+    assert (await post(gateway)).status_code == 200
+    scraped = await scrape(gateway)
+    assert scraped("added_seconds_count", model="demo") == 1
+    assert 0 < scraped("added_seconds_sum", model="demo") < scraped("request_seconds_sum", model="demo")
+
+
 def test_every_label_is_bounded_and_explained() -> None:
     metrics = Metrics()
     metrics.of("demo")
     found = set()
-    for one in vars(metrics).values():
+    for one in metrics.registry._collector_to_names:
         found |= set(getattr(one, "_labelnames", ()))
     for family in metrics.registry.collect():
         found |= set(getattr(family, "_labelnames", ()))

@@ -594,6 +594,7 @@ async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp
     trusted.write_bytes(cert.read_bytes())
     gateway = await live(scripted(), tls_cert=str(cert), tls_key=str(key))
     assert gateway.url.startswith("https://")
+    assert 86_000 < gateway.tls.expires - time.time() <= 86_400
 
     async def answers() -> bool:
         context = ssl.create_default_context(cafile=str(trusted))

@@ -51,9 +51,19 @@ def test_probes_and_metrics_from_start_to_end(start_engine: Start) -> None:
         ("sglang:num_queue_reqs",): 0,
         ("sglang:generation_tokens_total",): 8,
         ("sglang:token_usage",): 0,
+        ("sglang:max_total_num_tokens",): 1 << 18,
+        ("sglang:num_used_tokens",): 0,
+        ("sglang:num_aborted_requests_total",): 0,
+        ("sglang:cache_hit_rate",): 32 / 80,
+        ("sglang:inter_token_latency_seconds_count",): 6,
+        ("sglang:e2e_request_latency_seconds_count",): 2,
+        ("vllm:request_success_total", "length"): 2,
+        ("mizzen_engine_oldest_wait_seconds",): 0,
     }.items():
         assert metrics[name] == value, name
     assert metrics["mizzen_engine_startup_seconds", "weights"] >= 1.0
+    first, whole = (f"sglang:{name}_seconds_sum" for name in ("time_to_first_token", "e2e_request_latency"))
+    assert metrics[whole,] >= metrics[first,] > 0
     assert 'model_name="tiny"' in engine.get("/metrics")[1]
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0

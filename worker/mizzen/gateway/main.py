@@ -72,6 +72,8 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     """
     gateway = Gateway(config)
     tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
+    if tls is not None:
+        gateway.metrics.certificate.set_function(lambda: tls.expires)
     if sockets is None:
         sockets = listen(config.host, config.port), listen(config.admin_host, config.admin_port)
     api_socket, admin_socket = sockets

@@ -6,12 +6,21 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
+from mizzen import __version__
 from mizzen.gateway.record import Record
 from mizzen.gateway.tally import OTHER, Count, CountFamily, Spread, SpreadFamily
 
 FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+ADDED_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
@@ -30,6 +39,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "reason": ("scorers + 2", "names of scorers, `only`, `random`", "what decided a route, see routing"),
     "cause": ("causes", "words in the source, about 20", "why"),
     "engine": ("engines", "engines of the services", "name of the engine; its pod's, on Kubernetes"),
+    "version": ("1", "one", "version of the program"),
     "state": (
         "4",
         "`connecting`, `serving`, `draining`, `broken`",
@@ -43,8 +53,8 @@ class ModelMetrics:
     """What is counted for one model."""
 
     __slots__ = (
-        "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens", "prompt_tokens",
-        "queue_seconds", "request_seconds",
+        "added_seconds", "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens",
+        "prompt_tokens", "queue_seconds", "request_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -55,6 +65,7 @@ class ModelMetrics:
         self.first_token_seconds = Spread(FIRST_TOKEN_SECONDS)
         self.between_tokens_seconds = Spread(BETWEEN_TOKENS_SECONDS)
         self.queue_seconds = Spread(FIRST_TOKEN_SECONDS)
+        self.added_seconds = Spread(ADDED_SECONDS)
 
 
 class Metrics:
@@ -99,6 +110,13 @@ class Metrics:
         self.queued = self._gauge("queued_requests", "Requests that wait for an engine")
         self.synced = self._gauge("synced", "1 once the routing table has been filled")
         self.watch_errors = self._counter("watch_errors", "Failed lists and watches of pods")
+        self.certificate = self._gauge(
+            "tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the certificate of the API runs out",
+        )
+        self.certificate.set(float("inf"))
+        self._gauge("build_info", "1, with the version", "version").labels(__version__).set(1)
+        ProcessCollector(registry=self.registry)
 
     def of(self, model: str) -> ModelMetrics:
         """Return what is counted for a model; for all that are not served, one and the same."""
@@ -117,6 +135,9 @@ class Metrics:
         counted.request_seconds.observe(record.seconds)
         if record.first_token is not None:
             counted.first_token_seconds.observe(record.first_token - record.began)
+            added = record.added_seconds
+            if added is not None:
+                counted.added_seconds.observe(added)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -142,6 +163,11 @@ class Metrics:
                 "Time between two deliveries of tokens, by token",
             ),
             ("queue_seconds", "queue_seconds", "Time that a request waited for an engine"),
+            (
+                "added_seconds",
+                "added_seconds",
+                "What the gateway and the network add to a first token; neither queue nor engine",
+            ),
             ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that were routed"),
             ("cached_tokens", "cached_prompt_tokens", "Prompt tokens from engines' prefix caches"),
             ("output_tokens", "output_tokens", "Tokens received from engines"),

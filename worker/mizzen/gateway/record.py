@@ -108,6 +108,14 @@ class Record:
         """From its arrival to its first token."""
         return None if self.first_token is None else self.first_token - self.began
 
+    @property
+    def added_seconds(self) -> float | None:
+        """Time to the first token without the queue and the engine's own; None when nobody can tell."""
+        if self.first_token is None or self.tried != 1 or not self.attempts[0].engine_seconds:
+            return None
+        queued = sum(phase.ended - phase.began for phase in self.phases if phase.name == "queue")
+        return max(0.0, self.first_token - self.began - queued - self.attempts[0].engine_seconds)
+
 
 def record_of(scope: Scope) -> Record:
     """Return the record of a request; one that nobody reads where no front made it."""

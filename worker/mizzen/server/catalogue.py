@@ -26,6 +26,8 @@ class Phase(enum.IntEnum):
 
 STARTUP_PHASES = (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.WARMUP)
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -61,6 +63,17 @@ METRICS = (
     Metric("output_tokens", "output_tokens_total", "Tokens generated", "generation_tokens_total"),
     Metric("running", "running_requests", "Requests that hold a slot", "num_running_reqs"),
     Metric("waiting", "waiting_requests", "Requests in the engine's queue", "num_queue_reqs"),
+    Metric(
+        "oldest_wait",
+        "oldest_wait_seconds",
+        "How long the request waits that waits longest for its first token",
+    ),
+    Metric(
+        "throughput",
+        "output_tokens_per_second",
+        "Tokens generated a second, in the last second",
+        "gen_throughput",
+    ),
     Metric("waiting_tokens", "waiting_tokens", "Prompt tokens of requests in the engine's queue"),
     Metric("pages_total", "kv_pages", "Pages of the KV cache"),
     Metric("pages_used", "kv_pages_used", "Pages that running requests hold"),
@@ -107,6 +120,20 @@ HISTOGRAMS = (
         "From a request's arrival in the engine to its first token",
         FIRST_TOKEN_SECONDS,
         "time_to_first_token_seconds",
+    ),
+    Histogram(
+        "between_tokens_seconds",
+        "inter_token_seconds",
+        "Between two steps with tokens of a request, by request",
+        BETWEEN_TOKENS_SECONDS,
+        "inter_token_latency_seconds",
+    ),
+    Histogram(
+        "request_seconds",
+        "request_seconds",
+        "From a request's arrival in the engine to its end",
+        REQUEST_SECONDS,
+        "e2e_request_latency_seconds",
     ),
 )
 

@@ -6,8 +6,10 @@ import enum
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from mizzen.core.output import StepOutput
+from mizzen.core.request import Finished
 from mizzen.server.catalogue import Phase
 from mizzen.server.engine_api import Engine
 from mizzen.server.rank_status import RankStatus
@@ -98,19 +100,31 @@ class ServingLoop:
             self._waiting = engine.load().waiting
         ended = engine.take_ended()
         if ended:
+            lasted = self._ages(ended, time.monotonic())
             wire.out.finish(ended, self._steps)
-            self._status.finished(ended)
+            self._status.finished(ended, lasted)
 
     def _emit(self, output: StepOutput, began: float) -> None:
         now = time.monotonic()
         self._steps = output.step
-        self._status.step(now - (self._last_output or began), len(output.tokens))
+        seconds = now - (self._last_output or began)
+        self._status.step(seconds, len(output.tokens))
         self._last_output = now
+        lasted = self._ages(output.finished, now)  # before the send frees their ids
         waits = self._wire.out.send(output, now)
         if len(waits):
             self._status.first_tokens(waits)
+        # Who has had a token gets one with every step: the step's time is the time since the last one.
+        later = len(output.rids) - (len(waits) - len(output.reports.vectors))
+        if later > 0:
+            self._status.later_tokens(seconds, later)
         if output.finished:
-            self._status.finished(output.finished)
+            self._status.finished(output.finished, lasted)
+
+    def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
+        """Return the seconds since the arrival of requests that end, which the wire still knows."""
+        arrival = self._wire.out.table.arrival
+        return [float(now - arrival[end.rid]) for end in ends]
 
     def _report(self) -> bool:
         """Do all that need not happen every step; False when gateways do not know the newest load yet."""

@@ -12,9 +12,10 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from mizzen import __version__
 from mizzen.core.request import FinishReason
 from mizzen.server.catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
-from mizzen.server.names import CACHE_CONFIG, USAGE, VLLM
+from mizzen.server.names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, USAGE, VLLM
 from mizzen.server.status import Snapshot
 from mizzen.wire.messages import RefusalCode
 
@@ -59,6 +60,7 @@ class EngineCollector:
                 yield self._histogram(histogram, name, snapshot)
         yield from self._kinds(snapshot)
         yield from self._shares(snapshot)
+        yield from self._of_others(snapshot)
         yield from self._cache_config(snapshot)
         yield from self._own(view)
 
@@ -107,6 +109,20 @@ class EngineCollector:
         text = "Share of prompt tokens whose KV came from the prefix cache, 0 to 1"
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
 
+    def _of_others(self, snapshot: Snapshot) -> Iterator[Family]:
+        """What others count otherwise: KV in tokens, ends of one kind alone."""
+        for name, field in TOKENS.items():
+            what = "that running requests hold" if field == "pages_used" else "that the KV cache has room for"
+            yield self._gauge(name, f"Tokens {what}", snapshot[field] * self._page_size)
+        aborted = CounterMetricFamily(ABORTED, "Requests that their client gave up", labels=("model_name",))
+        aborted.add_metric((self._model,), snapshot[f"finished_{FinishReason.ABORT.name}"])
+        good = CounterMetricFamily(
+            SUCCESS, "Requests that ended well", labels=("model_name", "finished_reason")
+        )
+        for reason in (FinishReason.STOP, FinishReason.LENGTH):
+            good.add_metric((self._model, reason.name.lower()), snapshot[f"finished_{reason.name}"])
+        yield from (aborted, good)
+
     def _gauge(self, name: str, text: str, value: float) -> Family:
         family = GaugeMetricFamily(name, text, labels=("model_name",))
         family.add_metric((self._model,), value)
@@ -136,7 +152,11 @@ class EngineCollector:
         )
         if view.end:
             end.add_metric((self._model, view.end), 1.0)
-        yield from (uptime, state, end)
+        build = GaugeMetricFamily(
+            f"{OURS}build_info", "1, with the version", labels=("model_name", "version")
+        )
+        build.add_metric((self._model, __version__), 1.0)
+        yield from (uptime, state, end, build)
 
 
 def _names(metric: Metric | Histogram) -> tuple[str, ...]:

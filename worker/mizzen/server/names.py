@@ -14,11 +14,22 @@ VLLM: dict[str, tuple[str, ...]] = {
     "cached_tokens": ("vllm:prefix_cache_hits_total",),
     "output_tokens": ("vllm:generation_tokens_total",),
     "first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "between_tokens_seconds": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "request_seconds": ("vllm:e2e_request_latency_seconds",),
 }
 """By field of the status block."""
 
 USAGE = ("sglang:token_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """Share of the KV cache in use, from 0 to 1; the last is what vLLM called it before."""
+
+TOKENS: dict[str, str] = {
+    "sglang:num_used_tokens": "pages_used",
+    "sglang:max_total_num_tokens": "pages_total",
+}
+"""Metrics that count KV in tokens: by the field that counts it in pages."""
+
+SUCCESS = "vllm:request_success_total"
+ABORTED = "sglang:num_aborted_requests_total"
 
 CACHE_CONFIG: dict[str, tuple[str, str]] = {
     "sglang:cache_config_info": ("page_size", "num_pages"),
@@ -29,6 +40,8 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
 LABELS: dict[str, tuple[str, str, str]] = {
     "model_name": ("1", "one", "the name that the engine serves under"),
     "reason": ("5", "one of each way to end", "how requests, or the engine itself, ended"),
+    "finished_reason": ("2", "`stop`, `length`", "how requests ended well"),
+    "version": ("1", "one", "version of the program"),
     "code": ("6", "codes of the wire's refusals, 6", "why a request or frame was refused"),
     "phase": ("5", "phases of the start, 5", "phase of the start"),
     "state": ("4", "`starting`, `serving`, `draining`, `failed`", "state of the engine"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from mizzen.core.output import GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
 from mizzen.server.catalogue import (
+    BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
     INDEX,
+    REQUEST_SECONDS,
     STARTUP_PHASES,
     STEP_SECONDS,
     Phase,
@@ -28,7 +30,13 @@ _PROMPT_TOKENS = INDEX["prompt_tokens"]
 _CACHED_TOKENS = INDEX["cached_tokens"]
 _STEP_BUCKETS, _STEP_SUM = INDEX["step_seconds_0"], INDEX["step_seconds_sum"]
 _FIRST_BUCKETS, _FIRST_SUM = INDEX["first_token_seconds_0"], INDEX["first_token_seconds_sum"]
+_GAP_BUCKETS, _GAP_SUM = INDEX["between_tokens_seconds_0"], INDEX["between_tokens_seconds_sum"]
+_REQUEST_BUCKETS, _REQUEST_SUM = INDEX["request_seconds_0"], INDEX["request_seconds_sum"]
 _REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishReason}
+
+
+RATE_SECONDS = 1.0
+"""The rate of tokens is of the last time as long as this."""
 
 
 class RankStatus:
@@ -38,6 +46,7 @@ class RankStatus:
         self._writer = writer
         self._values = writer.values
         self._phase = Phase.SPAWN
+        self._rate_at, self._rate_tokens = 0.0, 0.0
 
     def phase(self, phase: Phase) -> None:
         """Enter a phase; the time in a start-up phase is its metric."""
@@ -76,10 +85,18 @@ class RankStatus:
             values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
             values[_FIRST_SUM] += seconds
 
-    def finished(self, ends: Iterable[Finished]) -> None:
-        """Count ends of requests."""
+    def later_tokens(self, seconds: float, requests: int) -> None:
+        """Count requests that got tokens some seconds after their last ones."""
         values = self._values
-        for end in ends:
+        values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
+        values[_GAP_SUM] += seconds * requests
+
+    def finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
+        """Count ends of requests, and the seconds since the arrival of each."""
+        values = self._values
+        for end, lasted in zip(ends, seconds, strict=True):
+            values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, lasted)] += 1
+            values[_REQUEST_SUM] += lasted
             values[_REASONS[int(end.reason)]] += 1
             values[_PROMPT_TOKENS] += end.prompt_tokens
             values[_CACHED_TOKENS] += end.cached_tokens
@@ -87,6 +104,10 @@ class RankStatus:
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
         """Show everything to the supervisor, with the time of this turn of the loop."""
         counters = out.counters
+        if now - self._rate_at >= RATE_SECONDS:
+            tokens = self._values[_OUTPUT_TOKENS]
+            self._set("throughput", (tokens - self._rate_tokens) / (now - self._rate_at))
+            self._rate_at, self._rate_tokens = now, tokens
         for name, value in (
             ("heartbeat", now),
             ("live", len(out.table)),
@@ -97,6 +118,7 @@ class RankStatus:
             ("integrity", integrity),
             ("running", load.running),
             ("waiting", load.waiting),
+            ("oldest_wait", out.table.oldest_wait(now)),
             ("waiting_tokens", load.waiting_tokens),
             ("pages_total", load.pages_total),
             ("pages_used", load.pages_used),

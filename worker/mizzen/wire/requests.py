@@ -70,6 +70,13 @@ class RequestTable:
         self.started[rids] = True
         self.unstarted -= len(rids)
 
+    def oldest_wait(self, now: float) -> float:
+        """Return the seconds that the oldest request without a token waits; 0 when there is none."""
+        if not self.unstarted:
+            return 0.0
+        arrivals = self.arrival[(self.owner != NOBODY) & ~self.started]
+        return float(now - arrivals.min()) if len(arrivals) else 0.0
+
     def _leave(self, owner: int) -> None:
         self.owners[owner] -= 1
         if not self.owners[owner]:

@@ -7,6 +7,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from cryptography.x509 import load_pem_x509_certificate
+
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 2.0
@@ -32,6 +34,11 @@ class ServerTls:
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         self._seen = self._load()
+
+    @property
+    def expires(self) -> float:
+        """Unix time at which the certificate runs out; the first of the chain is the server's own."""
+        return load_pem_x509_certificate(self._seen[0]).not_valid_after_utc.timestamp()
 
     async def watch(self) -> None:
         """Take changes of the files until cancelled. Files that cannot be used change nothing."""
