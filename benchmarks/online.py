@@ -1,0 +1,183 @@
+"""Latency and throughput of any server with the OpenAI API, by request rate (open loop).
+
+    python benchmarks/online.py http://127.0.0.1:8000 --rate 1 2 4 8 --requests 500 [--json]
+    python benchmarks/online.py URL --rate 4 --input "N(480,240)" --output "N(300,150)" --burstiness 2
+    python benchmarks/online.py URL --rate 1 --requests 400 --turns 4 --think 2 --text --chat
+    python benchmarks/online.py URL --trace trace.jsonl --speed 0.5 1 2 --hash-block 16
+
+Requests are sent when they are due, whatever became of those before: no number of open requests holds one
+back. All latencies count from when a request was due, not from when the client came to send it, and a failed
+request is counted as an error and in no latency. Of a session of several turns each is due a while after the
+answer to the one before; sessions begin in the open loop. How far the client itself was behind is told: where
+that is not small beside the latencies, `--processes` spreads the client.
+
+Prompts are random token ids below `--vocabulary` (/v1/completions), or random words with `--text` (and
+/v1/chat/completions with `--chat`). Answers have the length asked for: `ignore_eos` is sent unless `--eos`.
+Token counts are those of the server's `usage`.
+
+A trace is a JSON object a line: `at` (or `timestamp`), `max_tokens` (or `output_length`), and `prompt` or
+`input_length`, with `hash_ids` where prompts share blocks. `--speed 2` replays it twice as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from online_parts.replay import Target, run
+from online_parts.summary import summarize
+from online_parts.trace import Lengths, Session, Texts, Workload, generate, rate_of, read, recorded
+
+COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
+LAG_SHARE = 0.1
+"""A client that is behind by more than this share of the median time to the first token is named."""
+
+
+def lengths(text: str) -> Lengths:
+    try:
+        return Lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("url", help="base of the server, as in http://127.0.0.1:8000")
+    made.add_argument("--model", help="name in requests; by default the first that the server lists")
+    made.add_argument("--rate", type=float, nargs="+", default=[1.0], help="sessions a second, each a run")
+    made.add_argument("--requests", type=int, default=200, help="in a run")
+    made.add_argument(
+        "--burstiness", type=float, default=1.0, help="of arrivals: 1 Poisson, 0 even, 2 bursts"
+    )
+    made.add_argument("--input", type=lengths, default="U(100,1024)", help="prompt tokens")
+    made.add_argument("--output", type=lengths, default="U(100,1024)", help="tokens of answers")
+    made.add_argument("--shared", type=int, default=0, help="tokens that prompts of a group begin with")
+    made.add_argument("--groups", type=int, default=1)
+    made.add_argument("--turns", type=int, default=1, help="requests of a session")
+    made.add_argument("--think", type=float, default=1.0, help="mean seconds between answer and next turn")
+    made.add_argument("--trace", type=Path, help="replay this file instead")
+    made.add_argument("--speed", type=float, nargs="+", default=[1.0], help="of the trace, each a run")
+    made.add_argument("--trace-unit", type=float, default=1.0, help="seconds that 1 of a time stands for")
+    made.add_argument("--hash-block", type=int, default=16, help="tokens in a block of hash_ids")
+    made.add_argument("--text", action="store_true", help="send words, not token ids")
+    made.add_argument("--chat", action="store_true", help="use /v1/chat/completions (with --text)")
+    made.add_argument("--vocabulary", type=int, default=10_000, help="token ids are below")
+    made.add_argument("--eos", action="store_true", help="let the model end its answers")
+    made.add_argument("--temperature", type=float)
+    made.add_argument("--body", type=json.loads, default={}, help="more fields of each request, as JSON")
+    made.add_argument("--key-env", default="OPENAI_API_KEY", help="variable with the API key")
+    made.add_argument("--timeout", type=float, default=600.0, help="seconds that an answer may take")
+    made.add_argument("--warm", type=float, default=0.0, help="seconds whose latencies do not count")
+    made.add_argument("--good-first", type=float, help="ms to the first token that are good enough")
+    made.add_argument("--good-token", type=float, help="ms a token that are good enough")
+    made.add_argument("--processes", type=int, default=1, help="of the client")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--json", action="store_true", help="end with one JSON object")
+    return made
+
+
+async def first_model(url: str, key: str | None) -> str:
+    """Return the first model that a server lists."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    address = f"{url.rstrip('/').removesuffix('/v1')}/v1/models"
+    async with aiohttp.ClientSession(headers=headers) as http, http.get(address) as response:
+        response.raise_for_status()
+        return (await response.json())["data"][0]["id"]
+
+
+def workloads(args: argparse.Namespace) -> list[tuple[str, list[Session]]]:
+    """Return the runs: a name, and what is asked."""
+    vocabulary = None if args.text else args.vocabulary
+    if args.trace is not None:
+        texts = Texts(np.random.default_rng(args.seed), vocabulary)
+        asks = list(read(args.trace, texts, unit=args.trace_unit, block=args.hash_block, limit=args.requests))
+        return [(f"speed {speed:g}", recorded(iter(asks), speed)) for speed in args.speed]
+    runs = []
+    for index, rate in enumerate(args.rate):
+        # Each rate has prompts of its own, so that none is in the server's cache.
+        texts = Texts(np.random.default_rng([args.seed, index]), vocabulary)
+        workload = Workload(
+            requests=args.requests,
+            rate=rate,
+            burstiness=args.burstiness,
+            inputs=args.input,
+            outputs=args.output,
+            shared=args.shared,
+            groups=args.groups,
+            turns=args.turns,
+            think=args.think,
+        )
+        runs.append((f"rate {rate:g}", generate(workload, texts)))
+    return runs
+
+
+def cell(figures: dict[str, float] | None) -> str:
+    return "-" if figures is None else "/".join(f"{figures[q]:.1f}" for q in ("p50", "p90", "p99"))
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print a run's line, and what went wrong in it."""
+    errors = sum(result["errors"].values())
+    print(
+        f"{name:>12} {result['requests_per_second']:>7.2f} {result['output_tokens_per_second']:>9.0f} "
+        + " ".join(f"{cell(result[column]):>23}" for column in COLUMNS)
+        + f" {result['most_in_flight']:>6} {errors:>6}",
+        flush=True,
+    )
+    if errors:
+        print("             " + ", ".join(f"{count} x {kind}" for kind, count in result["errors"].items()))
+    lag, first = result["client_lag_ms"], result["first_token_ms"]
+    if lag and first and lag["p99"] > LAG_SHARE * first["p50"]:
+        print(f"             the client was {lag['p99']:.1f} ms behind (p99): try --processes")
+
+
+def main() -> int:
+    args = parser().parse_args()
+    if args.chat and not args.text:
+        parser().error("--chat needs --text: messages hold no token ids")
+    if args.trace is not None and not args.trace.is_file():
+        parser().error(f"--trace {args.trace} is no file")
+    key = os.environ.get(args.key_env)
+    target = Target(
+        url=args.url,
+        model=args.model or asyncio.run(first_model(args.url, key)),
+        chat=args.chat,
+        key=key,
+        timeout=args.timeout,
+        temperature=args.temperature,
+        exact=not args.eos,
+        body=args.body,
+    )
+    print(f"{target.model} at {target.endpoint}; ms at p50/p90/p99")
+    print(
+        f"{'':>12} {'req/s':>7} {'out tok/s':>9} {'first token':>23} {'per token':>23} "
+        f"{'between tokens':>23} {'open':>6} {'errors':>6}"
+    )
+    results = {}
+    for name, sessions in workloads(args):
+        records = run(target, sessions, args.processes)
+        results[name] = result = {
+            "sessions_per_second": rate_of(sessions),
+            **summarize(
+                records,
+                warm=args.warm,
+                most_first=None if args.good_first is None else args.good_first / 1e3,
+                most_token=None if args.good_token is None else args.good_token / 1e3,
+            ),
+        }
+        show(name, result)
+    if args.json:
+        options = {k: v.text if isinstance(v, Lengths) else v for k, v in vars(args).items()}
+        print(json.dumps({"model": target.model, "options": options, "runs": results}, default=str))
+    return 1 if any(result["errors"] for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a run's records say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from online_parts.replay import Record
+
+QUANTILES = (50, 90, 99)
+
+
+def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
+    """Return mean, median and tail in milliseconds; None of nothing."""
+    values = np.fromiter(seconds, float) * 1e3
+    if not len(values):
+        return None
+    told = {f"p{q}": float(np.percentile(values, q)) for q in QUANTILES}
+    return {"mean": float(values.mean()), **told, "max": float(values.max())}
+
+
+def first_token(record: Record) -> float:
+    """Seconds from when a request was due to its first text."""
+    return record.tokens_at[0] - record.due
+
+
+def per_token(record: Record) -> float:
+    """Mean seconds of a token behind the first."""
+    return (record.tokens_at[-1] - record.tokens_at[0]) / (record.output_tokens - 1)
+
+
+def in_flight(records: list[Record]) -> int:
+    """Return the most requests that were open at once."""
+    edges = sorted([(r.sent, 1) for r in records] + [(r.end, -1) for r in records])
+    return int(np.cumsum([step for _, step in edges]).max()) if edges else 0
+
+
+def summarize(
+    records: list[Record], *, warm: float, most_first: float | None, most_token: float | None
+) -> dict[str, Any]:
+    """Return throughput of the whole run, and latencies of the requests that were due from `warm` seconds on.
+
+    Args:
+        records: all requests.
+        warm: seconds at the start whose latencies do not count.
+        most_first: seconds to the first token that are good enough.
+        most_token: mean seconds of a further token that are good enough.
+    """
+    served = [record for record in records if not record.error]
+    counted = [record for record in served if record.due >= warm and record.tokens_at]
+    several = [record for record in counted if record.output_tokens > 1]
+    seconds = max(record.end for record in records) - min(record.due for record in records)
+    good = [
+        record
+        for record in counted
+        if (most_first is None or first_token(record) <= most_first)
+        and (most_token is None or record.output_tokens < 2 or per_token(record) <= most_token)
+    ]
+    asked = [record for record in records if record.due >= warm]
+    return {
+        "requests": len(records),
+        "errors": dict(Counter(record.error for record in records if record.error)),
+        "seconds": seconds,
+        "drain_seconds": max(record.end for record in records) - max(record.due for record in records),
+        "requests_per_second": len(served) / seconds,
+        "output_tokens_per_second": sum(record.output_tokens for record in served) / seconds,
+        "prompt_tokens_per_second": sum(record.prompt_tokens for record in served) / seconds,
+        "output_tokens": sum(record.output_tokens for record in served),
+        "prompt_tokens": sum(record.prompt_tokens for record in served),
+        "cached_tokens": sum(record.cached_tokens for record in served),
+        "most_in_flight": in_flight(records),
+        "first_token_ms": quantiles(first_token(record) for record in counted),
+        "per_token_ms": quantiles(per_token(record) for record in several),
+        "between_tokens_ms": quantiles(
+            later - earlier for record in counted for earlier, later in pairwise(record.tokens_at)
+        ),
+        "whole_ms": quantiles(record.end - record.due for record in counted),
+        "client_lag_ms": quantiles(record.sent - record.due for record in asked),
+        "good_share": len(good) / len(asked) if asked else 0.0,
+    }
