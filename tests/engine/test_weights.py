@@ -171,7 +171,8 @@ def test_dummy_weights_are_seeded(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor": 2}, "--tensor 2 is not served yet"),
+        ({"tensor": 2}, "--tensor 2 needs as many ranks"),
+        ({"tensor": 8}, r"num_attention_heads \(4\) must be a multiple .*\(8\): use --tensor 1 or 2 or 4"),
         ({"context_length": 1000}, "--context-length 1000 is beyond .*256"),
         ({"kv_cache_tokens": 10**12}, "--kv-cache-tokens 1000000000000 needs .* are free"),
         (

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from mizzen.core.params import SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.request import Pooling
 from mizzen.wire.ring import MalformedPlan, decode_plan, encode_plan
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -19,18 +20,23 @@ def arrays(size: st.SearchStrategy[int] | int) -> st.SearchStrategy[np.ndarray]:
     return npst.arrays(np.int32, size, elements=INT32)
 
 
-SAMPLING = st.builds(
-    SamplingParams,
-    temperature=st.floats(0, 100),
-    top_k=st.integers(0, 2**31),
-    top_p=st.floats(0, 1, exclude_min=True),
-    min_p=st.floats(0, 1),
-    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
-    max_tokens=st.none() | st.integers(1, 2**40),
-    ignore_eos=st.booleans(),
-    stop_token_ids=st.lists(INT32, max_size=5).map(tuple),
+ASKS = st.integers(1, 99).flatmap(
+    lambda n: st.builds(
+        Asks,
+        tokens=st.just(np.zeros(n, np.int32)),
+        prompt_tokens=st.just(n),
+        prompt_logprobs=st.none() | st.integers(0, 20),
+        pooling=st.none() | st.sampled_from(Pooling),
+    )
 )
-STARTS = st.builds(SlotStart, slot=INT32, length=INT32, sampling=SAMPLING, seed=st.integers(0, 2**64 - 1))
+STARTS = st.builds(
+    SlotStart,
+    slot=INT32,
+    length=INT32,
+    sampling=st.just(SamplingParams(temperature=0)),
+    seed=st.just(0),
+    asks=st.none() | ASKS,
+)
 CHUNKS = st.builds(
     PrefillChunk, slot=INT32, start=INT32, tokens=arrays(st.integers(1, 9)), last=st.booleans()
 )
@@ -57,13 +63,18 @@ def same(one: StepPlan, other: StepPlan) -> bool:
         (
             plan.step,
             plan.decode_version,
-            plan.starts,
+            [(start.slot, start.length, start.sampling, asked(start.asks)) for start in plan.starts],
             [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
         )
         for plan in (one, other)
     ]
     equal = all(a.dtype == b.dtype == np.int32 and np.array_equal(a, b) for a, b in columns)
     return equal and heads[0] == heads[1]
+
+
+def asked(asks: Asks | None) -> object:
+    """What the other ranks need to know of what a request asks: the known tokens by their number alone."""
+    return asks and (asks.tokens.tolist(), asks.prompt_tokens, asks.prompt_logprobs, asks.pooling)
 
 
 @settings(deadline=None, max_examples=150)
@@ -96,13 +107,19 @@ def test_a_plan_of_another_length_is_refused(plan: StepPlan, cut: int, junk: byt
 def test_a_decode_step_is_small() -> None:
     ints = np.arange(256, dtype=np.int32)
     plan = StepPlan(step=7, decode=ints, decode_version=3, pages=PageWrites(ints[:16], ints[:16], ints[:16]))
-    assert len(encode_plan(plan)) == 64 + 4 * (256 + 3 * 16)
+    assert len(encode_plan(plan)) == 56 + 4 * (256 + 3 * 16)
 
 
-def test_stop_strings_do_not_travel() -> None:
-    start = SlotStart(slot=0, length=0, sampling=SamplingParams(stop=("x",)), seed=1)
-    plan = StepPlan(
-        step=1, decode=np.empty(0, np.int32), decode_version=0, pages=PageWrites(), starts=(start,)
+def test_how_tokens_are_drawn_stays_at_rank_0() -> None:
+    known = np.arange(5, dtype=np.int32)
+    start = SlotStart(
+        slot=3,
+        length=2,
+        sampling=SamplingParams(temperature=0.7, stop=("x",), logit_bias=((4, 1.0),)),
+        seed=9,
+        asks=Asks(tokens=known, prompt_tokens=4, end_tokens=(2,), prompt_logprobs=1),
     )
-    with pytest.raises(ValueError, match="stop strings"):
-        encode_plan(plan)
+    plan = StepPlan(step=1, decode=known[:0], decode_version=0, pages=PageWrites(), starts=(start,))
+    (told,) = decode_plan(encode_plan(plan)).starts
+    assert (told.slot, told.length, told.sampling, told.seed) == (3, 2, SamplingParams(temperature=0), 0)
+    assert asked(told.asks) == ([0] * 4, 4, 1, None)

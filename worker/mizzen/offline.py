@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.progress import ProgressBar
 from mizzen.wire.stream import TokenLogprobs, entries
+
+if TYPE_CHECKING:
+    from mizzen.server.local_ranks import LocalRanks
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 Advance = Callable[[int, int], None]
@@ -100,7 +103,13 @@ class LLM:
         options.setdefault("max_step_milliseconds", math.inf)
         self.options = EngineOptions(model=str(model), **options)
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
-        self.engine: Engine = load_engine(self.options)
+        self._ranks = start_ranks(self.options)
+        try:
+            self.engine: Engine = load_engine(self.options, lead=self._ranks and self._ranks.lead())
+        except BaseException:
+            if self._ranks:
+                self._ranks.close()
+            raise
         self._rid = 0
 
     def __enter__(self) -> LLM:
@@ -114,6 +123,8 @@ class LLM:
     def close(self) -> None:
         """Free the model; the object is of no use afterwards."""
         self.engine.close()
+        if self._ranks:
+            self._ranks.close()
 
     def generate(
         self,
@@ -354,6 +365,15 @@ def take_reports(reports: Reports, live: Mapping[int, Answer]) -> None:
     for vector in reports.vectors:
         if (answer := live.get(vector.rid)) is not None:
             answer.vector = vector.vector
+
+
+def start_ranks(options: EngineOptions) -> LocalRanks | None:
+    """Start the ranks beside this one's, where the model has several."""
+    if options.tensor == 1:
+        return None
+    from mizzen.server.local_ranks import LocalRanks
+
+    return LocalRanks(options)
 
 
 def has_gpu() -> bool:

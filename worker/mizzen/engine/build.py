@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import Asks, PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
 from mizzen.core.scheduler import Scheduler
+from mizzen.engine.asks import TokenMasks
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.engine.grammar.compiler import GrammarCompiler
@@ -25,21 +27,27 @@ from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
-from mizzen.engine.memory import KvNeed, count_pages
+from mizzen.engine.memory import KvNeed, agreed_pages, count_pages, share_memory
 from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
+from mizzen.engine.ranks import Follower, Lead
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Step
 from mizzen.layers.build import Build, dense, skinny
+from mizzen.layers.mesh import Axis, Mesh
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config, read_end_tokens
+from mizzen.parallel.collectives import ALONE
+from mizzen.parallel.group import Group
 from mizzen.weights.load import Progress, fill_dummy, load_checkpoint, size_of
 
 DUMMY_SEED = 0
 
 Report = Callable[[str], None]
 """Called with the name of a phase of start-up as it begins."""
+MakeMasks = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
+"""Makes what masks tokens, from the model, its end tokens, and the way to the device."""
 
 
 def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
@@ -68,14 +76,18 @@ def is_fused(options: EngineOptions) -> bool:
     return options.device == "cuda" and options.fusion == "auto"
 
 
-def make_model(options: EngineOptions, config: ModelConfig, progress: Progress) -> Decoder:
-    """Build the model on its device and fill its weights."""
+def make_model(
+    options: EngineOptions, config: ModelConfig, progress: Progress, group: Group | None = None
+) -> Decoder:
+    """Build the model, or a rank's part of it, on its device and fill its weights."""
     fused = is_fused(options)
     build = Build(
-        device=torch.device(options.device),
+        device=group.place.device if group else torch.device(options.device),
         dtype=dtype_of(options, config),
+        mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         linear=skinny if fused else dense,
         fused=fused,
+        ranks=group.collectives if group else ALONE,
     )
     with torch.inference_mode():
         model = Decoder(build, config)
@@ -98,11 +110,11 @@ def make_kv(
     dtype: torch.dtype | None = None,
 ) -> MixedAttention:
     """Allocate the paged KV of a model (of the weights' precision, or `dtype`) and the attention over it."""
-    config, weight = model.config, model.embedding.weight
+    config, weight, held = model.config, model.embedding.weight, model.layers[0].attention
     geometry = Geometry(
-        heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, windows=config.windows
+        heads=held.heads, kv_heads=held.kv_heads, head_dim=config.head_dim, windows=config.windows
     )
-    shape = (config.layers, pages * page_size, config.kv_heads, config.head_dim)
+    shape = (config.layers, pages * page_size, held.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
     kv = PagedKV(keys=keys, values=values, page_size=page_size)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
@@ -125,8 +137,10 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: names the option and the way out.
     """
-    if options.tensor != 1:
-        raise ValueError(f"--tensor {options.tensor} is not served yet: use --tensor 1 (one GPU a model)")
+    axis = Axis(0, options.tensor)
+    axis.part(config.heads, "num_attention_heads")
+    axis.shared_part(config.kv_heads, "num_key_value_heads")
+    axis.part(config.intermediate_size, "intermediate_size")
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
             f"--context-length {options.context_length} is beyond the model's max_position_embeddings "
@@ -134,6 +148,10 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
         )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with one")
+    if options.device == "cuda" and torch.cuda.device_count() < options.tensor:
+        raise ValueError(
+            f"--tensor {options.tensor} needs as many GPUs, {torch.cuda.device_count()} are here: lower it"
+        )
 
 
 class Phases:
@@ -152,37 +170,56 @@ class Phases:
         self.seconds[name] = time.perf_counter() - begin
 
 
-def load_engine(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model that is ready to run plans, or a rank's part of one."""
+
+    config: ModelConfig
+    end_token_ids: tuple[int, ...]
+    scheduling: SchedulerConfig
+    runner: CpuRunner | CudaRunner
+    info: EngineInfo
+    group: Group | None
+
+
+def load(
     options: EngineOptions,
-    report: Report = lambda phase: None,
-    progress: Progress = lambda done, total: None,
-    delay: Delay | None = None,
-    compiler: GrammarCompiler | None = None,
-) -> Engine:
-    """Load a model and everything around it.
+    phases: Phases,
+    progress: Progress,
+    delay: Delay | None,
+    join: Callable[[], Group] | None,
+    make_masks: MakeMasks,
+) -> Loaded:
+    """Load a model or a rank's part of it, allocate its KV, and warm it up.
 
     Args:
         options: What the engine is told.
-        report: Called with the name of each phase as it begins: config, weights, kv, warmup.
+        phases: Told as they begin.
         progress: Called with bytes of weights done and in all.
-        delay: Holds steps back; for tests, on cpu alone.
-        compiler: Compiles grammars, for several engines of one model; the caller closes it.
+        delay: Holds steps back.
+        join: Meets the other ranks, where there are some.
+        make_masks: Makes what masks tokens, or None.
 
     Raises:
         ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
     """
-    phases, folder, device = Phases(report), Path(options.model), torch.device(options.device)
+    folder, device = Path(options.model), torch.device(options.device)
     with phases("config"):
         config = read_config(folder)
         check_options(options, config)
         end_token_ids = read_end_tokens(folder, config)
+        if (join is None) != (options.tensor == 1):
+            raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")
+        group = join() if join else None
+        if group:
+            device = group.place.device
     with phases("weights"):
-        model = make_model(options, config, progress)
+        model = make_model(options, config, progress, group)
     with phases("kv"):
         context = options.context_length or config.context_length
         kv_dtype = kv_dtype_of(options, model.embedding.weight.dtype)
         need = KvNeed.of(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
-        pages = count_pages(options, context, need, device_memory(device))
+        pages = fitting_pages(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         attention = make_kv(
             model,
@@ -195,18 +232,20 @@ def load_engine(
         upload = Uploader(device)
         scratch = pages if device.type == "cuda" else None
         state = SlotState(
-            options.max_running_requests, scheduling.columns, upload, scratch, vocab=config.vocab_size
+            options.max_running_requests,
+            scheduling.columns,
+            upload,
+            scratch,
+            vocab=config.vocab_size,
+            ranks=group.collectives if group else ALONE,
         )
-    shared = compiler is not None
-    compiler = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
-    masks = GrammarMasks(config.vocab_size, upload, compiler.counts)
-    state.extras.masks = masks
-    if device.type == "cuda":
-        compiler.warm()
+    state.extras.masks = make_masks(config, end_token_ids, upload)
     with phases("warmup"):
         step = Step(model, attention, state, upload, fused=is_fused(options))
         runner = make_runner(options, step, device, delay)
         warm_up(runner, config)
+        if group:
+            group.barrier("warm")
     if isinstance(runner, CudaRunner):
         phases.seconds["graphs"] = runner.capture_seconds
     info = EngineInfo(
@@ -221,7 +260,86 @@ def load_engine(
         device=options.device,
         phases=phases.seconds,
     )
-    return Engine(info, Scheduler(scheduling), runner, Grammars(compiler, masks, shared))
+    return Loaded(
+        config=config,
+        end_token_ids=end_token_ids,
+        scheduling=scheduling,
+        runner=runner,
+        info=info,
+        group=group,
+    )
+
+
+def fitting_pages(
+    options: EngineOptions, context: int, need: KvNeed, device: torch.device, group: Group | None
+) -> int:
+    """Return how many KV pages fit, on every rank.
+
+    Raises:
+        MemoryShortage: none do, or ranks differ too much.
+    """
+    if group is None:
+        return count_pages(options, context, need, device_memory(device))
+    group.barrier("weights")  # nobody's weights are still coming
+    memory = share_memory(device_memory(device), options)
+    pages = count_pages(options, context, need, memory)
+    words = [word.split() for word in group.exchange("pages", f"{pages} {memory.free}")]
+    free = [int(word[1]) for word in words] if device.type == "cuda" else None
+    return agreed_pages([int(word[0]) for word in words], free)
+
+
+def load_engine(
+    options: EngineOptions,
+    report: Report = lambda phase: None,
+    progress: Progress = lambda done, total: None,
+    delay: Delay | None = None,
+    compiler: GrammarCompiler | None = None,
+    lead: Lead | None = None,
+) -> Engine:
+    """Load a model and everything around it; of several ranks, rank 0's part.
+
+    Args:
+        options: What the engine is told.
+        report: Called with the name of each phase as it begins: config, weights, kv, warmup.
+        progress: Called with bytes of weights done and in all.
+        delay: Holds steps back; for tests, on cpu alone.
+        compiler: Compiles grammars, for several engines of one model; the caller closes it.
+        lead: The other ranks, where there are some.
+
+    Raises:
+        ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
+        RanksFailed: another rank did not come along.
+    """
+    grammars: list[Grammars] = []
+
+    def make_masks(config: ModelConfig, end_token_ids: tuple[int, ...], upload: Uploader) -> GrammarMasks:
+        chosen = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
+        masks = GrammarMasks(config.vocab_size, upload, chosen.counts)
+        grammars.append(Grammars(chosen, masks, compiler is not None))
+        if options.device == "cuda":
+            chosen.warm()
+        return masks
+
+    loaded = load(options, Phases(report), progress, delay, lead and lead.join, make_masks)
+    runner: Runner = loaded.runner
+    if lead and loaded.group:
+        runner = lead.over(loaded.runner, loaded.group)
+    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, grammars[0])
+
+
+def load_follower(
+    options: EngineOptions,
+    join: Callable[[], Group],
+    report: Report = lambda phase: None,
+    progress: Progress = lambda done, total: None,
+) -> Follower:
+    """Load the part of another rank than 0.
+
+    Raises:
+        ValueError, RanksFailed: as `load_engine`.
+    """
+    loaded = load(options, Phases(report), progress, None, join, lambda *_: None)
+    return Follower(loaded.runner, loaded.group)
 
 
 def scheduler_config(
@@ -250,7 +368,8 @@ def make_runner(
 ) -> CpuRunner | CudaRunner:
     """Make the runner of a device."""
     if options.device == "cpu":
-        return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
+        threads = options.threads or max(1, cpu_count() // options.tensor)
+        return CpuRunner(step, threads=threads, delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
     step.graphs = make_prefill_graphs(options, step)
     return CudaRunner(step, device, make_graphs(options, step))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mizzen.core.options import check, option, required
 
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
+ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot")
 EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru")
 ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
@@ -29,6 +30,11 @@ class EngineOptions:
         None, "Cap on prompt plus output tokens; the model's own by default", low=1
     )
     tensor: int = option(1, "Ranks (GPUs) that share the model", low=1)
+    all_reduce: str = option(
+        "auto",
+        "How ranks on cuda add up what each computed; auto goes by size, from measurements",
+        choices=ALL_REDUCES,
+    )
     threads: int | None = option(None, "CPU threads of the model on cpu; all cores by default", low=1)
 
     max_running_requests: int = option(256, "Requests that decode together", low=1, high=4096)

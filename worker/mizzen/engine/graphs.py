@@ -92,7 +92,7 @@ class DecodeGraphs:
         write_pages(self.inbox, self.layout, table)
         slots = self.inbox[self.layout.slots][:size]
         positions = self.inbox[self.layout.positions][:size]
-        batch = gather_inputs(slots, positions, state.last_tokens, table, self.kv.page_size)
+        batch = gather_inputs(slots, positions, state.agreed_tokens(), table, self.kv.page_size)
         decode = self.backend.plan_decode_on_device(slots, batch.lengths, table)
         attend = Attend(self.kv, batch.cells, size, decode, None)
         hidden = self.model.hidden(batch.tokens, batch.positions, attend)

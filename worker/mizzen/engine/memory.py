@@ -9,6 +9,8 @@ from mizzen.engine.machine import DeviceMemory
 from mizzen.models.config import ModelConfig
 
 GIB = 1 << 30
+FREE_SPREAD = 0.10
+"""Ranks whose free memory differs by more than this share do not start."""
 
 
 class MemoryShortage(ValueError):
@@ -28,18 +30,20 @@ class KvNeed:
     def of(
         cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
     ) -> KvNeed:
-        """Estimate from the model's shape and the bytes of a number, `kv_element` in the cache.
+        """Estimate a rank's need from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
         their product. Sampling holds a row's logits about five times in 32 bits, and penalties count each
-        token once for each slot.
+        token once for each slot. Several ranks also hold the logits as they come from each.
         """
-        width = 3 * config.hidden_size + 4 * config.intermediate_size
-        heads = (3 * config.heads + 2 * config.kv_heads) * config.head_dim
+        ranks = options.tensor
+        kv_heads = max(1, config.kv_heads // ranks)
+        width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
+        heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
-        logits = options.max_running_requests * config.vocab_size * 24
+        logits = options.max_running_requests * config.vocab_size * (24 + element * (ranks > 1))
         return cls(
-            token_bytes=2 * config.layers * config.kv_heads * config.head_dim * (kv_element or element),
+            token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
             step_bytes=tokens * (width + heads) * element + logits,
         )
 
@@ -76,6 +80,32 @@ def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memor
             "--memory-fraction, lower --prefill-chunk-tokens or --max-running-requests, or free memory"
         )
     return pages
+
+
+def share_memory(memory: DeviceMemory, options: EngineOptions) -> DeviceMemory:
+    """Return the part of a device's memory that is a rank's: on cpu the ranks of a pod share the machine."""
+    if options.device != "cpu" or options.tensor == 1:
+        return memory
+    return DeviceMemory(memory.total // options.tensor, memory.free // options.tensor)
+
+
+def agreed_pages(pages: list[int], free: list[int] | None) -> int:
+    """Return how many pages every rank has, from what each found, by rank.
+
+    Args:
+        pages: That fit.
+        free: Bytes that were free on each rank's GPU when its weights were loaded; None on cpu.
+
+    Raises:
+        MemoryShortage: the GPUs differ so much in free memory that something else must be running on one.
+    """
+    if free is not None and max(free) - min(free) > FREE_SPREAD * max(free):
+        told = ", ".join(f"rank {rank} {gib(size)}" for rank, size in enumerate(free))
+        raise MemoryShortage(
+            f"free memory differs by more than {FREE_SPREAD:.0%} between the GPUs once weights are loaded "
+            f"({told}): something else takes memory on one of them; free it, or choose other GPUs"
+        )
+    return min(pages)
 
 
 def gib(size: int) -> str:

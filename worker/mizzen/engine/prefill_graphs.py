@@ -141,7 +141,7 @@ class PrefillGraphs:
 
         state = self.state
         known, slots, positions, starts, which, lengths, rows = inbox.split(packed.parts)
-        batch = gather_inputs(slots, positions, state.last_tokens, state.table.device, self.kv.page_size)
+        batch = gather_inputs(slots, positions, state.agreed_tokens(), state.table.device, self.kv.page_size)
         tokens = torch.where(known >= 0, known, batch.tokens)
         run = self.backend.plan_on_device(starts, which, lengths, state.table.device, packed.tokens)
         attend = Attend(self.kv, batch.cells, 0, None, run)

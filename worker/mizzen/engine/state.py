@@ -12,6 +12,7 @@ from mizzen.attention.base import Pages
 from mizzen.core.plan import PageWrites, SlotStart
 from mizzen.core.request import Int32, Int64
 from mizzen.engine.extras import SlotExtras
+from mizzen.parallel.collectives import ALONE, Collectives
 
 
 class Uploader:
@@ -64,8 +65,10 @@ class SlotState:
         scratch_page: int | None = None,
         *,
         vocab: int = 0,
+        ranks: Collectives = ALONE,
     ) -> None:
         """Allocate rows of `columns` pages; penalties need the size of the vocabulary."""
+        self.ranks = ranks
         table = np.zeros((slots, columns), np.int32)
         if scratch_page is not None:
             slots += 1
@@ -82,6 +85,14 @@ class SlotState:
         self.min_p = Column(np.zeros(slots, np.float32), upload)
         self.seed = Column(np.zeros(slots, np.int64), upload)
         self.extras = SlotExtras(slots, vocab, upload)
+
+    def agreed_tokens(self) -> torch.Tensor:
+        """Return the last tokens, int64 [slots], once all ranks have rank 0's: it alone knows what was drawn.
+
+        Every step that decodes calls it once, before it reads them.
+        """
+        self.ranks.broadcast(self.last_tokens)
+        return self.last_tokens
 
     @property
     def pages(self) -> Pages:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from mizzen.layers.mesh import Mesh
+from mizzen.parallel.collectives import Alone, Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Target:
     shape: tuple[int, ...]
     """Its whole shape there."""
     part: tuple[slice, ...]
-    """What of it this rank holds."""
+    """What of it this rank holds; may be nothing."""
     into: torch.Tensor
     """A view of the parameter, of the part's shape."""
     ones: bool = False
@@ -85,6 +86,8 @@ class Build:
     linear: LinearFactory = dense
     fused: bool = False
     """Use the kernels of `mizzen.kernels` in place of several plain operations; on a GPU alone."""
+    ranks: Collectives = field(default_factory=Alone)
+    """What this rank and the others of the tensor axis exchange."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Allocate a parameter."""

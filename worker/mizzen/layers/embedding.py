@@ -1,8 +1,9 @@
-"""Token embedding and the output head, which may share their weights."""
+"""Token embedding and the output head, which may share their weights; both are split by the vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,27 +11,60 @@ import torch.nn.functional as F
 from mizzen.layers.build import Build, RowPart, Target
 from mizzen.layers.linear import few_rows, widest_product
 
+ROW_MULTIPLE = 8
+"""Ranks have room for a multiple of so many tokens each, as kernels want it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Which tokens a rank has rows for."""
+
+    total: int
+    room: int
+    """Rows of each rank's table."""
+    held: slice
+    """Tokens of this rank; rows behind theirs are padding."""
+
+    @classmethod
+    def of(cls, build: Build, total: int) -> Vocabulary:
+        """Split a vocabulary over the ranks."""
+        return cls(total, *build.mesh.tensor.padded_part(total, ROW_MULTIPLE))
+
+    @property
+    def count(self) -> int:
+        """Tokens of this rank."""
+        return self.held.stop - self.held.start
+
 
 class Embedding:
     """Rows of a table [vocab, hidden] by token id."""
 
     def __init__(self, build: Build, name: str, vocab: int, hidden: int) -> None:
         self.name = name
-        self.weight = build.empty(vocab, hidden)
+        self.hidden = hidden
+        self.vocabulary = Vocabulary.of(build, vocab)
+        self.ranks = build.ranks
+        self.weight = build.empty(self.vocabulary.room, hidden)
+        self.weight[self.vocabulary.count :].zero_()
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensor goes."""
-        vocab, hidden = self.weight.shape
+        vocabulary = self.vocabulary
         yield Target(
             name=f"{prefix}{self.name}.weight",
-            shape=(vocab, hidden),
-            part=(slice(0, vocab), slice(0, hidden)),
-            into=self.weight,
+            shape=(vocabulary.total, self.hidden),
+            part=(vocabulary.held, slice(0, self.hidden)),
+            into=self.weight[: vocabulary.count],
         )
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map ids [tokens] to [tokens, hidden], freshly allocated."""
-        return F.embedding(tokens, self.weight)
+        if self.ranks.size == 1:
+            return F.embedding(tokens, self.weight)
+        rows = tokens - self.vocabulary.held.start
+        elsewhere = (rows < 0) | (rows >= self.vocabulary.count)
+        found = F.embedding(rows.masked_fill_(elsewhere, 0), self.weight)
+        return self.ranks.all_reduce(found.masked_fill_(elsewhere[:, None], 0))
 
 
 class TiedHead:
@@ -38,6 +72,7 @@ class TiedHead:
 
     def __init__(self, build: Build, embedding: Embedding) -> None:
         self.embedding = embedding
+        self.ranks = build.ranks
         self.widest = widest_product(embedding.weight) if build.fused else 0
 
     def targets(self) -> Iterator[Target]:
@@ -46,6 +81,12 @@ class TiedHead:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
+        if self.ranks.size == 1:
+            return self.part(x, out)
+        return self.ranks.gather_columns(self.part(x), self.embedding.vocabulary.total, out)
+
+    def part(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits of this rank's tokens."""
         if len(x) <= self.widest:
             return few_rows(self.embedding.weight, x, out)
         if out is None:
@@ -58,8 +99,12 @@ class Head:
 
     def __init__(self, build: Build, name: str, vocab: int, hidden: int) -> None:
         self.name = name
-        self.part = RowPart(start=0, rows=slice(0, vocab), columns=slice(0, hidden), shape=(vocab, hidden))
-        self.method = build.linear(vocab, hidden, False, build.dtype, build.device)
+        self.ranks = build.ranks
+        self.vocabulary = Vocabulary.of(build, vocab)
+        self.part = RowPart(
+            start=0, rows=self.vocabulary.held, columns=slice(0, hidden), shape=(vocab, hidden)
+        )
+        self.method = build.linear(self.vocabulary.room, hidden, False, build.dtype, build.device)
 
     def targets(self) -> Iterator[Target]:
         """Yield where the checkpoint's tensor goes."""
@@ -67,4 +112,6 @@ class Head:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
-        return self.method.apply(x, out)
+        if self.ranks.size == 1:
+            return self.method.apply(x, out)
+        return self.ranks.gather_columns(self.method.apply(x), self.vocabulary.total, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -101,20 +102,32 @@ def few_rows(
     return gemv(weight, x, out, gate=gate) if len(x) == 1 else skinny(weight, x, out, gate=gate)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Output rows of a linear layer: how many it has, and which of them this rank holds."""
+
+    total: int
+    held: slice
+
+    @classmethod
+    def of(cls, units: int, size: int, held: slice) -> Rows:
+        """Return the rows of `units` (heads) of `size` rows each, of which this rank holds `held`."""
+        return cls(units * size, slice(held.start * size, held.stop * size))
+
+
 class MergedLinear:
     """Several linear layers of one input as one product; each is split by output rows over the ranks.
 
     `parts` maps names in the checkpoint to output rows; the output is their outputs side by side.
     """
 
-    def __init__(self, build: Build, parts: dict[str, int], columns: int, bias: bool) -> None:
+    def __init__(self, build: Build, parts: dict[str, Rows], columns: int, bias: bool) -> None:
         self.parts: dict[str, RowPart] = {}
+        self.ranks = build.ranks
         start = 0
         for name, rows in parts.items():
-            held = build.mesh.tensor.part(rows, f"output rows of {name}")
-            self.parts[name] = RowPart(
-                start=start, rows=held, columns=slice(0, columns), shape=(rows, columns)
-            )
+            held, shape = rows.held, (rows.total, columns)
+            self.parts[name] = RowPart(start=start, rows=held, columns=slice(0, columns), shape=shape)
             start += held.stop - held.start
         self.method = build.linear(start, columns, bias, build.dtype, build.device)
 
@@ -134,7 +147,8 @@ class MergedLinear:
 
         Args:
             norm: What lies between the residual stream and this layer.
-            x: The term of the stream [tokens, columns] that `residual` lacks; None when it lacks none.
+            x: The term of the stream [tokens, columns] that `residual` lacks, of this rank's: the stream gets
+                its sum over ranks. None when it lacks none.
             residual: The stream [tokens, columns]; may be updated in place.
             gate: The outputs are gates and then what they multiply; return silu(gates) * others.
 
@@ -142,15 +156,25 @@ class MergedLinear:
             The outputs, and the stream with `x`.
         """
         method = self.method
+        if x is not None and self.ranks.size > 1:
+            inputs = self.ranks.add_norm(x, residual, norm.weight, norm.epsilon)
+            if inputs is not None:
+                return self.apply(inputs, gate), residual
+            x = self.ranks.all_reduce(x)
         if isinstance(method, SkinnyDense) and (done := method.after(norm, x, residual, gate)) is not None:
             return done
         inputs = norm(residual) if x is None else norm.add(x, residual)
+        return self.apply(inputs, gate), residual
+
+    def apply(self, inputs: torch.Tensor, gate: bool) -> torch.Tensor:
+        """Multiply; with `gate`, return silu(gates) * others."""
+        method = self.method
         if not gate:
-            return method.apply(inputs), residual
+            return method.apply(inputs)
         if isinstance(method, SkinnyDense):
-            return method.gated(inputs), residual
+            return method.gated(inputs)
         gates, others = method.apply(inputs).chunk(2, dim=-1)
-        return F.silu(gates).mul_(others), residual
+        return F.silu(gates).mul_(others)
 
 
 class InputSplitLinear:
@@ -160,11 +184,20 @@ class InputSplitLinear:
         held = build.mesh.tensor.part(columns, f"input columns of {name}")
         self.name = name
         self.part = RowPart(start=0, rows=slice(0, rows), columns=held, shape=(rows, columns))
-        self.method = build.linear(rows, held.stop - held.start, bias, build.dtype, build.device)
+        # The sum over ranks gets the bias once, from the first.
+        adds = bias and build.ranks.rank == 0
+        self.elsewhere = bias and not adds
+        self.method = build.linear(rows, held.stop - held.start, adds, build.dtype, build.device)
+        self.nothing = build.empty(0)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
         yield from self.method.targets(prefix + self.name, self.part)
+        if self.elsewhere:
+            rows = self.part.shape[0]
+            yield Target(
+                name=f"{prefix}{self.name}.bias", shape=(rows,), part=(slice(0, 0),), into=self.nothing
+            )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, columns held] to [tokens, rows]: this rank's term of the sum over ranks."""

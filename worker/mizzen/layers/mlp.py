@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mizzen.layers.build import Build, Target
-from mizzen.layers.linear import InputSplitLinear, MergedLinear
+from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows
 from mizzen.layers.norm import RMSNorm
 
 
@@ -15,7 +15,8 @@ class GatedMLP:
     """down(silu(gate(x)) * up(x)), with gate and up as one product."""
 
     def __init__(self, build: Build, hidden: int, intermediate: int, bias: bool) -> None:
-        parts = {"gate_proj": intermediate, "up_proj": intermediate}
+        rows = Rows(intermediate, build.mesh.tensor.part(intermediate, "intermediate_size"))
+        parts = {"gate_proj": rows, "up_proj": rows}
         self.gate_up = MergedLinear(build, parts, hidden, bias)
         self.down = InputSplitLinear(build, "down_proj", hidden, intermediate, bias)
 
@@ -27,7 +28,7 @@ class GatedMLP:
     def __call__(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block's term [tokens, hidden] of the residual stream, and the stream with `x`.
+        """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x`.
 
         `norm` is between the stream and the block; `residual` may be updated in place.
         """

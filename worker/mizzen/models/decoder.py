@@ -10,7 +10,7 @@ import torch
 from mizzen.attention.base import Attend
 from mizzen.layers.build import Build, Target
 from mizzen.layers.embedding import Embedding, Head, TiedHead
-from mizzen.layers.linear import InputSplitLinear, MergedLinear
+from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows
 from mizzen.layers.mlp import GatedMLP
 from mizzen.layers.norm import RMSNorm
 from mizzen.layers.rotary import Rotary, rotate
@@ -35,11 +35,15 @@ class Attention:
         self.head_dim = config.head_dim
         tensor = build.mesh.tensor
         held = tensor.part(config.heads, "num_attention_heads")
-        self.heads = held.stop - held.start
-        held = tensor.part(config.kv_heads, "num_key_value_heads")
-        self.kv_heads = held.stop - held.start
-        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        parts = {"q_proj": width, "k_proj": kv_width, "v_proj": kv_width}
+        shared = tensor.shared_part(config.kv_heads, "num_key_value_heads")
+        self.heads, self.kv_heads = held.stop - held.start, shared.stop - shared.start
+        width = config.heads * config.head_dim
+        key_values = Rows.of(config.kv_heads, config.head_dim, shared)
+        parts = {
+            "q_proj": Rows.of(config.heads, config.head_dim, held),
+            "k_proj": key_values,
+            "v_proj": key_values,
+        }
         self.qkv = MergedLinear(build, parts, config.hidden_size, config.qkv_bias)
         self.out = InputSplitLinear(build, "o_proj", config.hidden_size, width, config.output_bias)
         self.fused = build.fused
@@ -120,8 +124,9 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this layer's last term [tokens, hidden] of the residual stream, and the stream without it.
 
-        `x` is the term of the layer before (None at the first); `residual` may be updated in place. With
-        `rows`, only those are carried on behind the attention.
+        Terms are this rank's: the stream gets their sums over ranks. `x` is the term of the layer before
+        (None at the first); `residual` may be updated in place. With `rows`, only those are carried on behind
+        the attention.
         """
         qkv, residual = self.attention.qkv.after(self.input_norm, x, residual)
         x = self.attention(qkv, forward, rows)
@@ -135,6 +140,7 @@ class Decoder:
 
     def __init__(self, build: Build, config: ModelConfig) -> None:
         self.config = config
+        self.ranks = build.ranks
         self.embedding = Embedding(build, "model.embed_tokens", config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(build, config, layer) for layer in range(config.layers)]
         self.norm = RMSNorm(build, "model.norm", config.hidden_size, config.norm_epsilon)
@@ -179,7 +185,7 @@ class Decoder:
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, forward)
         x, residual = self.layers[-1](x, residual, forward, rows)
-        return residual.add_(x)
+        return residual.add_(self.ranks.all_reduce(x))
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits [rows, vocab] of rows of `hidden`, in `out` where it is given."""

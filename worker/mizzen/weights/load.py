@@ -89,6 +89,8 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
                         continue
                     source = file.get_slice(name)
                     check_shape(path, source, target)
+                    if not target.into.numel():
+                        continue
                     piece = header.piece(target) if target.into.device.type == "cuda" else None
                     if piece is not None:
                         pieces.append(piece)
@@ -135,7 +137,10 @@ def check_shape(path: Path, source: Any, target: Target) -> None:
 
 
 def fill_dummy(targets: Iterable[Target], *, seed: int, progress: Progress) -> None:
-    """Fill every target with seeded random values, the same for a tensor's name on every run."""
+    """Fill every target with seeded random values, the same for a tensor's name on every run.
+
+    A part of a tensor gets what the whole one would have there, so that ranks hold one model together.
+    """
     chosen = list(targets)
     total, done = sum(size_of(target) for target in chosen), 0
     for target in chosen:
@@ -145,6 +150,11 @@ def fill_dummy(targets: Iterable[Target], *, seed: int, progress: Progress) -> N
             target.into.fill_(1)
         else:
             columns = target.shape[-1] if len(target.shape) > 1 else math.inf
-            target.into.normal_(0, 1 / math.sqrt(columns), generator=generator)
+            whole = target.into
+            if tuple(whole.shape) != target.shape:
+                whole = torch.empty(target.shape, dtype=whole.dtype, device=device)
+            whole.normal_(0, 1 / math.sqrt(columns), generator=generator)
+            if whole is not target.into:
+                target.into.copy_(whole[target.part])
         done += size_of(target)
         progress(done, total)

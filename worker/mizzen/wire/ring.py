@@ -1,7 +1,11 @@
 """Plans on their way from rank 0 to the other ranks, as bytes: one header, then packed columns.
 
     magic, checksum, step, decode_version, sizes   (HEADER, little-endian)
-    decode | page slots, columns, pages | starts | chunk heads | chunk tokens | stop tokens   (arrays)
+    decode | page slots, columns, pages | starts | chunk heads | chunk tokens   (arrays)
+
+Rank 0 alone draws tokens, and the others get them on the device. So a start tells what decides which rows
+the model runs and whose logits it computes, and nothing of how tokens are drawn; known tokens are told by
+their number.
 
 A plan costs a handful of copies and no Python object a request, except where requests start. A rank decodes
 what rank 0 encoded; both are the same program, but a torn or foreign message must not become a plan, so sizes
@@ -16,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mizzen.core.params import SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
-from mizzen.core.request import Int32
+from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.request import Int32, Pooling
 
-MAGIC = 0x4D5A504C414E3031  # "MZPLAN01"
+MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
 NONE = -1
-"""Stands for an absent max_tokens, which is 1 or more."""
+"""Stands for an absent number, which is 0 or more."""
 
 HEADER = np.dtype(
     [
@@ -34,28 +38,22 @@ HEADER = np.dtype(
         ("starts", "<i4"),
         ("chunks", "<i4"),
         ("tokens", "<i8"),
-        ("stops", "<i8"),
     ]
 )
 START = np.dtype(
     [
         ("slot", "<i4"),
         ("length", "<i4"),
-        ("seed", "<u8"),
-        ("temperature", "<f8"),
-        ("top_p", "<f8"),
-        ("min_p", "<f8"),
-        ("sampling_seed", "<u8"),
-        ("max_tokens", "<i8"),
-        ("top_k", "<i8"),
-        ("stops", "<i4"),
-        ("seed_kind", "u1"),
-        ("ignore_eos", "?"),
-        ("padding", "<u2"),
+        ("prompt_tokens", "<i4"),
+        ("prompt_logprobs", "<i2"),
+        ("pooling", "i1"),
+        ("asks", "?"),
     ]
 )
 CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
-_NO_SEED, _SEED, _NEGATIVE_SEED = 0, 1, 2
+POOLINGS = (None, *Pooling)
+GREEDY = SamplingParams(temperature=0.0)
+"""How the other ranks draw the tokens that nobody reads."""
 
 
 class MalformedPlan(ValueError):
@@ -63,16 +61,8 @@ class MalformedPlan(ValueError):
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """Return a plan's bytes.
-
-    Raises:
-        ValueError: a start carries stop strings, which never reach the engine.
-    """
-    starts = np.zeros(len(plan.starts), START)
-    stops: list[int] = []
-    for row, start in enumerate(plan.starts):
-        starts[row] = _start_row(start)
-        stops += start.sampling.stop_token_ids
+    """Return a plan's bytes."""
+    starts = np.array([_start_row(start) for start in plan.starts], START)
     chunks = np.array(
         [(chunk.slot, chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.prefill], CHUNK
     )
@@ -87,7 +77,6 @@ def encode_plan(plan: StepPlan) -> bytes:
             starts.tobytes(),
             chunks.tobytes(),
             *tokens,
-            np.array(stops, "<i8").tobytes(),
         )
     )
     header = np.zeros((), HEADER)
@@ -95,13 +84,13 @@ def encode_plan(plan: StepPlan) -> bytes:
     header["step"], header["decode_version"] = plan.step, plan.decode_version
     header["decode"], header["pages"] = len(plan.decode), len(pages.pages)
     header["starts"], header["chunks"] = len(starts), len(chunks)
-    header["tokens"], header["stops"] = sum(map(len, tokens)) // 4, len(stops)
+    header["tokens"] = sum(map(len, tokens)) // 4
     header["checksum"] = _checksum(header, body)
     return header.tobytes() + body
 
 
 def decode_plan(frame: bytes | memoryview) -> StepPlan:
-    """Return the plan of `encode_plan`'s bytes; its arrays are read-only views of them.
+    """Return the plan of `encode_plan`'s bytes, as the other ranks need it; its arrays are views of them.
 
     Raises:
         MalformedPlan: too short or too long, no plan, or damaged.
@@ -118,15 +107,15 @@ def decode_plan(frame: bytes | memoryview) -> StepPlan:
     decode = reader.take("<i4", header["decode"])
     pages = PageWrites(*(reader.take("<i4", header["pages"]) for _ in range(3)))
     starts, chunks = reader.take(START, header["starts"]), reader.take(CHUNK, header["chunks"])
-    tokens, stops = reader.take("<i4", header["tokens"]), reader.take("<i8", header["stops"])
-    if reader.left or chunks["tokens"].sum() != len(tokens) or starts["stops"].sum() != len(stops):
+    tokens = reader.take("<i4", header["tokens"])
+    if reader.left or chunks["tokens"].sum() != len(tokens):
         raise MalformedPlan(f"the sizes of the plan of step {header['step']} do not add up")
     return StepPlan(
         step=int(header["step"]),
         decode=decode,
         decode_version=int(header["decode_version"]),
         pages=pages,
-        starts=_starts(starts, stops),
+        starts=_starts(starts),
         prefill=_chunks(chunks, tokens),
     )
 
@@ -160,46 +149,32 @@ def _column(values: Int32) -> bytes:
     return values.astype("<i4", copy=False).tobytes()
 
 
-def _start_row(start: SlotStart) -> tuple[float, ...]:
-    sampling = start.sampling
-    if sampling.stop:
-        raise ValueError("stop strings do not go to ranks")
-    seed = sampling.seed
-    kind = _NO_SEED if seed is None else _NEGATIVE_SEED if seed < 0 else _SEED
-    return (
-        start.slot,
-        start.length,
-        start.seed,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        0 if seed is None else seed % 2**64,
-        NONE if sampling.max_tokens is None else sampling.max_tokens,
-        sampling.top_k,
-        len(sampling.stop_token_ids),
-        kind,
-        sampling.ignore_eos,
-        0,
-    )
+def _start_row(start: SlotStart) -> tuple[int, ...]:
+    asks = start.asks
+    if asks is None:
+        return start.slot, start.length, 0, NONE, 0, False
+    logprobs = NONE if asks.prompt_logprobs is None else asks.prompt_logprobs
+    return start.slot, start.length, asks.prompt_tokens, logprobs, POOLINGS.index(asks.pooling), True
 
 
-def _starts(rows: NDArray, stops: NDArray) -> tuple[SlotStart, ...]:
-    starts, at = [], 0
-    for row in rows.tolist():
-        slot, length, seed, temperature, top_p, min_p, own_seed, most, top_k, count, kind, ignore, _ = row
-        sampling = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=None if kind == _NO_SEED else own_seed - 2**64 if kind == _NEGATIVE_SEED else own_seed,
-            max_tokens=None if most == NONE else most,
-            ignore_eos=ignore,
-            stop_token_ids=tuple(stops[at : at + count].tolist()),
+def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
+    return tuple(
+        SlotStart(
+            slot=slot,
+            length=length,
+            sampling=GREEDY,
+            seed=0,
+            asks=Asks(
+                tokens=np.broadcast_to(np.int32(0), prompt_tokens),
+                prompt_tokens=prompt_tokens,
+                prompt_logprobs=None if logprobs == NONE else logprobs,
+                pooling=POOLINGS[pooling],
+            )
+            if asks
+            else None,
         )
-        starts.append(SlotStart(slot=slot, length=length, sampling=sampling, seed=seed))
-        at += count
-    return tuple(starts)
+        for slot, length, prompt_tokens, logprobs, pooling, asks in rows.tolist()
+    )
 
 
 def _chunks(rows: NDArray, tokens: Int32) -> tuple[PrefillChunk, ...]:

@@ -1,0 +1,1 @@
+"""How the ranks that share a model find one another and add up what each of them computes."""

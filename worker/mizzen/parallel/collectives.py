@@ -1,0 +1,131 @@
+"""What the ranks of a model exchange inside a step, behind one small interface.
+
+Every rank calls the same operations with the same shapes in the same order. All of them are enqueued on the
+current stream (or done at once, on the CPU), so that captured graphs contain them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+# Newer releases of PyTorch call it otherwise.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+class Collectives(Protocol):
+    """Operations over the ranks of the tensor axis."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks of x (contiguous); x itself may be overwritten and returned."""
+        ...
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Add the sum over ranks of x to `residual` in place and return that, RMS-normalised, in one kernel.
+
+        None, and nothing done, where there is no such kernel or it does not pay. All are [rows, size],
+        `weight` is [size].
+        """
+        ...
+
+    def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Put the columns of all ranks side by side: [rows, share] each → [rows, total], into `out` if given.
+
+        Columns beyond `total` are padding of the last ranks, and left out.
+        """
+        ...
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Overwrite x (contiguous) with rank 0's."""
+        ...
+
+    def close(self) -> None:
+        """Free what the operations hold; nothing is in flight any more."""
+        ...
+
+
+class Alone:
+    """One rank: there is nobody to exchange anything with."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x."""
+        return x
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Return None: the plain kernel does it."""
+        return None
+
+    def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x, or `out` with its values."""
+        return x if out is None else out.copy_(x)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+ALONE = Alone()
+
+
+class ProcessGroupCollectives:
+    """The operations of a torch.distributed process group: gloo on the CPU, NCCL on CUDA."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x over ranks, in place."""
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Return None: there is no such operation."""
+        return None
+
+    def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Gather whole blocks, then put them side by side."""
+        rows, share = x.shape
+        blocks = torch.empty((self.size * rows, share), dtype=x.dtype, device=x.device)
+        all_gather(blocks, x.contiguous(), group=self.group)
+        return side_by_side(blocks.view(self.size, rows, share), total, out)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Overwrite x with rank 0's."""
+        dist.broadcast(x, src=0, group=self.group)
+
+    def close(self) -> None:
+        """Do nothing: the process group is its owner's."""
+
+
+def side_by_side(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:
+    """Put blocks [ranks, rows, share] side by side: [rows, total], without what is beyond `total`."""
+    ranks, rows, share = blocks.shape
+    if out is None:
+        out = torch.empty((rows, total), dtype=blocks.dtype, device=blocks.device)
+    if total == ranks * share:
+        out.view(rows, ranks, share).copy_(blocks.transpose(0, 1))
+        return out
+    for rank, block in enumerate(blocks.unbind()):
+        width = min(share, total - rank * share)
+        if width > 0:
+            out[:, rank * share : rank * share + width].copy_(block[:, :width])
+    return out

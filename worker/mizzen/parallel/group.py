@@ -1,0 +1,141 @@
+"""The ranks of one model: how they meet, what they tell each other at start-up, and how they part.
+
+They meet at a rendezvous, a file that all can write (in one pod) or a TCP address of rank 0's (between pods),
+which carries a few words at start-up. In steps they exchange tensors alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+
+from mizzen.parallel.collectives import Collectives, ProcessGroupCollectives
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+
+
+class RanksFailed(RuntimeError):
+    """The ranks of a model cannot work together; the message says which, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which of the ranks this is, and where they meet."""
+
+    rank: int
+    size: int
+    rendezvous: str
+    """file:///path, or tcp://host:port of rank 0's."""
+    device: torch.device
+    timeout_seconds: float = 600.0
+    """How long ranks wait for each other at start-up."""
+    all_reduce: str = "auto"
+    """Which way of all-reduce, on cuda; see `mizzen.parallel.device`."""
+
+
+Check = Callable[[], None]
+"""Raises when another rank is known to have failed, so that nobody waits for it."""
+
+
+def open_store(place: Place) -> dist.Store:
+    """Open the rendezvous.
+
+    Raises:
+        ValueError: it is no address of either form.
+    """
+    url, timeout = urlsplit(place.rendezvous), timedelta(seconds=place.timeout_seconds)
+    if url.scheme == "file" and url.path:
+        store: dist.Store = dist.FileStore(url.path, place.size)
+    elif url.scheme == "tcp" and url.hostname and url.port:
+        store = dist.TCPStore(
+            url.hostname, url.port, place.size, place.rank == 0, timeout, wait_for_workers=False
+        )
+    else:
+        raise ValueError(f"a rendezvous is file:///path or tcp://host:port, not {place.rendezvous!r}")
+    store.set_timeout(timeout)
+    return store
+
+
+class Group:
+    """This rank and the others. `close` once nothing is in flight."""
+
+    def __init__(self, place: Place, check: Check = lambda: None) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            RanksFailed: another one did not come in time.
+            ValueError: the rendezvous is no address.
+        """
+        self.place = place
+        self.rank, self.size = place.rank, place.size
+        self._check = check
+        self._words = 0
+        self._store = open_store(place)
+        self.exchange("here", str(os.getpid()))
+        self.collectives: Collectives = self._join()
+
+    def exchange(self, what: str, word: str) -> list[str]:
+        """Tell all ranks a word and return those of all, by rank. Every rank calls it, in the same order.
+
+        Raises:
+            RanksFailed: one did not answer in time.
+        """
+        self._words += 1
+        keys = [f"{self._words}/{what}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], word)
+        deadline = time.monotonic() + self.place.timeout_seconds
+        while not self._store.check(keys):
+            self._check()
+            if time.monotonic() > deadline:
+                late = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise RanksFailed(
+                    f"ranks {late} did not say {what!r} within {self.place.timeout_seconds:g} s at start-up"
+                )
+            time.sleep(POLL_SECONDS)
+        return [self._store.get(key).decode() for key in keys]
+
+    def barrier(self, what: str) -> None:
+        """Wait until all ranks are here, at start-up.
+
+        Raises:
+            RanksFailed: one did not come in time.
+        """
+        self.exchange(what, "")
+
+    def close(self) -> None:
+        """Part from the others."""
+        self.collectives.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _join(self) -> Collectives:
+        place = self.place
+        cuda = place.device.type == "cuda"
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # whoever watches the ranks ends them
+        store = dist.PrefixStore("group", self._store)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=place.timeout_seconds),
+            device_id=place.device if cuda else None,
+        )
+        world = dist.group.WORLD
+        if world is None:
+            raise RanksFailed("torch.distributed made no process group")
+        if not cuda:
+            return ProcessGroupCollectives(world)
+        from mizzen.parallel.device import DeviceCollectives
+
+        return DeviceCollectives(world, place.device, place.all_reduce)

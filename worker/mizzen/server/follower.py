@@ -1,0 +1,91 @@
+"""The process of another rank than 0: loads its part of the model, then runs the plans that come.
+
+python -m mizzen.server.follower --rank 1 --links JSON --parent PID --options JSON
+
+Started by the supervisor, or by `mizzen.offline`; ends with the plans, or with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import signal
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from mizzen.engine.config import EngineOptions
+from mizzen.server.catalogue import Phase
+from mizzen.server.lifeline import die_with_parent
+from mizzen.server.links import Links
+from mizzen.server.phases import PhaseStatus
+from mizzen.server.pulse import PulseWriter
+from mizzen.server.status import StatusWriter
+from mizzen.wire.log import set_up_logging
+from mizzen.wire.plan_ring import RingReader
+
+log = logging.getLogger(__name__)
+
+
+def follow(rank: int, links: Links, options: EngineOptions, status: PhaseStatus) -> None:
+    """Load a rank and run it until the end of plans.
+
+    Raises:
+        Exception: loading or a step failed.
+    """
+    from mizzen.engine.build import load_follower
+    from mizzen.engine.place import local_place, take_processors
+    from mizzen.parallel.group import Group
+
+    place = local_place(options, rank, links.rendezvous)
+    take_processors(place)
+    follower = load_follower(options, lambda: Group(place), status.report)
+    gc.collect()
+    gc.freeze()  # a collection over all of torch would hold up a step
+    pulse = PulseWriter(links.pulses, rank)
+    pulse.start()
+    status.phase(Phase.SERVING)
+    follower.run(RingReader(links.ring, rank - 1), pulse)
+    pulse.close()
+    follower.close()
+    status.phase(Phase.ENDED)
+
+
+def options_of(values: dict[str, Any]) -> EngineOptions:
+    """Return the engine's options among those of a process."""
+    return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
+
+
+def main() -> int:
+    """Run the process; the command line is for programs, not for people."""
+    parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--links", type=Links.from_json, required=True)
+    parser.add_argument("--options", type=json.loads, required=True)
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
+    die_with_parent(args.parent)
+    set_up_logging(process=f"rank{args.rank}")
+    status = PhaseStatus(StatusWriter(args.links.status, args.rank))
+    status.phase(Phase.IMPORT)
+    try:
+        follow(args.rank, args.links, options_of(args.options), status)
+    except BaseException as error:
+        status.fail(f"{type(error).__name__}: {error}")
+        log.exception("rank failed", extra={"fields": {"reason": str(error)}})
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,99 @@
+"""The ranks of an engine that runs in this process: starts the others, watches them, and ends them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.place import local_place
+from mizzen.engine.ranks import Lead
+from mizzen.parallel.group import Group, RanksFailed
+from mizzen.server.catalogue import Phase
+from mizzen.server.links import create_links
+from mizzen.server.pulse import PulseReader, PulseWriter, RankWatch
+from mizzen.server.status import StatusReader
+from mizzen.wire.plan_ring import RingWriter
+
+LOOK_SECONDS = 0.05
+RANK_SECONDS = 8.0
+STEP_SECONDS = 120.0
+END_SECONDS = 10.0
+
+
+class LocalRanks:
+    """Ranks 1 and up, as processes of this one. `close` when the engine is closed."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Start them; they load while rank 0 does."""
+        size = options.tensor
+        self._options = options
+        self._links = create_links(size)
+        self._readers = [StatusReader(self._links.status, rank) for rank in range(size)]
+        self._pulse = PulseWriter(self._links.pulses, 0)
+        self._pulses = PulseReader(self._links.pulses, size)
+        self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS)
+        self._looked = 0.0
+        self._processes = [self._spawn(rank) for rank in range(1, size)]
+
+    def lead(self) -> Lead:
+        """Return how rank 0 reaches the others."""
+        self._pulse.start()
+        return Lead(join=self._join, plans=RingWriter(self._links.ring), pulse=self._pulse, check=self.check)
+
+    def check(self) -> None:
+        """Look after the other ranks, a few times a second at most.
+
+        Raises:
+            RanksFailed: one ended or is stuck; all of them were ended.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        fault = self._ended() or self._watch.look(self._pulses.read(), now)
+        if fault:
+            self._kill()
+            raise RanksFailed(fault)
+
+    def close(self) -> None:
+        """Let them end, which they do at the end of plans; those that do not are killed."""
+        self._pulse.close()
+        deadline = time.monotonic() + END_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        self._kill()
+        self._links.close()
+
+    def _join(self) -> Group:
+        return Group(local_place(self._options, 0, self._links.rendezvous), self.check)
+
+    def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "mizzen.server.follower", "--rank", str(rank)]
+        command += ["--parent", str(os.getpid()), "--links", self._links.to_json()]
+        command += ["--options", json.dumps(dataclasses.asdict(self._options))]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)
+
+    def _ended(self) -> str | None:
+        for rank, process in enumerate(self._processes, 1):
+            code = process.poll()
+            if code is None:
+                continue
+            status = self._readers[rank].read()
+            if status["phase"] == Phase.FAILED:
+                return f"rank {rank} failed: {status.text}"
+            return f"rank {rank} (process {process.pid}) ended with code {code} without being asked to"
+        return None
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
