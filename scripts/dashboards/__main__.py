@@ -1,0 +1,40 @@
+"""Write the chart's dashboards from what this folder says of them.
+
+    python scripts/dashboards [--check]
+
+With `--check` nothing is written; 1 when a file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from engine_board import ENGINE
+from fleet_board import FLEET
+from gateway_board import GATEWAY
+from operator_board import OPERATOR
+from panels import render
+from service_board import SERVICE
+
+FOLDER = Path(__file__).resolve().parents[2] / "charts/mizzen/dashboards"
+BOARDS = {"service": SERVICE, "engine": ENGINE, "gateway": GATEWAY, "operator": OPERATOR, "fleet": FLEET}
+
+
+def main(check: bool) -> int:
+    FOLDER.mkdir(exist_ok=True)
+    wrong = []
+    for name, board in BOARDS.items():
+        path, text = FOLDER / f"{name}.json", json.dumps(render(board), indent=1, ensure_ascii=False) + "\n"
+        if not check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            wrong.append(path.name)
+    for name in wrong:
+        print(f"{name} is out of date: run python scripts/dashboards", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,273 @@
+"""Dashboards of Grafana in its classic schema, from panels as plain data.
+
+Only what differs from Grafana's own defaults is written: the dashboards travel in a Helm release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Kind = Literal["timeseries", "stat", "heatmap", "bargauge", "table"]
+
+SCHEMA_VERSION = 39
+COLUMNS = 24
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+GREEN, YELLOW, RED = "green", "yellow", "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of a panel; `legend` may hold labels in double braces."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        unit: Grafana's name of the values' unit.
+        yellow: from this value on the panel is yellow, and from `red` on red; None: never.
+        falling: the thresholds are the other way round: below `red` it is red.
+        width: columns of the 24 that a dashboard has.
+        most: upper end of the axis.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: Sequence[Query]
+    kind: Kind = "timeseries"
+    yellow: float | None = None
+    red: float | None = None
+    falling: bool = False
+    width: int = 8
+    height: int = 7
+    stacked: bool = False
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under a common title."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice at the top of a dashboard: the values of a label of a metric."""
+
+    label: str
+    metric: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """One dashboard; `uid` is its address, `title` its name in Grafana."""
+
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[Variable]
+    rows: Sequence[Row]
+
+
+def rate(metric: str, by: str = "", labels: str = "") -> str:
+    """Return a counter's growth a second, summed by labels."""
+    return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def quantile(share: float, metric: str, by: str = "", labels: str = "") -> str:
+    """Return a quantile of a histogram, by labels."""
+    keys = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, {rate(f'{metric}_bucket', keys, labels)})"
+
+
+def quantiles(metric: str, labels: str = "", shares: Sequence[float] = (0.5, 0.99)) -> list[Query]:
+    """Return queries for several quantiles of a histogram."""
+    return [Query(quantile(share, metric, "", labels), f"p{round(share * 100)}") for share in shares]
+
+
+def mean(metric: str, by: str = "", labels: str = "") -> str:
+    """Return a histogram's mean, by labels."""
+    return f"{rate(f'{metric}_sum', by, labels)} / {rate(f'{metric}_count', by, labels)}"
+
+
+def render(dashboard: Dashboard) -> Json:
+    """Return the dashboard as Grafana reads it."""
+    return {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "description": dashboard.description,
+        "tags": ["mizzen"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "links": [_link()],
+        "annotations": {"list": []},
+        "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
+        "panels": _panels(dashboard.rows),
+    }
+
+
+def _link() -> Json:
+    """Return the list of the other dashboards, which keeps time and choices."""
+    return {
+        "asDropdown": True,
+        "icon": "external link",
+        "includeVars": True,
+        "keepTime": True,
+        "tags": ["mizzen"],
+        "targetBlank": False,
+        "title": "Mizzen",
+        "tooltip": "",
+        "type": "dashboards",
+        "url": "",
+    }
+
+
+def _datasource() -> Json:
+    return {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {},
+    }
+
+
+def _variable(variable: Variable) -> Json:
+    query = f"label_values({variable.metric}, {variable.label})"
+    return {
+        "name": variable.label,
+        "label": variable.title,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": variable.label},
+        "current": {"text": ["All"], "value": ["$__all"]},
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "refresh": 2,
+        "sort": 1,
+        "options": [],
+    }
+
+
+def _panels(rows: Sequence[Row]) -> list[Json]:
+    panels: list[Json] = []
+    top = 0
+    for row in rows:
+        panels.append({
+            "id": len(panels) + 1,
+            "type": "row",
+            "title": row.title,
+            "collapsed": False,
+            "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": top},
+            "panels": [],
+        })  # fmt: skip
+        top += 1
+        left = height = 0
+        for panel in row.panels:
+            if left + panel.width > COLUMNS:
+                top, left, height = top + height, 0, 0
+            place = {"h": panel.height, "w": panel.width, "x": left, "y": top}
+            panels.append(_panel(panel, len(panels) + 1, place))
+            left, height = left + panel.width, max(height, panel.height)
+        top += height
+    return panels
+
+
+def _panel(panel: Panel, number: int, place: Json) -> Json:
+    defaults: Json = {"unit": panel.unit, "thresholds": _thresholds(panel)}
+    if panel.most is not None:
+        defaults |= {"min": 0, "max": panel.most}
+    custom = _custom(panel)
+    if custom:
+        defaults["custom"] = custom
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": _options(panel),
+        "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
+        **({"transformations": _columns()} if panel.kind == "table" else {}),
+    }
+
+
+def _target(panel: Panel, index: int, query: Query) -> Json:
+    target: Json = {"refId": chr(ord("A") + index), "expr": query.expr}
+    if query.legend:
+        target["legendFormat"] = query.legend
+    if panel.kind == "heatmap":
+        target["format"] = "heatmap"
+    if panel.kind in ("table", "bargauge"):
+        target |= {"instant": True, "range": False}
+    if panel.kind == "table":
+        target["format"] = "table"
+    return target
+
+
+def _thresholds(panel: Panel) -> Json:
+    steps: list[Json] = [{"color": RED if panel.falling else GREEN, "value": None}]
+    after = (
+        ((panel.red, YELLOW), (panel.yellow, GREEN))
+        if panel.falling
+        else ((panel.yellow, YELLOW), (panel.red, RED))
+    )
+    steps += [{"color": color, "value": value} for value, color in after if value is not None]
+    if panel.falling and panel.yellow is None:
+        steps[-1]["color"] = GREEN
+    return {"mode": "absolute", "steps": steps}
+
+
+def _custom(panel: Panel) -> Json:
+    if panel.kind != "timeseries":
+        return {}
+    custom: Json = {}
+    if panel.stacked:
+        custom |= {"fillOpacity": 25, "stacking": {"mode": "normal", "group": "A"}}
+    if panel.red is not None or panel.yellow is not None:
+        custom["thresholdsStyle"] = {"mode": "dashed"}
+    return custom
+
+
+def _options(panel: Panel) -> Json:
+    match panel.kind:
+        case "timeseries":
+            return {}
+        case "stat":
+            calculated = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+            return {"reduceOptions": calculated, "colorMode": "value", "graphMode": "area"}
+        case "bargauge":
+            calculated = {"calcs": ["lastNotNull"], "fields": "", "values": False}
+            return {"reduceOptions": calculated, "orientation": "horizontal", "displayMode": "basic"}
+        case "heatmap":
+            return {"calculate": False, "yAxis": {"unit": panel.unit}}
+        case "table":
+            return {"showHeader": True}
+
+
+def _columns() -> list[Json]:
+    """Return what makes one table of several instant queries."""
+    hidden = {"Time": True, "__name__": True}
+    return [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": hidden}},
+    ]
