@@ -50,8 +50,8 @@ def download(folder: Path, *, kubernetes: str, etcd: str, report: Report) -> Non
     base = f"https://dl.k8s.io/release/v{kubernetes}/bin/linux/{architecture}"
     for name in NAMES:
         url = f"{base}/{name}"
-        published = _fetch(f"{url}.sha256", report=None).decode().split()
-        data = _fetch(url, report=report)
+        published = fetch(f"{url}.sha256", report=None).decode().split()
+        data = fetch(url, report=report)
         check(url, data, published[0] if published else "")
         _write(folder / name, data)
 
@@ -59,8 +59,8 @@ def download(folder: Path, *, kubernetes: str, etcd: str, report: Report) -> Non
 def _etcd(folder: Path, version: str, architecture: str, report: Report) -> None:
     base = f"https://github.com/etcd-io/etcd/releases/download/v{version}"
     name = f"etcd-v{version}-linux-{architecture}"
-    sums = _fetch(f"{base}/SHA256SUMS", report=None).decode()
-    data = _fetch(f"{base}/{name}.tar.gz", report=report)
+    sums = fetch(f"{base}/SHA256SUMS", report=None).decode()
+    data = fetch(f"{base}/{name}.tar.gz", report=report)
     check(f"{base}/{name}.tar.gz", data, listed(sums, f"{name}.tar.gz"))
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         member = archive.extractfile(f"{name}/etcd")
@@ -90,7 +90,12 @@ def check(url: str, data: bytes, published: str) -> None:
             raise DownloadError(f"{url} has SHA-256 {found}, {kind} is {wanted or 'none'}")
 
 
-def _fetch(url: str, *, report: Report | None) -> bytes:
+def fetch(url: str, *, report: Report | None) -> bytes:
+    """Download a file of at most 512 MiB.
+
+    Raises:
+        DownloadError: it cannot be had, broke off, or is too large.
+    """
     try:
         with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as response:
             total = int(response.headers.get("Content-Length") or 0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mizzen_local import assets
+from mizzen_local.helm import find
 from mizzen_operator.chart import ChartError, operator_manifests
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +21,8 @@ CHART = ROOT / "charts/mizzen"
 
 
 def helm(*arguments: str) -> str:
-    program = shutil.which("helm") or str(assets.find() / "helm")
     run = subprocess.run(
-        [program, "template", "sail", str(CHART), "--namespace", "harbour", *arguments],
+        [find(), "template", "sail", str(CHART), "--namespace", "harbour", *arguments],
         capture_output=True,
         text=True,
         check=True,

@@ -1,0 +1,127 @@
+"""Helm, and one cluster for all tests of the chart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mizzen_local import helm as helm_program
+from mizzen_local.cluster import Cluster
+from mizzen_local.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/mizzen"
+STAND_INS = Path(__file__).parent / "crds"
+LONGEST_SECONDS = 240
+
+
+class HelmError(Exception):
+    """Helm ended in an error; the message is what it said."""
+
+
+@dataclass(frozen=True)
+class Helm:
+    """Helm, away from the user's own configuration; with a kubeconfig, for a cluster."""
+
+    program: Path
+    home: Path
+    kubeconfig: Path | None = None
+
+    def __call__(self, *arguments: str | Path) -> str:
+        """Run it and return what it printed; HelmError when it fails."""
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HELM_")},
+            **{f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
+            "KUBECONFIG": str(self.kubeconfig or self.home / "none"),
+        }
+        run = subprocess.run(
+            [self.program, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_SECONDS,
+            check=False,
+        )
+        if run.returncode:
+            raise HelmError(run.stderr)
+        return run.stdout
+
+    def template(self, values: dict[str, Any] | None = None, *arguments: str) -> list[dict[str, Any]]:
+        """Render the chart as release `sail` in namespace `harbour`."""
+        command = ["template", "sail", str(CHART), "--namespace", "harbour", *arguments]
+        if values:
+            file = self.home / "values.yaml"
+            file.write_text(yaml.safe_dump(values))
+            command += ["--values", str(file)]
+        return [document for document in yaml.safe_load_all(self(*command)) if document]
+
+
+@pytest.fixture(scope="session")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm without a cluster."""
+    return Helm(helm_program.find(), tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster without the CRD and the operator."""
+    cluster = Cluster(tmp_path_factory.mktemp("chart"))
+    try:
+        cluster.up(gpus=8, operator=False, report=lambda line: print(line, file=sys.stderr))
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def kubectl(bare: Cluster) -> Kubectl:
+    return bare.kubectl()
+
+
+@pytest.fixture(scope="session")
+def helm(bare: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm for the cluster."""
+    return Helm(helm_program.find(), tmp_path_factory.mktemp("helm"), bare.state.kubeconfig)
+
+
+@pytest.fixture
+def make_namespace(kubectl: Kubectl) -> Iterator[Callable[[str], str]]:
+    """Makes namespaces of the restricted level; they are gone after the test."""
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        label = "pod-security.kubernetes.io/enforce=restricted"
+        made.append(name)
+        kubectl("create", "namespace", name)
+        kubectl("label", "namespace", name, label)
+        return name
+
+    yield make
+    for name in made:
+        kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def stand_ins(kubectl: Kubectl) -> None:
+    """The APIs of others, as far as the chart and the examples use them."""
+    kubectl("apply", "--server-side", "-f", str(STAND_INS))
+    kubectl("wait", "--for=condition=Established", "-f", str(STAND_INS), "--timeout=60s")
+
+
+@pytest.fixture(scope="session")
+def dry_run(kubectl: Kubectl) -> Callable[..., list[str]]:
+    """Applies manifests by server-side dry run, unknown fields refused; returns what the server took."""
+
+    def apply(text: str, *arguments: str) -> list[str]:
+        command = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
+        return kubectl(*command, *arguments, "-f", "-", stdin=text).splitlines()
+
+    return apply

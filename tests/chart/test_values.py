@@ -1,0 +1,388 @@
+"""What the chart's values do to what is rendered, and which are refused. No cluster."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/mizzen"
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+MOST_BYTES = 200 * 1024
+MONITORING = "monitoring.coreos.com/v1"
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+OPEN = {
+    "manifest",
+    "volume",
+    "container",
+    "global",
+    "valueFrom",
+    "nodeAffinity",
+    "podAffinity",
+    "podAntiAffinity",
+}
+"""Parts of the schema that are the API server's to check, and `global`, which is Helm's."""
+
+OF_PODS = ("operator.resources", "operator.podSecurityContext", "operator.securityContext")
+"""Values that are handed to Kubernetes whole, of which the defaults set a few fields."""
+
+Manifests = list[dict[str, Any]]
+
+
+def of(manifests: Manifests, kind: str, name: str = "") -> dict[str, Any]:
+    """Return the one manifest of a kind, and of a name if that is given."""
+    [found] = [m for m in manifests if m["kind"] == kind and name in ("", m["metadata"]["name"])]
+    return found
+
+
+def kinds(manifests: Manifests) -> list[str]:
+    """Return the kinds of all that is no hook, sorted."""
+    return sorted(m["kind"] for m in manifests if "helm.sh/hook" not in m["metadata"].get("annotations", {}))
+
+
+def operator(manifests: Manifests) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the operator's pod template and container."""
+    template = of(manifests, "Deployment")["spec"]["template"]
+    return template, template["spec"]["containers"][0]
+
+
+def option(container: dict[str, Any], name: str) -> str:
+    return container["args"][container["args"].index(name) + 1]
+
+
+USUAL = [
+    "ClusterRole",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "Deployment",
+    "NetworkPolicy",
+    "PodDisruptionBudget",
+    "Role",
+    "RoleBinding",
+    "Service",
+    "ServiceAccount",
+]
+
+
+def test_the_chart_passes_helms_linter(offline: Any) -> None:
+    offline("lint", "--strict", CHART)
+
+
+def test_the_defaults_are_an_operator_with_two_replicas_and_the_crd(offline: Any) -> None:
+    manifests = offline.template()
+    assert kinds(manifests) == USUAL
+    assert of(manifests, "Deployment")["spec"]["replicas"] == 2
+    crd = of(manifests, "CustomResourceDefinition")
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert crd["spec"] == yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())["spec"]
+    for manifest in manifests:
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "sail"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def test_every_pod_is_of_the_restricted_level(offline: Any) -> None:
+    manifests = offline.template()
+    pods = [of(manifests, "Deployment")["spec"]["template"]["spec"], of(manifests, "Pod")["spec"]]
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("crds", [True, False])
+def test_in_one_namespace_nothing_is_cluster_scoped_but_the_crd(offline: Any, crds: bool) -> None:
+    values = {"rbac": {"scope": "namespace"}, "crds": {"enabled": crds}, "monitoring": {"enabled": True}}
+    manifests = offline.template(values)
+    unscoped = [m["kind"] for m in manifests if "namespace" not in m["metadata"]]
+    assert unscoped == (["CustomResourceDefinition"] if crds else [])
+    assert not [m for m in manifests if m["kind"].startswith("Cluster")]
+    assert {m["metadata"]["namespace"] for m in manifests if "namespace" in m["metadata"]} == {"harbour"}
+    _, container = operator(manifests)
+    assert option(container, "--namespace") == "harbour"
+    assert option(container, "--gateway-role-kind") == "Role"
+    for rules in (m["rules"] for m in manifests if m["kind"] == "Role"):
+        assert not [rule for rule in rules if "clusterroles" in rule["resources"]]
+    bind = [rule for rule in of(manifests, "Role", "sail-operator")["rules"] if "bind" in rule["verbs"]]
+    assert [(rule["resources"], rule["resourceNames"]) for rule in bind] == [(["roles"], ["sail-gateway"])]
+
+
+def test_another_namespace_may_be_served_than_the_releases(offline: Any) -> None:
+    manifests = offline.template({"rbac": {"scope": "namespace"}, "operator": {"watchNamespace": "llm"}})
+    where = {(m["kind"], m["metadata"]["name"]): m["metadata"].get("namespace") for m in manifests}
+    assert where["Role", "sail-operator"] == where["RoleBinding", "sail-operator"] == "llm"
+    assert where["Role", "sail-gateway"] == "llm"
+    assert where["Role", "sail-operator-lease"] == where["Deployment", "sail-operator"] == "harbour"
+    [subject] = of(manifests, "RoleBinding", "sail-operator")["subjects"]
+    assert subject["namespace"] == "harbour"
+
+
+def test_monitors_rules_and_dashboards_come_with_their_api_or_when_asked_for(offline: Any) -> None:
+    here = ("--api-versions", MONITORING)
+    monitoring = {"ServiceMonitor", "PodMonitor"}
+    assert not monitoring & set(kinds(offline.template()))
+    assert monitoring <= set(kinds(offline.template(None, *here)))
+    assert monitoring <= set(kinds(offline.template({"monitoring": {"enabled": True}})))
+    assert not monitoring & set(kinds(offline.template({"monitoring": {"enabled": False}}, *here)))
+
+
+def test_each_dashboard_is_a_config_map_for_grafanas_sidecar(offline: Any) -> None:
+    manifests = offline.template({"monitoring": {"enabled": True, "dashboards": {"namespace": "grafana"}}})
+    made = {
+        name: (m, json.loads(text))
+        for m in manifests
+        if m["kind"] == "ConfigMap"
+        for name, text in m["data"].items()
+    }
+    assert set(made) == {path.name for path in (CHART / "dashboards").glob("*.json")}
+    for name, (manifest, dashboard) in made.items():
+        assert dashboard == json.loads((CHART / "dashboards" / name).read_text())
+        assert manifest["metadata"]["namespace"] == "grafana"
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_each_alert_names_its_runbook(offline: Any) -> None:
+    groups = [
+        group
+        for path in sorted((CHART / "alerts").glob("*.yaml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    if not alerts:
+        assert "PrometheusRule" not in kinds(offline.template({"monitoring": {"enabled": True}}))
+        return
+    left_out = alerts[0]["alert"]
+    rules = {"runbookBaseUrl": "https://runbooks.example/mizzen", "disabled": [left_out]}
+    made = of(offline.template({"monitoring": {"enabled": True, "rules": rules}}), "PrometheusRule")
+    got = [rule for group in made["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert [rule["alert"] for rule in got] == [a["alert"] for a in alerts if a["alert"] != left_out]
+    for rule in got:
+        assert rule["annotations"]["runbook_url"].startswith("https://runbooks.example/mizzen/")
+
+
+def test_images_come_by_registry_repository_tag_and_digest(offline: Any) -> None:
+    images = {
+        "registry": "registry.example.com/mirror",
+        "operator": {"digest": DIGEST},
+        "engine": {"repository": "team/engine", "tag": "9"},
+        "pullSecrets": [{"name": "regcred"}],
+        "childPullPolicy": "Always",
+    }
+    manifests = offline.template({"images": images})
+    template, container = operator(manifests)
+    assert container["image"] == f"registry.example.com/mirror/mizzen/operator@{DIGEST}"
+    assert option(container, "--engine-image") == "registry.example.com/mirror/team/engine:9"
+    assert option(container, "--gateway-image") == "registry.example.com/mirror/mizzen/gateway:0.1.0"
+    assert option(container, "--image-pull-policy") == "Always"
+    test = of(manifests, "Pod")["spec"]
+    assert test["containers"][0]["image"] == container["image"]
+    assert template["spec"]["imagePullSecrets"] == test["imagePullSecrets"] == [{"name": "regcred"}]
+
+
+def test_what_charts_usually_allow_reaches_the_pod(offline: Any) -> None:
+    spread = [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    values: dict[str, Any] = {
+        "commonLabels": {"team": "llm", "app.kubernetes.io/instance": "not-this"},
+        "commonAnnotations": {"owner": "me"},
+        "operator": {
+            "extraArgs": ["--resync-seconds", "60"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "extraEnvFrom": [{"secretRef": {"name": "s"}}],
+            "extraVolumes": [{"name": "v", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "extraContainers": [{"name": "beside", "image": "x"}],
+            "extraInitContainers": [{"name": "before", "image": "x"}],
+            "podLabels": {"pod": "label"},
+            "podAnnotations": {"pod": "annotation"},
+            "podSecurityContext": {"runAsUser": None, "fsGroup": 1000680000},
+            "priorityClassName": "system-cluster-critical",
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "k", "operator": "Exists", "effect": "NoSchedule"}],
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": spread,
+            "terminationGracePeriodSeconds": 33,
+            "api": {"requestsPerSecond": 400, "burst": 100000},
+            "leaderElection": {"leaseSeconds": 30, "renewSeconds": 20, "retrySeconds": 5},
+            "logLevel": "debug",
+        },
+        "serviceAccount": {"annotations": {"iam": "role"}},
+    }
+    manifests = offline.template(values)
+    template, container = operator(manifests)
+    pod = template["spec"]
+    assert template["metadata"]["labels"] | {"team": "llm", "pod": "label"} == template["metadata"]["labels"]
+    assert template["metadata"]["annotations"] == {"pod": "annotation", "owner": "me"}
+    selector = of(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert selector["app.kubernetes.io/instance"] == "sail"
+    assert selector.items() <= template["metadata"]["labels"].items()
+    assert container["args"][-2:] == ["--resync-seconds", "60"]
+    assert container["env"][-1] == {"name": "A", "value": "b"}
+    assert container["envFrom"] == [{"secretRef": {"name": "s"}}]
+    assert pod["volumes"][-1] == {"name": "v", "emptyDir": {}}
+    assert container["volumeMounts"][-1] == {"name": "v", "mountPath": "/v"}
+    assert [c["name"] for c in pod["containers"]] == ["operator", "beside"]
+    assert [c["name"] for c in pod["initContainers"]] == ["before"]
+    assert pod["securityContext"]["fsGroup"] == 1000680000
+    assert "runAsUser" not in pod["securityContext"]
+    assert pod["priorityClassName"] == "system-cluster-critical"
+    assert pod["nodeSelector"] == {"a": "b"}
+    assert pod["tolerations"] == values["operator"]["tolerations"]
+    assert pod["affinity"] == {"nodeAffinity": {}}
+    assert pod["topologySpreadConstraints"] == spread
+    assert pod["terminationGracePeriodSeconds"] == 33
+    options = {"--requests-per-second": "400", "--request-burst": "100000", "--log-level": "debug"}
+    options |= {"--lease-seconds": "30", "--renew-seconds": "20", "--retry-seconds": "5"}
+    assert {name: option(container, name) for name in options} == options
+    assert of(manifests, "ServiceAccount", "sail-operator")["metadata"]["annotations"]["iam"] == "role"
+    assert all(m["metadata"]["labels"]["team"] == "llm" for m in manifests)
+    assert all(m["metadata"]["annotations"]["owner"] == "me" for m in manifests)
+
+
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"crds": {"enabled": False}}, ["CustomResourceDefinition"]),
+        ({"serviceAccount": {"create": False, "name": "mine"}}, ["ServiceAccount"]),
+        ({"networkPolicy": {"enabled": False}}, ["NetworkPolicy"]),
+        ({"podDisruptionBudget": {"enabled": False}}, ["PodDisruptionBudget"]),
+        (
+            {"rbac": {"create": False}},
+            ["ClusterRole", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"],
+        ),
+    ],
+)
+def test_what_is_disabled_is_not_made(offline: Any, values: dict[str, Any], gone: list[str]) -> None:
+    manifests = offline.template(values)
+    assert sorted([*kinds(manifests), *gone]) == USUAL
+    if "serviceAccount" in values:
+        template, _ = operator(manifests)
+        assert template["spec"]["serviceAccountName"] == "mine"
+
+
+EXTRA = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "extra", "labels": {}},
+    "data": {"release": "{{ .Release.Name }}"},
+}
+
+
+def test_names_follow_the_overrides(offline: Any) -> None:
+    named = offline.template({"nameOverride": "llm"})
+    assert of(named, "Deployment")["metadata"]["name"] == "sail-llm-operator"
+    full = offline.template({"fullnameOverride": "fleet", "extraObjects": [EXTRA]})
+    assert of(full, "Service")["metadata"]["name"] == "fleet-operator"
+    _, container = operator(full)
+    assert option(container, "--lease-name") == "fleet-operator"
+    assert option(container, "--gateway-role") == "fleet-gateway"
+    assert of(full, "ConfigMap")["data"] == {"release": "sail"}
+    for manifest in full:
+        assert "sail" not in manifest["metadata"]["name"]
+
+
+def test_the_network_policy_lets_in_whom_it_names_and_out_where_the_operator_must(offline: Any) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    policy = of(offline.template({"networkPolicy": {"from": [peer]}}), "NetworkPolicy")["spec"]
+    [rule] = policy["ingress"]
+    assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
+    test_pod, named = rule["from"]
+    assert named == peer
+    assert test_pod["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    gateways = policy["egress"][-1]
+    assert gateways["ports"] == [{"port": 8001, "protocol": "TCP"}]
+    assert gateways["to"] == [
+        {"podSelector": {"matchLabels": {"mizzen.dev/component": "gateway"}}, "namespaceSelector": {}}
+    ]
+
+
+def test_everything_rendered_is_small(offline: Any) -> None:
+    command = ("template", "sail", CHART, "--set", "monitoring.enabled=true")
+    assert len(offline(*command).encode()) <= MOST_BYTES
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"operator": {"replica": 1}}, "at '/operator': additional properties 'replica' not allowed"),
+    ({"operator": {"image": "mizzen/operator:0.1.0"}}, "additional properties 'image' not allowed"),
+    ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
+    ({"operator": {"replicas": None}}, "at '/operator': missing property 'replicas'"),
+    ({"operator": {"logLevel": "loud"}}, "value must be one of 'debug', 'info', 'warning', 'error'"),
+    ({"operator": {"tolerations": [{"keys": "a"}]}}, "additional properties 'keys' not allowed"),
+    ({"rbac": {"scope": "galaxy"}}, "at '/rbac/scope': value must be one of 'cluster', 'namespace'"),
+    ({"images": {"engine": {"digest": "sha256:0"}}}, "at '/images/engine/digest'"),
+    ({"monitoring": {"enabled": "yes"}}, "at '/monitoring/enabled': got string, want"),
+    ({"networkPolicy": {"apiServerPorts": []}}, "minItems: got 0, want 1"),
+    ({"commonLabels": {"a": "b c"}}, "at '/commonLabels/a'"),
+    ({"monitor": True}, "additional properties 'monitor' not allowed"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_a_wrong_value_is_refused_by_name(offline: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match="specifications of the schema") as refusal:
+        offline.template(values)
+    assert message in str(refusal.value)
+
+
+def objects(schema: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every object in a schema, with the name it has there."""
+    if isinstance(schema, dict):
+        types = schema.get("type", "")
+        if types == "object" or "object" in types:
+            yield name, schema
+        for key, part in schema.items():
+            yield from objects(part, key)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from objects(part, name)
+
+
+def test_the_schema_is_closed() -> None:
+    loose = {
+        name for name, part in objects(SCHEMA, "values") if part.get("additionalProperties", True) is True
+    }
+    assert loose == OPEN
+
+
+def test_the_schema_has_exactly_the_values() -> None:
+    def compare(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        if "$ref" in schema:
+            schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+        if "properties" not in schema or path in OF_PODS:
+            return
+        assert set(schema["properties"]) - {"global"} == set(values) or not values, path
+        for name, value in values.items():
+            if isinstance(value, dict):
+                compare(schema["properties"][name], value, f"{path}.{name}".strip("."))
+
+    compare(SCHEMA, DEFAULTS, "")
+
+
+def test_the_readme_is_current() -> None:
+    page: Callable[[], str] = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["page"]
+    written = (CHART / "README.md").read_text()
+    assert written == page(), "README.md is out of date: run python scripts/chart_reference.py"
+
+
+def test_a_value_without_a_comment_is_named() -> None:
+    values = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["values"]
+    with pytest.raises(ValueError, match=r"a\.b has no comment"):
+        list(values("a:\n  b: 1\n"))
+
+
+def test_the_notes_tell_the_next_command(offline: Any) -> None:
+    values = ("--set", "rbac.scope=namespace,operator.replicas=1")
+    notes = offline("install", "sail", CHART, "-n", "harbour", "--dry-run=client", *values)
+    assert "helm test sail --namespace harbour" in notes
+    assert "kubectl apply --namespace harbour -f -" in notes
+    assert "One replica of the operator" in notes
