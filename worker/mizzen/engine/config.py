@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mizzen.core.options import check, option, required
 
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
-ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot")
-EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru")
+ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot", "fused")
+EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru", "priority")
 ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
 
@@ -55,7 +55,9 @@ class EngineOptions:
     page_size: int = option(16, "Tokens in a KV page", low=1, high=256)
     prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
     eviction: str = option("lru", "Which cached prefixes go first", choices=EVICTIONS)
-    policy: str = option("fcfs", "Which waiting request goes first", choices=("fcfs", "lpm"))
+    policy: str = option(
+        "fcfs", "Which waiting request goes first", choices=("fcfs", "lpm", "dfs-weight", "priority")
+    )
     attention_prefill: str = option("auto", "Attention backend of prompt chunks", choices=ATTENTION_PREFILL)
     attention_decode: str = option("auto", "Attention backend of decodes", choices=ATTENTION_DECODE)
     cuda_graph: str = option(

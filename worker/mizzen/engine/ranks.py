@@ -89,6 +89,7 @@ class LeadingRunner:
         self._group = group
         self._lead = lead
         self._nap = nap_seconds
+        self._failed = False
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step on all ranks."""
@@ -104,15 +105,24 @@ class LeadingRunner:
         """Wait for the oldest step in flight and return its tokens."""
         if self._lead.check is not None:
             while not self._runner.ready():
-                self._lead.check()
+                self._look(self._lead.check)
                 time.sleep(self._nap)
         tokens = self._runner.collect()
         self._lead.pulse.done(tokens.step)
         return tokens
 
+    def _look(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Exception:
+            self._failed = True
+            raise
+
     def close(self) -> None:
         """Let the other ranks end, wait for what is in flight and free the device."""
         self._lead.plans.end()
+        if self._failed:
+            return  # what is in flight may never end
         self._runner.close()
         self._group.close()
 

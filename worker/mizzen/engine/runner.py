@@ -153,6 +153,7 @@ class CudaRunner:
         return StepTokens(first.step, column(first.tokens), None, side)
 
     def close(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for what is in flight, and let the graphs go: those of ranks hold their collectives."""
         self.stream.synchronize()
         self.pending.clear()
+        self.graphs = self.step.graphs = None

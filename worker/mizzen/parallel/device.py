@@ -19,43 +19,50 @@ log = logging.getLogger(__name__)
 
 KIB = 1 << 10
 ALIGNMENT = 16
-"""Bytes that kernels over peer memory move at once: messages are multiples of it."""
-WAYS = ("auto", "nccl", "one-shot", "two-shot")
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Up to how many bytes each way of all-reduce is taken; NCCL takes what is larger."""
-
-    one_shot: int
-    two_shot: int
-
-
-TABLE = {
-    2: Sizes(one_shot=4096 * KIB, two_shot=0),
-    4: Sizes(one_shot=512 * KIB, two_shot=8192 * KIB),
-    8: Sizes(one_shot=256 * KIB, two_shot=16384 * KIB),
-}
-"""By number of ranks; `benchmarks/allreduce.py` measures them."""
+"""Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
+WAYS = ("auto", "nccl", "one-shot", "two-shot", "fused")
 LARGEST = 16384 * KIB
 """Bytes of the peer buffer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Up to how many bytes each way of all-reduce is taken; NCCL takes what is larger."""
+
+    one_shot: int = 0
+    two_shot: int = 0
+    push: int = 0
+    """Fused with the norm, rows sent to the others."""
+    fused: int = 0
+    """Fused with the norm, rows read by the others."""
+
+
+TABLE = {
+    2: Sizes(one_shot=4096 * KIB, push=256 * KIB, fused=4096 * KIB),
+    4: Sizes(one_shot=512 * KIB, two_shot=8192 * KIB, push=128 * KIB, fused=512 * KIB),
+    8: Sizes(one_shot=256 * KIB, two_shot=16384 * KIB, push=64 * KIB, fused=256 * KIB),
+}
+"""By number of ranks; `benchmarks/allreduce.py` measures them."""
+FORCED = {
+    "nccl": Sizes(),
+    "one-shot": Sizes(one_shot=LARGEST),
+    "two-shot": Sizes(two_shot=LARGEST),
+    "fused": Sizes(one_shot=LARGEST, push=512 * KIB, fused=LARGEST),
+}
+"""By way, where one is chosen by hand: taken wherever it can be."""
+
+
 def sizes_of(way: str, ranks: int) -> Sizes:
-    """Return the sizes for a number of ranks; a way other than auto is taken wherever it can be.
+    """Return the sizes for a number of ranks.
 
     Raises:
         ValueError: there is no such way.
     """
     if way not in WAYS:
         raise ValueError(f"--all-reduce must be one of {', '.join(WAYS)}, not {way!r}")
-    if way == "nccl":
-        return Sizes(0, 0)
-    if way == "one-shot":
-        return Sizes(LARGEST, 0)
-    if way == "two-shot":
-        return Sizes(0, LARGEST)
-    return TABLE.get(ranks, Sizes(one_shot=256 * KIB, two_shot=0))
+    if way != "auto":
+        return FORCED[way]
+    return TABLE.get(ranks, Sizes(one_shot=256 * KIB))
 
 
 class PeerMemory:
@@ -67,11 +74,25 @@ class PeerMemory:
         Raises:
             RuntimeError: the GPUs do not reach each other's memory.
         """
+        self.group = group
+        self.device = device
+        self.name = group.group_name
+        self.buffer, _ = self.region(size)
+
+    def region(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        """Allocate so many bytes of zeros on every rank; return this one's, and the addresses of all.
+
+        All ranks do so together, and not while a graph is captured.
+        """
         import torch.distributed._symmetric_memory as symmetric
 
-        self.name = group.group_name
-        self.buffer = symmetric.empty(size, dtype=torch.uint8, device=device)
-        self.handle = symmetric.rendezvous(self.buffer, group=group)
+        memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        handle = symmetric.rendezvous(memory, group=self.group)
+        if handle is None:
+            raise RuntimeError("peer memory has no rendezvous here")
+        memory.zero_()
+        everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
+        return memory, list(handle.buffer_ptrs)
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Return the part of the buffer that x goes through."""
@@ -88,7 +109,7 @@ class PeerMemory:
         return x.copy_(through)
 
 
-def make_peer_memory(group: dist.ProcessGroup, device: torch.device, way: str) -> PeerMemory | None:
+def make_peer_memory(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | None:
     """Make the peer memory of a group and try it; None, with a warning, where one rank finds it broken.
 
     What is tried is each operation against NCCL, so that wiring that corrupts data is found at start-up.
@@ -128,6 +149,34 @@ def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -
     return True
 
 
+class FusedNorm:
+    """The sum over ranks fused with residual addition and norm, for rows of one length."""
+
+    def __init__(self, memory: PeerMemory, columns: int, sizes: Sizes) -> None:
+        """Allocate what it goes through; all ranks do so together."""
+        from mizzen.kernels.reduce import ReduceNorm, region_bytes
+
+        self.kernels: list[ReduceNorm] = []
+        self.regions: list[torch.Tensor] = []
+        ranks, rank = memory.group.size(), memory.group.rank()
+        for size, push in ((sizes.push, True), (sizes.fused, False)):
+            room = size // (2 * columns)
+            if not room:
+                continue
+            region, addresses = memory.region(region_bytes(columns, ranks, room, push=push))
+            self.regions.append(region)
+            self.kernels.append(ReduceNorm(addresses, columns, rank, room, memory.device, push=push))
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Do it by the first kernel that has room; None where none has."""
+        for kernel in self.kernels:
+            if len(x) <= kernel.room:
+                return kernel(x, residual, weight, epsilon)
+        return None
+
+
 class DeviceCollectives(ProcessGroupCollectives):
     """NCCL, and peer memory where a message is small."""
 
@@ -136,19 +185,78 @@ class DeviceCollectives(ProcessGroupCollectives):
         super().__init__(group)
         self.sizes = sizes_of(way, self.size)
         self.peers: PeerMemory | None = None
-        if self.sizes != Sizes(0, 0):
-            self.peers = make_peer_memory(group, device, way)
+        if self.sizes != Sizes():
+            self.peers = make_peer_memory(group, device)
+        self.norms: dict[int, FusedNorm | None] = {}
+        """By length of a row; None where it is not served here."""
+
+    def serves(self, x: torch.Tensor) -> bool:
+        """Tell whether x goes over peer memory."""
+        size = x.numel() * x.element_size()
+        fits = not size % (ALIGNMENT * self.size) and x.dtype.is_floating_point
+        return self.peers is not None and fits and size <= max(self.sizes.one_shot, self.sizes.two_shot)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks by the way that its size calls for."""
-        size, peers = x.numel() * x.element_size(), self.peers
-        if peers is not None and not size % (ALIGNMENT * self.size) and x.dtype.is_floating_point:
-            if size <= self.sizes.one_shot:
-                return peers.one_shot(x)
-            if size <= self.sizes.two_shot:
-                return peers.two_shot(x)
-        return super().all_reduce(x)
+        if self.peers is None or not self.serves(x):
+            return super().all_reduce(x)
+        small = x.numel() * x.element_size() <= self.sizes.one_shot
+        return self.peers.one_shot(x) if small else self.peers.two_shot(x)
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Sum, add and normalise in one kernel, where one serves these rows."""
+        from mizzen.kernels import reduce
+
+        size = x.numel() * x.element_size()
+        if self.peers is None or size > max(self.sizes.push, self.sizes.fused) or not reduce.serves(x):
+            return None
+        columns = x.shape[1]
+        if columns not in self.norms:
+            if torch.cuda.is_current_stream_capturing():
+                return None  # peer memory cannot be allocated now
+            self.norms[columns] = make_norm(self.peers, columns, self.sizes)
+        norm = self.norms[columns]
+        return None if norm is None else norm(x, residual, weight, epsilon)
 
     def close(self) -> None:
-        """Let the peer buffer go."""
+        """Let the peer buffers go."""
+        self.norms.clear()
         self.peers = None
+
+
+def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
+    """Make the fused kernels for a length of rows and try them; None, with a warning, where they are wrong."""
+    group, device, made, fault = memory.group, memory.device, None, ""
+    try:
+        made = FusedNorm(memory, columns, sizes)
+    except Exception as error:  # of many kinds: compilers and drivers have their own
+        fault = f"{type(error).__name__}: {error}"
+    if not everywhere(made is not None, group, device):
+        log.warning("all-reduce is not fused with norms: %s", fault or "another rank cannot")
+        return None
+    if made is not None and not everywhere(norms_agree(made, memory, columns), group, device):
+        log.warning("all-reduce is not fused with norms: the kernels' sums are wrong here")
+        return None
+    return made
+
+
+def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:
+    """Tell whether the fused kernels give what plain operations give, several times in a row."""
+    device, group = memory.device, memory.group
+    generator = torch.Generator(device).manual_seed(group.rank())
+    weight = torch.linspace(0.5, 1.5, columns, device=device).to(torch.bfloat16)
+    for kernel in made.kernels:
+        for rows in (1, kernel.room, 1, min(3, kernel.room)):
+            x = torch.randint(-8, 8, (rows, columns), device=device, generator=generator).to(torch.bfloat16)
+            total, residual = x.clone(), torch.ones_like(x)
+            dist.all_reduce(total, group=group)
+            stream = total + residual
+            expected = torch.nn.functional.rms_norm(stream, (columns,), weight, 1e-6)
+            normed = kernel(x, residual, weight, 1e-6)
+            if not torch.equal(residual, stream) or not torch.allclose(
+                normed, expected, atol=0.05, rtol=0.05
+            ):
+                return False
+    return True

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from mizzen.parallel.collectives import Collectives, ProcessGroupCollectives
 
@@ -113,15 +114,23 @@ class Group:
         self.exchange(what, "")
 
     def close(self) -> None:
-        """Part from the others."""
+        """Part from the others, who may be gone; no graph that holds a collective may be left."""
         self.collectives.close()
-        if dist.is_initialized():
+        if not dist.is_initialized():
+            return
+        if self.place.device.type == "cuda":
+            # To destroy NCCL's part waits for all ranks, to abort it does not.
+            distributed_c10d._abort_process_group()
+        else:
             dist.destroy_process_group()
 
     def _join(self) -> Collectives:
         place = self.place
         cuda = place.device.type == "cuda"
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # whoever watches the ranks ends them
+        if cuda:
+            torch.cuda.set_device(place.device)
+        for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"):
+            os.environ.setdefault(name, "0")  # whoever watches the ranks ends them
         store = dist.PrefixStore("group", self._store)
         dist.init_process_group(
             "nccl" if cuda else "gloo",

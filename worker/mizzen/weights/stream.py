@@ -81,6 +81,8 @@ class Lane(threading.local):
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
+        if cuda:
+            torch.cuda.set_device(device)  # a thread begins on the first GPU, and would take memory there
         self.buffers = [torch.empty(BLOCK, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS)]
         self.stream = torch.cuda.Stream(device) if cuda else None
         self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS

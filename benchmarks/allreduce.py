@@ -1,0 +1,193 @@
+"""All-reduce over the GPUs of this machine, by size and way, inside CUDA graphs; and fused with what follows.
+
+    python benchmarks/allreduce.py --ranks 2 [--json]
+
+Starts one process a GPU. Each size is reduced many times in one captured graph; the time of one is the graph's
+over their number, the median of rounds, the slowest rank's. The limit is the bytes that a GPU must receive at
+least, (ranks - 1) / ranks of the message twice, at the given bandwidth of its links in one direction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from mizzen.parallel.device import KIB, WAYS, DeviceCollectives
+from mizzen.parallel.group import Group, Place
+
+SIZES = [KIB << power for power in range(3, 17)]
+REPEATS = 40
+COLUMNS = (1024, 4096, 5120)
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
+
+
+def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
+    """Capture an operation many times."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(repeats):
+                work()
+    torch.cuda.synchronize()
+    return graph
+
+
+def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float:
+    """Time an operation; return the slowest rank's median."""
+    graph = graph_of(work, REPEATS)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(rounds + 2):
+        group.collectives.all_reduce(torch.zeros(8, device="cuda"))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / REPEATS)
+    mine = statistics.median(times[2:])
+    return max(float(word) for word in group.exchange("time", str(mine)))
+
+
+def sweep(group: Group, rounds: int) -> dict[str, dict[str, float]]:
+    """Time every way at every size."""
+    results: dict[str, dict[str, float]] = {}
+    device = group.place.device
+    for way in WAYS:
+        if way in ("auto", "fused"):
+            continue
+        collectives = DeviceCollectives(group.collectives.group, device, way)  # type: ignore[attr-defined]
+        for size in SIZES:
+            x = torch.ones(size // 2, dtype=torch.bfloat16, device=device).view(-1, 512)
+            if way != "nccl" and not collectives.serves(x):
+                continue
+            took = microseconds(group, lambda c=collectives, x=x: c.all_reduce(x), rounds)
+            results.setdefault(str(size), {})[way] = took
+    return results
+
+
+def fused(group: Group, rounds: int) -> dict[str, dict[str, float]]:
+    """Time the sum over ranks, the residual's addition and the norm: in one kernel, and in two."""
+    from mizzen.kernels.norm import add_rms_norm
+
+    results: dict[str, dict[str, float]] = {}
+    device = group.place.device
+    one = DeviceCollectives(group.collectives.group, device, "fused")  # type: ignore[attr-defined]
+    two = DeviceCollectives(group.collectives.group, device, "one-shot")  # type: ignore[attr-defined]
+    for columns in COLUMNS:
+        weight = torch.ones(columns, dtype=torch.bfloat16, device=device)
+        for rows in ROWS:
+            x = torch.randn(rows, columns, dtype=torch.bfloat16, device=device)
+            residual = torch.randn_like(x)
+            mine: dict[str, float] = {}
+            if one.add_norm(x, residual, weight, 1e-6) is not None:
+                mine["fused"] = microseconds(
+                    group, lambda r=residual, x=x, w=weight: one.add_norm(x, r, w, 1e-6), rounds
+                )
+            if two.serves(x):
+                mine["one-shot, then norm"] = microseconds(
+                    group,
+                    lambda r=residual, x=x, w=weight: add_rms_norm(two.all_reduce(x), r, w, 1e-6),
+                    rounds,
+                )
+            results[f"{rows} x {columns}"] = mine
+    return results
+
+
+def check(group: Group) -> None:
+    """Compare the fused kernel with plain operations, so that no wrong kernel is timed."""
+    device = group.place.device
+    made = DeviceCollectives(group.collectives.group, device, "fused")  # type: ignore[attr-defined]
+    for columns in COLUMNS:
+        for rows in ROWS:
+            generator = torch.Generator(device).manual_seed(group.rank * 1000 + rows)
+            x = torch.randn(rows, columns, device=device, generator=generator).to(torch.bfloat16)
+            residual = torch.ones(rows, columns, dtype=torch.bfloat16, device=device)
+            weight = torch.full((columns,), 0.5, dtype=torch.bfloat16, device=device)
+            total = x.float()
+            torch.distributed.all_reduce(total)
+            stream = (total + residual.float()).to(torch.bfloat16)
+            expected = F.rms_norm(stream.float(), (columns,), weight.float(), 1e-6)
+            normed = made.add_norm(x, residual, weight, 1e-6)
+            if normed is None:
+                continue
+            torch.testing.assert_close(residual, stream, atol=0.02, rtol=0.02)
+            torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
+
+
+def work(args: argparse.Namespace) -> None:
+    place = Place(
+        rank=args.rank,
+        size=args.ranks,
+        rendezvous=args.rendezvous,
+        device=torch.device("cuda", args.rank),
+        all_reduce="nccl",
+    )
+    group = Group(place)
+    with torch.inference_mode():
+        check(group)
+        ways, kernels = sweep(group, args.rounds), fused(group, args.rounds)
+    if args.rank == 0:
+        tell(args, ways, kernels)
+    group.barrier("end")
+    sys.stdout.flush()
+    os._exit(0)  # graphs hold collectives: nothing is taken apart in order
+
+
+def tell(
+    args: argparse.Namespace, ways: dict[str, dict[str, float]], kernels: dict[str, dict[str, float]]
+) -> None:
+    for size, row in ways.items():
+        least = 2 * (args.ranks - 1) / args.ranks * int(size) / (args.bandwidth * 1e3)
+        best = min(row, key=lambda way: row[way])
+        told = ", ".join(f"{way} {took:.1f}" for way, took in row.items())
+        print(f"{int(size) // KIB:>6} KiB: {told} us; {best}, limit {least:.1f}: {least / row[best]:.0%}")
+    for shape, row in kernels.items():
+        print(
+            f"{shape:>12} with norm: " + ", ".join(f"{way} {took:.1f}" for way, took in row.items()) + " us"
+        )
+    if args.json:
+        print(json.dumps({"ranks": args.ranks, "all_reduce": ways, "with_norm": kernels}))
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--ranks", type=int, default=2)
+    made.add_argument("--rounds", type=int, default=9)
+    made.add_argument("--bandwidth", type=float, default=450.0, help="GB/s of a GPU's links in one direction")
+    made.add_argument("--json", action="store_true", help="end with one JSON object")
+    made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    made.add_argument("--rendezvous", help=argparse.SUPPRESS)
+    args = made.parse_args()
+    if args.rank is not None:
+        work(args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *sys.argv, "--rendezvous", f"file://{Path(folder)}/meet"]
+        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(args.ranks)]
+        try:
+            while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+                time.sleep(0.1)
+            codes = [rank.poll() or 0 for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    sys.exit(max(abs(code) for code in codes))
+
+
+if __name__ == "__main__":
+    main()
