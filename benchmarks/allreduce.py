@@ -2,9 +2,10 @@
 
     python benchmarks/allreduce.py --ranks 2 [--json]
 
-Starts one process a GPU. Each size is reduced many times in one captured graph; the time of one is the graph's
-over their number, the median of rounds, the slowest rank's. The limit is the bytes that a GPU must receive at
-least, (ranks - 1) / ranks of the message twice, at the given bandwidth of its links in one direction.
+Starts one process a GPU. Each size is reduced many times in one captured graph; the time of one is the
+graph's over their number, the median of rounds, the slowest rank's. The limit is the bytes that a GPU must
+receive at least, (ranks - 1) / ranks of the message twice, at the given bandwidth of its links in one
+direction.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ SIZES = [KIB << power for power in range(3, 17)]
 REPEATS = 40
 COLUMNS = (1024, 4096, 5120)
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
+Times = dict[str, dict[str, float]]
+"""Microseconds, by size and by way."""
 
 
 def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
@@ -63,9 +66,9 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
-def sweep(group: Group, rounds: int) -> dict[str, dict[str, float]]:
+def sweep(group: Group, rounds: int) -> Times:
     """Time every way at every size."""
-    results: dict[str, dict[str, float]] = {}
+    results: Times = {}
     device = group.place.device
     for way in WAYS:
         if way in ("auto", "fused"):
@@ -80,11 +83,11 @@ def sweep(group: Group, rounds: int) -> dict[str, dict[str, float]]:
     return results
 
 
-def fused(group: Group, rounds: int) -> dict[str, dict[str, float]]:
+def fused(group: Group, rounds: int) -> Times:
     """Time the sum over ranks, the residual's addition and the norm: in one kernel, and in two."""
     from mizzen.kernels.norm import add_rms_norm
 
-    results: dict[str, dict[str, float]] = {}
+    results: Times = {}
     device = group.place.device
     one = DeviceCollectives(group.collectives.group, device, "fused")  # type: ignore[attr-defined]
     two = DeviceCollectives(group.collectives.group, device, "one-shot")  # type: ignore[attr-defined]
@@ -148,9 +151,7 @@ def work(args: argparse.Namespace) -> None:
     os._exit(0)  # graphs hold collectives: nothing is taken apart in order
 
 
-def tell(
-    args: argparse.Namespace, ways: dict[str, dict[str, float]], kernels: dict[str, dict[str, float]]
-) -> None:
+def tell(args: argparse.Namespace, ways: Times, kernels: Times) -> None:
     for size, row in ways.items():
         least = 2 * (args.ranks - 1) / args.ranks * int(size) / (args.bandwidth * 1e3)
         best = min(row, key=lambda way: row[way])

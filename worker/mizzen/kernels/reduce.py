@@ -1,8 +1,8 @@
 """All-reduce over peer memory, fused with the residual addition and the norm that follow it.
 
-One block a row sends the row, adds up what the ranks sent, adds the residual stream, and normalises: what takes
-an all-reduce and another kernel otherwise, with two barriers between the GPUs in the former. See reduce.cu for
-how ranks reach one another. NVRTC compiles the kernel for each length of a row.
+One block a row sends the row, adds up what the ranks sent, adds the residual stream, and normalises: what
+takes an all-reduce and another kernel otherwise, with two barriers between the GPUs in the former. See
+reduce.cu for how ranks reach one another. NVRTC compiles the kernel for each length of a row.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ReduceNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """Add the sum over ranks of x to `residual` in place; return that normalised: [rows, columns] each."""
+        """Add the sum over ranks of x to `residual` in place; return that normalised, [rows, columns]."""
         out = torch.empty_like(x)
         launch(
             self.function,

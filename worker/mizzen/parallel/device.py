@@ -227,7 +227,7 @@ class DeviceCollectives(ProcessGroupCollectives):
 
 
 def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
-    """Make the fused kernels for a length of rows and try them; None, with a warning, where they are wrong."""
+    """Make the fused kernels for a length of rows and try them; None, with a warning, where they fail."""
     group, device, made, fault = memory.group, memory.device, None, ""
     try:
         made = FusedNorm(memory, columns, sizes)
