@@ -69,6 +69,14 @@ _FIELDS = {
     "cors_origins": "cors",
     "admission": "admission",
     "keys_from_label": "apiKeys",
+    "processes": "processes",
+    "resources": "resources",
+    "load_factor_percent": "routing",
+    "retries": "retries",
+    "tool_parser": "toolParser",
+    "reasoning_parser": "reasoningParser",
+    "access_log": "accessLog",
+    "extra_args": "extraArgs",
 }
 
 

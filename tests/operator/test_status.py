@@ -15,7 +15,7 @@ from mizzen_operator.status import Facts, Failure
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SPEC: dict[str, Any] = {
-    "model": {"source": "file:///m", "aliases": [], "dtype": "Auto"},
+    "model": {"source": "file:///m", "aliases": [], "dtype": "Auto", "cache": {"mode": "None"}},
     "replicas": 1,
     "parallelism": {"tensor": 1},
     "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}},
@@ -28,6 +28,9 @@ SPEC: dict[str, Any] = {
         "pageSize": 1,
         "prefixCache": "Radix",
         "attention": {"prefill": "Auto", "decode": "Auto"},
+        "kvCacheDtype": "Auto",
+        "overlapScheduling": "Enabled",
+        "cudaGraph": {"mode": "Auto", "maxBatchSize": 512},
         "extraArgs": [],
         "env": [],
     },
@@ -44,8 +47,33 @@ SPEC: dict[str, Any] = {
             "queueSize": 1,
             "queueTimeoutSeconds": 1,
         },
+        "processes": 1,
+        "resources": {},
+        "routing": {"loadFactorPercent": 150},
+        "retries": {
+            "maxAttempts": 3,
+            "streamResume": "Enabled",
+            "maxResumes": 3,
+            "resumeTimeoutSeconds": 60,
+            "resumeWaitSeconds": 1,
+        },
+        "toolParser": "Auto",
+        "reasoningParser": "Auto",
+        "accessLog": "Enabled",
+        "extraArgs": [],
     },
-    "lifecycle": {"startupTimeoutSeconds": 10, "drainTimeoutSeconds": 10},
+    "lifecycle": {"startupTimeoutSeconds": 10, "drainTimeoutSeconds": 10, "maxGroupRestarts": 10},
+    "rollout": {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+        "partition": 0,
+        "paused": False,
+        "progressDeadlineSeconds": 600,
+    },
+    "availability": {"podDisruptionBudget": "Auto", "spreadTopologyKey": ""},
+    "observability": {"tracing": {"otlpEndpoint": "", "samplingPercent": 5}},
+    "revisionHistoryLimit": 5,
+    "networkPolicy": "Disabled",
     "suspend": False,
 }
 META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 3}

@@ -63,6 +63,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "aliases": ["a", "b"],
             "dtype": "BFloat16",
             "contextLength": 1000,
+            "cache": {"mode": "None"},
         },
         "replicas": 2,
         "parallelism": {"tensor": 2},
@@ -75,7 +76,10 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "maxStepMilliseconds": 9,
             "pageSize": 32,
             "prefixCache": "None",
-            "attention": {"prefill": "Reference", "decode": "Reference"},
+            "attention": {"prefill": "Reference", "decode": "Split"},
+            "kvCacheDtype": "FP8",
+            "overlapScheduling": "Disabled",
+            "cudaGraph": {"mode": "Disabled", "maxBatchSize": 99},
             "extraArgs": ["--kv-cache-tokens=4096", "--check-integrity"],
             "env": [],
             **engine,
@@ -94,8 +98,33 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
                 "queueSize": 13,
                 "queueTimeoutSeconds": 14,
             },
+            "processes": 3,
+            "resources": {},
+            "routing": {"loadFactorPercent": 175},
+            "retries": {
+                "maxAttempts": 4,
+                "streamResume": "Enabled",
+                "maxResumes": 5,
+                "resumeTimeoutSeconds": 6,
+                "resumeWaitSeconds": 7,
+            },
+            "toolParser": "Qwen3Coder",
+            "reasoningParser": "DeepSeekR1",
+            "accessLog": "Prompts",
+            "extraArgs": ["--max-body-bytes=4096"],
         },
-        "lifecycle": {"startupTimeoutSeconds": 61, "drainTimeoutSeconds": 62},
+        "lifecycle": {"startupTimeoutSeconds": 61, "drainTimeoutSeconds": 62, "maxGroupRestarts": 10},
+        "rollout": {
+            "maxSurge": 1,
+            "maxUnavailable": 0,
+            "partition": 0,
+            "paused": False,
+            "progressDeadlineSeconds": 600,
+        },
+        "availability": {"podDisruptionBudget": "Auto", "spreadTopologyKey": ""},
+        "observability": {"tracing": {"otlpEndpoint": "http://collector:4318", "samplingPercent": 5}},
+        "revisionHistoryLimit": 5,
+        "networkPolicy": "Disabled",
         "suspend": True,
     }
     meta = {"name": "s", "namespace": "n", "uid": "u", "generation": 1}
@@ -118,7 +147,11 @@ def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
         page_size=32,
         prefix_cache="none",
         attention_prefill="reference",
-        attention_decode="reference",
+        attention_decode="split",
+        kv_cache_dtype="fp8",
+        steps_in_flight=1,
+        cuda_graph="off",
+        cuda_graph_max_batch=99,
         kv_cache_tokens=4096,
         check_integrity=True,
         revision="r1",
@@ -149,6 +182,17 @@ COMMON: dict[str, Any] = {
     "queue_size": 13,
     "queue_timeout_seconds": 14.0,
     "drain_timeout_seconds": 62,
+    "processes": 3,
+    "load_factor_percent": 175,
+    "max_attempts": 4,
+    "max_resumes": 5,
+    "resume_timeout_seconds": 6.0,
+    "resume_wait_seconds": 7.0,
+    "tool_parser": "qwen3-coder",
+    "reasoning_parser": "deepseek-r1",
+    "access_log": "prompts",
+    "otlp_endpoint": "http://collector:4318",
+    "max_body_bytes": 4096,
 }
 
 
@@ -185,6 +229,14 @@ def crd_fields() -> dict[str, dict[str, Any]]:
         ("spec.engine.prefillChunkTokens", "prefill_chunk_tokens"),
         ("spec.engine.maxStepMilliseconds", "max_step_milliseconds"),
         ("spec.engine.pageSize", "page_size"),
+        ("spec.engine.kvCacheDtype", "kv_cache_dtype"),
+        ("spec.engine.cudaGraph.maxBatchSize", "cuda_graph_max_batch"),
+        ("spec.gateway.processes", "processes"),
+        ("spec.gateway.routing.loadFactorPercent", "load_factor_percent"),
+        ("spec.gateway.retries.maxAttempts", "max_attempts"),
+        ("spec.gateway.retries.maxResumes", "max_resumes"),
+        ("spec.gateway.retries.resumeTimeoutSeconds", "resume_timeout_seconds"),
+        ("spec.gateway.retries.resumeWaitSeconds", "resume_wait_seconds"),
         ("spec.lifecycle.startupTimeoutSeconds", "startup_timeout_seconds"),
         ("spec.lifecycle.drainTimeoutSeconds", "drain_timeout_seconds"),
         ("spec.gateway.admission.maxInFlight", "max_in_flight"),
@@ -203,6 +255,28 @@ def test_the_api_allows_only_what_the_processes_take(field: str, option: str) ->
         assert setting.low is None or schema["minimum"] >= setting.low
         assert setting.high is None or schema["maximum"] <= setting.high
     assert type(setting.default)(str(schema["default"]).lower()) == setting.default
+
+
+def test_every_parser_of_the_api_is_one_of_the_gateways() -> None:
+    choices = {setting.name: set(setting.choices) for setting in settings(GatewayConfig)}
+    for field, option, table in (
+        ("toolParser", "tool_parser", gateway_render.TOOL_PARSERS),
+        ("reasoningParser", "reasoning_parser", gateway_render.REASONING_PARSERS),
+        ("accessLog", "access_log", gateway_render.ACCESS_LOG),
+    ):
+        assert set(crd_fields()[f"spec.gateway.{field}"]["enum"]) == set(table)
+        assert set(table.values()) == choices[option]
+
+
+def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() -> None:
+    rule = crd_fields()["spec.gateway.extraArgs"]["x-kubernetes-validations"][0]["rule"]
+    reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
+    sharing = share([service(shared=True)])
+    assert sharing is not None
+    fronts = gateway_render.dedicated(service()), shared_render.shared(sharing)
+    rendered = {a[2:] for front in fronts for a in gateway_render.arguments(front) if a.startswith("--")}
+    never = {"engine", "services-file", "wake-timeout-seconds"}
+    assert reserved == (rendered - {"max-body-bytes=4096"}) | never
 
 
 def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api import Availability, InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.meta import (
     CONTAINER_SECURITY,
@@ -20,6 +20,7 @@ from mizzen_operator.render.meta import (
 )
 
 MODEL_MOUNT = "/mnt/mizzen/model"
+CLAIM = "accelerator"
 STARTUP_MARGIN_SECONDS = 30
 """The engine ends itself, with a reason, before the probe would end it without one."""
 GRACE_MARGIN_SECONDS = 30
@@ -42,6 +43,7 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
         "image": engine_image(service, config),
         "tensor": service.tensor,
         "podTemplate": service.pod_template,
+        "spread": service.availability.spread_key,
         **{
             name: asdict(part)
             for name, part in (
@@ -52,7 +54,25 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
             )
         },
     }
+    del fields["lifecycle"]["max_group_restarts"]
+    for part, defaults in _LATER_FIELDS.items():
+        for name, default in defaults.items():
+            if fields[part][name] == default:
+                del fields[part][name]
+    if fields["spread"] == Availability().spread_key:
+        del fields["spread"]
     return digest(_pruned(fields))[:8]
+
+
+_LATER_FIELDS: dict[str, dict[str, Any]] = {
+    "engine": {
+        "kv_cache_dtype": "Auto",
+        "overlap_scheduling": "Enabled",
+        "cuda_graph": "Auto",
+        "cuda_graph_max_batch": 512,
+    },
+}
+"""Fields that came after the first release, with their defaults: they must not replace groups by coming."""
 
 
 def _pruned(value: Any) -> Any:
@@ -90,6 +110,10 @@ def arguments(service: InferenceService, name: str) -> list[str]:
         "prefix-cache": engine.prefix_cache.lower(),
         "attention-prefill": engine.attention_prefill.lower(),
         "attention-decode": engine.attention_decode.lower(),
+        "kv-cache-dtype": engine.kv_cache_dtype.lower(),
+        "steps-in-flight": 2 if engine.overlap_scheduling == "Enabled" else 1,
+        "cuda-graph": "auto" if engine.cuda_graph == "Auto" else "off",
+        "cuda-graph-max-batch": engine.cuda_graph_max_batch,
         "revision": name,
         "engine-id": "$(POD_NAME)",
         "wire-bind": f"tcp://$(POD_IP):{labels.WIRE_PORT}",
@@ -131,16 +155,14 @@ def engine_pod(
 def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
     overlay = service.pod_template
     plain = {field: overlay[field] for field in _PLAIN_FIELDS if overlay.get(field)}
-    lists = {
-        field: list(overlay[field])
-        for field in ("tolerations", "topologySpreadConstraints", "imagePullSecrets")
-        if overlay[field]
-    }
+    lists = {field: list(overlay[field]) for field in ("tolerations", "imagePullSecrets") if overlay[field]}
     selector = dict(service.accelerator.node_selector)
     return {
         **plain,
         **lists,
         **({"nodeSelector": selector} if selector else {}),
+        **_spread(service),
+        **_claims(service),
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
         "automountServiceAccountToken": False,
@@ -150,6 +172,28 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) 
         "containers": [_container(service, config, revision)],
         "volumes": _volumes(service),
     }
+
+
+def _spread(service: InferenceService) -> dict[str, Any]:
+    """The user's constraints, else groups apart from one another where that is possible."""
+    constraints = list(service.pod_template["topologySpreadConstraints"])
+    if not constraints and service.availability.spread_key:
+        selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
+        constraint = {
+            "maxSkew": 1,
+            "topologyKey": service.availability.spread_key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+        constraints.append(constraint)
+    return {"topologySpreadConstraints": constraints} if constraints else {}
+
+
+def _claims(service: InferenceService) -> dict[str, Any]:
+    template = service.accelerator.claim_template
+    if not template:
+        return {}
+    return {"resourceClaims": [{"name": CLAIM, "resourceClaimTemplateName": template}]}
 
 
 def _container(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
@@ -193,8 +237,12 @@ def _names(service: InferenceService, variable: str) -> bool:
 
 def _resources(service: InferenceService) -> dict[str, Any]:
     given = service.pod_template["resources"]
-    resources = {kind: dict(given[kind]) for kind in ("requests", "limits") if given.get(kind)}
-    if service.accelerator.per_pod:
+    resources: dict[str, Any] = {
+        kind: dict(given[kind]) for kind in ("requests", "limits") if given.get(kind)
+    }
+    if service.accelerator.claim_template:
+        resources["claims"] = [{"name": CLAIM}]
+    elif service.accelerator.per_pod:
         number = str(service.accelerator.per_pod)
         resources.setdefault("limits", {})[service.accelerator.resource_name] = number
         resources.setdefault("requests", {})[service.accelerator.resource_name] = number

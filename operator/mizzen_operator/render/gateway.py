@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import Gateway, InferenceService
+from mizzen_operator.api import Gateway, InferenceService, Tracing
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.meta import (
     CONTAINER_SECURITY,
@@ -51,6 +51,8 @@ class Front:
     gateway: Gateway
     drain_timeout: int
     image_pull_secrets: tuple[Mapping[str, Any], ...]
+    tracing: Tracing = Tracing()
+    disruption_budgets: bool = True
     flags: tuple[str, ...] = ()
     labelled: tuple[str, ...] = ()
 
@@ -91,6 +93,8 @@ def dedicated(service: InferenceService) -> Front:
         gateway=service.gateway,
         drain_timeout=service.lifecycle.drain_timeout,
         image_pull_secrets=tuple(service.pod_template["imagePullSecrets"]),
+        tracing=service.tracing,
+        disruption_budgets=service.availability.disruption_budgets,
         flags=("--suspended",) if service.suspend else (),
     )
 
@@ -115,9 +119,37 @@ def arguments(front: Front) -> list[str]:
         ("--max-tokens-in-flight", str(gateway.admission.max_tokens_in_flight)),
         ("--queue-size", str(gateway.admission.queue_size)),
         ("--queue-timeout-seconds", str(gateway.admission.queue_timeout)),
+        ("--max-attempts", str(gateway.retries.max_attempts)),
+        ("--max-resumes", str(gateway.retries.max_resumes)),
+        ("--resume-timeout-seconds", str(gateway.retries.resume_timeout)),
+        ("--resume-wait-seconds", str(gateway.retries.resume_wait)),
+        ("--load-factor-percent", str(gateway.load_factor_percent)),
+        ("--tool-parser", TOOL_PARSERS[gateway.tool_parser]),
+        ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
+        ("--access-log", ACCESS_LOG[gateway.access_log]),
+        ("--processes", str(gateway.processes)),
+        *([("--otlp-endpoint", front.tracing.endpoint)] if front.tracing.endpoint else []),
         ("--drain-timeout-seconds", str(front.drain_timeout)),
     ]
-    return ["gateway", *(item for option in options for item in option), *front.flags]
+    return ["gateway", *(item for option in options for item in option), *front.flags, *gateway.extra_args]
+
+
+TOOL_PARSERS = {
+    "Auto": "auto",
+    "None": "none",
+    "Hermes": "hermes",
+    "Qwen3Coder": "qwen3-coder",
+    "Llama3": "llama3",
+    "Mistral": "mistral",
+}
+REASONING_PARSERS = {
+    "Auto": "auto",
+    "None": "none",
+    "Qwen3": "qwen3",
+    "DeepSeekR1": "deepseek-r1",
+    "Magistral": "magistral",
+}
+ACCESS_LOG = {"Enabled": "on", "Disabled": "off", "Prompts": "prompts"}
 
 
 def _no_keys(gateway: Gateway) -> list[tuple[str, str]]:
@@ -223,6 +255,16 @@ def _users_volumes(front: Front) -> list[tuple[dict[str, Any], str]]:
     return found
 
 
+def _sampling(tracing: Tracing) -> list[dict[str, Any]]:
+    """OpenTelemetry's own variables: the share of traces that begin here, and no other's decision undone."""
+    if not tracing.endpoint:
+        return []
+    return [
+        {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
+        {"name": "OTEL_TRACES_SAMPLER_ARG", "value": f"{tracing.sampling_percent / 100:g}"},
+    ]
+
+
 def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
     return {
         "name": "gateway",
@@ -234,6 +276,7 @@ def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             {"name": "HOME", "value": "/tmp"},
+            *_sampling(front.tracing),
         ],
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
@@ -244,7 +287,7 @@ def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
         "livenessProbe": probe("/healthz", "admin", 10, 3),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "resources": {kind: dict(given) for kind, given in front.gateway.resources.items() if given},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},

@@ -39,6 +39,8 @@ def shared(sharing: Sharing) -> Front:
         gateway=sharing.first.gateway,
         drain_timeout=sharing.drain_timeout,
         image_pull_secrets=tuple(pulls.values()),
+        tracing=sharing.first.tracing,
+        disruption_budgets=sharing.first.availability.disruption_budgets,
     )
 
 
