@@ -80,6 +80,7 @@ def start_control_plane(
     *,
     controllers: Sequence[str] = CONTROLLERS,
     scheduler: bool = True,
+    apiserver_options: Sequence[str] = (),
     timeout: float = 60.0,
     report: Callable[[str], None] = lambda line: None,
 ) -> ControlPlane:
@@ -89,6 +90,7 @@ def start_control_plane(
         folder: an existing folder, without a running control plane.
         controllers: controllers of kube-controller-manager; without any, it is not started.
         scheduler: whether to start kube-scheduler.
+        apiserver_options: more options of kube-apiserver.
         timeout: seconds until the start counts as failed.
         report: gets a line of progress at a time.
 
@@ -100,6 +102,7 @@ def start_control_plane(
     addresses, mark = claim()
     try:
         start = _Start(folder.resolve(), programs, addresses, time.monotonic() + timeout)
+        start.apiserver_options = tuple(apiserver_options)
         try:
             return start.run(controllers, scheduler, mark.fileno())
         except BaseException:
@@ -117,6 +120,7 @@ class _Start:
         self.programs = programs
         self.addresses = addresses
         self.deadline = deadline
+        self.apiserver_options: tuple[str, ...] = ()
         self.registry = Registry(folder / "processes.json")
         host = addresses.host
         self.client_port = free_port(host)
@@ -219,6 +223,7 @@ class _Start:
                 f"--service-account-signing-key-file={tokens.key}",
                 f"--service-account-key-file={tokens.certificate}",
                 f"--service-cluster-ip-range={self.addresses.services}",
+                *self.apiserver_options,
             ],
         )
 

@@ -60,10 +60,9 @@ class Applier:
             name, applied = (kind, meta["name"]), meta["annotations"][labels.APPLIED]
             if kind not in seen and digests.get(name) == applied:
                 continue
-            if kind in seen:
-                live = seen[kind]
-            else:
-                live = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]))
+            live = seen.get(kind)
+            if live is None:
+                live = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]), live=True)
             live = await self._one(manifest, live, require)
             digests[name] = applied
             if kind == "Deployment":

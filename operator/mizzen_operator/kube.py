@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,6 +17,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import incluster_config
 
 from mizzen_operator import labels
+from mizzen_operator.cache import Cache, Name
 from mizzen_operator.config import VERSION
 from mizzen_operator.metrics import Metrics
 
@@ -36,6 +37,8 @@ _PATHS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Deployment": ("/apis/apps/v1", "deployments"),
+    "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
@@ -116,7 +119,22 @@ class TokenBucket:
 class Kube:
     """One client for all reconciles."""
 
-    def __init__(self, configuration: Configuration, metrics: Metrics, bucket: TokenBucket | None = None):
+    def __init__(
+        self,
+        configuration: Configuration,
+        metrics: Metrics,
+        bucket: TokenBucket | None = None,
+        caches: Callable[[str], Cache | None] = lambda kind: None,
+    ) -> None:
+        """Talk to an API server.
+
+        Args:
+            configuration: how to reach it.
+            metrics: count the requests.
+            bucket: limits them.
+            caches: gives the cache of a kind whose objects are read there instead; writes go through it.
+        """
+        self._caches = caches
         self._use(configuration)
         self._retired: list[ApiClient] = []
         self._logged_in = time.monotonic()
@@ -143,8 +161,14 @@ class Kube:
         for client in (self._client, *self._retired):
             await client.close()
 
-    async def get(self, ref: Ref) -> dict[str, Any] | None:
-        """Read an object; None when there is none."""
+    async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
+        """Read an object; None when there is none.
+
+        A cache holds only what is labelled as ours: whether a name is free, a `live` read tells.
+        """
+        cache = self._caches(ref.kind)
+        if cache is not None and not (ref.subresource or live):
+            return cache.get(Name(ref.namespace, ref.name))
         try:
             return await self._request("GET", ref)
         except KubeError as error:
@@ -154,6 +178,9 @@ class Kube:
 
     async def list(self, ref: Ref, selector: str = "") -> list[dict[str, Any]]:
         """Read all objects of a kind, of a namespace when `ref` names one, that match a label selector."""
+        cache = self._caches(ref.kind)
+        if cache is not None:
+            return cache.list(ref.namespace, selector)
         return await self._list(ref, {"labelSelector": selector}, JSON)
 
     async def list_metadata(
@@ -184,9 +211,10 @@ class Kube:
     async def create(self, manifest: Mapping[str, Any]) -> bool:
         """Create an object; False when one of its name is there already."""
         meta = manifest["metadata"]
+        name = Name(meta["namespace"], meta["name"])
         ref = Ref(manifest["kind"], meta["namespace"])
         try:
-            await self._request("POST", ref, {"fieldManager": labels.FIELD_MANAGER}, manifest)
+            await self._write("POST", ref, name, {"fieldManager": labels.FIELD_MANAGER}, manifest, tell=True)
         except KubeError as error:
             if error.reason == "AlreadyExists":
                 return False
@@ -205,22 +233,53 @@ class Kube:
         meta = manifest["metadata"]
         ref = Ref(manifest["kind"], meta["namespace"], meta["name"], subresource)
         query = {"fieldManager": labels.FIELD_MANAGER, "force": "true"}
-        return await self._request("PATCH", ref, query, manifest, APPLY)
+        return await self._write("PATCH", ref, Name(ref.namespace, ref.name), query, manifest, APPLY)
 
     async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = MERGE) -> None:
         """Patch an object or its subresource."""
-        await self._request("PATCH", ref, {"fieldManager": labels.FIELD_MANAGER}, patch, content_type)
+        query = {"fieldManager": labels.FIELD_MANAGER}
+        await self._write("PATCH", ref, Name(ref.namespace, ref.name), query, patch, content_type)
 
     async def delete(self, ref: Ref, uid: str) -> bool:
         """Delete the very object of this uid; False when it is gone or another has its name."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        name, cache = Name(ref.namespace, ref.name), self._caches(ref.kind)
         try:
-            await self._request("DELETE", ref, body=body)
+            left = await self._write("DELETE", ref, name, body=body, tell=True)
         except KubeError as error:
+            if error.code == 404 and cache is not None:
+                cache.end(name, uid)
             if error.code in (404, 409):
                 return False
             raise
+        if cache is not None and left.get("kind") != ref.kind:
+            cache.end(name, uid)  # it took no grace
         return True
+
+    async def _write(
+        self,
+        verb: str,
+        ref: Ref,
+        name: Name,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+        *,
+        tell: bool = False,
+    ) -> dict[str, Any]:
+        """Change an object, and hold the answer where it is cached: the next read is as new as the write."""
+        cache = self._caches(ref.kind)
+        if cache is None:
+            return await self._request(verb, ref, query, body, content_type)
+        version: int | None = None
+        cache.begin_write(name)
+        try:
+            answer = await self._request(verb, ref, query, body, content_type)
+            if answer.get("kind") == ref.kind:
+                version = cache.put_answer(answer)
+        finally:
+            cache.end_write(name, version, tell=tell)
+        return answer
 
     async def _request(
         self,
@@ -240,7 +299,7 @@ class Kube:
         if code == 401 and (self._client is not client or await self._log_in_again()):
             code, data = await self._send(verb, path, ref.kind, body, headers)
         if code >= 400:
-            raise _error(code, data, f"{verb} {ref.path()}")
+            raise error_of(code, data, f"{verb} {ref.path()}")
         return json.loads(data)
 
     async def _send(
@@ -263,7 +322,8 @@ class Kube:
         return code, data
 
 
-def _error(code: int, data: bytes, what: str) -> KubeError:
+def error_of(code: int, data: bytes, what: str) -> KubeError:
+    """The error of an answer with its code and body; `what` was asked."""
     try:
         status = json.loads(data)
         return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{what}: {code}")

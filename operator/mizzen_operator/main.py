@@ -10,11 +10,14 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+import aiohttp
+
 from mizzen_operator import check, health
 from mizzen_operator.config import OperatorConfig, parse_config
-from mizzen_operator.gateways import GatewayClient
-from mizzen_operator.kube import Kube, TokenBucket, load_configuration
+from mizzen_operator.follow import Caches, brief
+from mizzen_operator.kube import Kube, KubeError, TokenBucket, load_configuration
 from mizzen_operator.lead import Elector, LeadershipLost
+from mizzen_operator.listen import GatewayListener
 from mizzen_operator.loop import Loop
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.reconcile import Reconciler
@@ -23,6 +26,7 @@ from mizzen_operator.watches import Watches
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
+CATCH_UP_AGAIN_SECONDS = 0.5
 
 
 def main() -> None:
@@ -36,7 +40,7 @@ def main() -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for chatty in ("kopf", "aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
+    for chatty in ("aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
     sys.exit(asyncio.run(run(config)))
 
@@ -49,22 +53,29 @@ async def run(config: OperatorConfig) -> int:
         OSError: the health port cannot be bound.
     """
     metrics = Metrics()
-    replica = _Replica(config, metrics)
-    replica.catch_signals()
+    watches = Watches(metrics)
     configuration = await load_configuration()
     elector_kube = Kube(configuration, metrics)
+    listener = GatewayListener(metrics)
+    # What changes is told to the loop, which is made of all the rest.
+    caches = Caches(config.namespace, watches, lambda *change: loop.changed(*change))
     bucket = TokenBucket(config.requests_per_second, config.request_burst)
-    kube = Kube(configuration, metrics, bucket)
-    gateways = GatewayClient(metrics)
+    kube = Kube(configuration, metrics, bucket, caches.get)
+    loop = Loop(kube, Reconciler(kube, listener, config, metrics), config, metrics)
+    listener.on_change = loop.enqueue
+    replica = _Replica(metrics, watches, caches, loop)
+    replica.catch_signals()
     server = await health.serve(
         config.health_host, config.health_port, metrics, alive=replica.wrong, ready=lambda: ""
     )
     try:
-        reconciler = Reconciler(kube, gateways, config, metrics)
-        return await replica.lead(Elector(elector_kube, config), kube, reconciler)
+        watches.begin()
+        caches.start()
+        return await replica.lead(Elector(elector_kube, config))
     finally:
+        await caches.close()
         await server.cleanup()
-        await gateways.close()
+        await listener.close()
         await kube.close()
         await elector_kube.close()
 
@@ -72,12 +83,12 @@ async def run(config: OperatorConfig) -> int:
 class _Replica:
     """The life of one replica: wait, lead, stop."""
 
-    def __init__(self, config: OperatorConfig, metrics: Metrics) -> None:
-        self._config = config
+    def __init__(self, metrics: Metrics, watches: Watches, caches: Caches, loop: Loop) -> None:
         self._metrics = metrics
-        self._watches = Watches(metrics)
+        self._watches = watches
+        self._caches = caches
+        self._loop = loop
         self._stop = asyncio.Event()
-        self._loop: Loop | None = None
 
     def catch_signals(self) -> None:
         """Let SIGTERM and SIGINT stop the replica."""
@@ -88,32 +99,39 @@ class _Replica:
     def wrong(self) -> str:
         """What is wrong with this replica; empty when nothing is."""
         stale = self._watches.stale()
-        hung = self._loop.hung() if self._loop is not None else []
+        hung = self._loop.hung()
         words = [f"nobody watches {kind}" for kind in stale]
         words += [f"{key.namespace}/{key.name} hangs" for key in hung]
         return "; ".join(words)
 
-    async def lead(self, elector: Elector, kube: Kube, reconciler: Reconciler) -> int:
+    async def lead(self, elector: Elector) -> int:
         """Wait for the Lease and work for as long as it is held."""
         if not await self._unless_stopped(elector.acquire()):
             return 0
         self._metrics.leader.set(1)
-        self._loop = Loop(kube, reconciler, self._config, self._metrics, self._watches)
-        stopped, started = asyncio.Event(), asyncio.Event()
-        work = asyncio.create_task(self._loop.run(stopped, started), name="loop")
+        stopped = asyncio.Event()
+        work = asyncio.create_task(self._work(stopped), name="loop")
         hold = asyncio.create_task(elector.hold(), name="lease")
         signalled = asyncio.create_task(self._stop.wait(), name="stop")
-        begun = asyncio.create_task(started.wait(), name="started")
         try:
-            await asyncio.wait({work, begun}, return_when=asyncio.FIRST_COMPLETED)
-            self.catch_signals()  # kopf has installed its own by now
             await asyncio.wait({work, hold, signalled}, return_when=asyncio.FIRST_COMPLETED)
             return await self._finish(work, hold, stopped, elector)
         finally:
             self._metrics.leader.set(0)
-            for task in (work, hold, signalled, begun):
+            for task in (work, hold, signalled):
                 task.cancel()
-            await asyncio.gather(work, hold, signalled, begun, return_exceptions=True)
+            await asyncio.gather(work, hold, signalled, return_exceptions=True)
+
+    async def _work(self, stopped: asyncio.Event) -> None:
+        """Look at nothing before everything is known that was there when the Lease was taken."""
+        while not stopped.is_set():
+            try:
+                await self._caches.catch_up()
+                break
+            except (KubeError, aiohttp.ClientError, TimeoutError, OSError) as error:
+                logger.warning("cannot learn what is there: %s; again soon", brief(error))
+                await asyncio.sleep(CATCH_UP_AGAIN_SECONDS)
+        await self._loop.run(stopped)
 
     async def _finish(
         self,

@@ -66,6 +66,11 @@ class WorkQueue:
         self.add(key, delay)
         return delay
 
+    def clear(self) -> None:
+        """Drop every key that waits."""
+        self._due.clear()
+        self._heap.clear()
+
     def forget(self, key: Key) -> None:
         """Let the next retry of a key be its first."""
         self._attempts.pop(key, None)

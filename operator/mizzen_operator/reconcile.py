@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,11 +14,12 @@ from mizzen_operator.apply import Refused
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.execute import Executor
 from mizzen_operator.front import SharedGateway, SharedGateways
-from mizzen_operator.gateways import Acknowledgements, GatewayClient
+from mizzen_operator.gateways import Acknowledgements
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
+from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import GatewayPod, Group, Observed, observe
+from mizzen_operator.observe import Group, Observed, observe
 from mizzen_operator.plan import Wanted, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
@@ -52,19 +53,12 @@ class _Gateway:
     shared: SharedGateway | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    """What the gateways of a service said when they were asked last, and how to ask them again."""
-
-    gateways: Sequence[GatewayPod]
-    token: str
-    answer: Acknowledgements
-
-
 class Reconciler:
     """Brings services to what their specs say, one step at a time."""
 
-    def __init__(self, kube: Kube, gateways: GatewayClient, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, kube: Kube, gateways: GatewayListener, config: OperatorConfig, metrics: Metrics
+    ) -> None:
         self._kube = kube
         self._gateways = gateways
         self._config = config
@@ -74,23 +68,10 @@ class Reconciler:
         self._fronts = SharedGateways(kube, config, metrics, self._labelled)
         self._sharing: set[Key] = set()
         self._true: dict[Key, frozenset[str]] = {}
-        self._heard: dict[Key, _Heard] = {}
 
     def sharing(self, namespace: str) -> list[Key]:
         """Services that share the namespace's gateway, as far as they were looked at."""
         return [key for key in self._sharing if key.namespace == namespace]
-
-    def heard(self) -> list[Key]:
-        """Services whose gateways have something to route to."""
-        return list(self._heard)
-
-    async def hears_news(self, key: Key) -> bool:
-        """Ask a service's gateways alone; tell whether they route otherwise than at the last look."""
-        before = self._heard.get(key)
-        if before is None:
-            return False
-        now = await self._gateways.ask(before.gateways, before.token, key.name)
-        return (now.by_all, now.by_some) != (before.answer.by_all, before.answer.by_some)
 
     async def other_api_keys(self) -> list[Key]:
         """Services whose gateway should mount other Secrets with API keys than it was seen to.
@@ -130,7 +111,7 @@ class Reconciler:
         self._count(key, frozenset())
         self._true.pop(key, None)
         self._metrics.fleet.forget(key)
-        self._heard.pop(key, None)
+        self._gateways.forget(key)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
@@ -166,11 +147,7 @@ class Reconciler:
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
         )
         await self._write(key, facts)
-        unheard = any(
-            group.live and group.containers_ready and group.uid not in acknowledged.by_all for group in groups
-        )
-        resting = any(group.resting for group in groups)
-        waits = (unheard and acknowledged.asked > 0) or resting
+        waits = any(group.resting for group in groups)
         changed = gateway is not None and gateway.shared is not None and gateway.shared.changed
         others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
         return Outcome(waits=waits, settled=observed.settled, failure=failure, others=others)
@@ -203,10 +180,9 @@ class Reconciler:
 
     async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:
         if not any(group.live and group.containers_ready for group in observed.groups):
-            self._heard.pop(key, None)
+            self._gateways.forget(key)
             return Acknowledgements()
-        answer = await self._gateways.ask(observed.gateways, token, key.name)
-        self._heard[key] = _Heard(observed.gateways, token, answer)
+        answer = await self._gateways.ask(observed.gateways, token, key)
         if answer.refused:  # the token may have been made anew
             self._executor.forget(key)
             self._fronts.forget(key.namespace)

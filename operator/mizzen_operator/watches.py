@@ -1,16 +1,10 @@
-"""Whether the watches live: every answer to one is noted, by the tracing of kopf's own HTTP session."""
+"""Whether the watches live: when each was answered last, and since when it fails."""
 
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-
-import aiohttp
-from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 
 from mizzen_operator import labels
-from mizzen_operator.kube import USER_AGENT
 from mizzen_operator.metrics import Metrics
 
 SERVER_SECONDS = 240
@@ -67,29 +61,3 @@ class Watches:
             self._failing.pop(kind, None)
         else:
             self._failing.setdefault(kind, now)
-
-    async def session(self, configuration: Configuration) -> aiohttp.ClientSession:
-        """An HTTP session for kopf with this configuration's credentials, traced."""
-        header = (await configuration.auth_settings()).get("BearerToken", {}).get("value")
-        context = RESTClientObject(configuration).ssl_context
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=context),
-            headers={"User-Agent": USER_AGENT, **({"Authorization": header} if header else {})},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            trace_configs=[self._trace()],
-        )
-
-    def _trace(self) -> aiohttp.TraceConfig:
-        trace = aiohttp.TraceConfig()
-
-        async def end(_: object, __: SimpleNamespace, request: aiohttp.TraceRequestEndParams) -> None:
-            self.answered(request.url.path.rpartition("/")[2], request.response.status == 200)
-
-        async def failed(
-            _: object, __: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams
-        ) -> None:
-            self.answered(request.url.path.rpartition("/")[2], False)
-
-        trace.on_request_end.append(end)
-        trace.on_request_exception.append(failed)
-        return trace

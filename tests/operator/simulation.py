@@ -15,7 +15,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,6 +68,8 @@ class SimulatedNode:
         self._addresses: dict[str, str] = {}
         self._written: dict[str, str] = {}
         self._servers: dict[str, ThreadingHTTPServer] = {}
+        self.serves: set[str] = set()
+        """Uids of the gateways that answer."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
@@ -76,6 +80,7 @@ class SimulatedNode:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(10)
+        self.serves.clear()
         for server in self._servers.values():
             server.shutdown()
             server.server_close()
@@ -111,6 +116,7 @@ class SimulatedNode:
                 self._write_status(pod)
         gone = set(self._servers) - {pod["metadata"]["uid"] for pod in self.pods}
         for uid in gone:
+            self.serves.discard(uid)
             server = self._servers.pop(uid)
             server.shutdown()
             server.server_close()
@@ -238,10 +244,19 @@ class SimulatedNode:
                     self.send_response(500)
                     self.end_headers()
                     return
-                service = query.removeprefix("service=")
-                known = [service] if own == service or (not own and node.shares(meta, service)) else []
-                engines = [engine for one in known for engine in node.engines(meta["namespace"], one)]
-                body = json.dumps({"synced": True, "engines": engines})
+                asked = dict(urllib.parse.parse_qsl(query))
+                service = asked["service"]
+                deadline = time.monotonic() + float(asked.get("wait", 0))
+                while True:
+                    known = [service] if own == service or (not own and node.shares(meta, service)) else []
+                    engines = [engine for one in known for engine in node.engines(meta["namespace"], one)]
+                    version = str(zlib.crc32(json.dumps(engines).encode()))
+                    deaf = meta["namespace"] in node.behaviour.deaf_gateways
+                    ended = deaf or meta["uid"] not in node.serves
+                    if version != asked.get("version") or ended or time.monotonic() >= deadline:
+                        break
+                    time.sleep(TICK_SECONDS)
+                body = json.dumps({"synced": True, "version": version, "engines": engines})
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
@@ -253,6 +268,7 @@ class SimulatedNode:
         server = ThreadingHTTPServer((self._address(meta["uid"]), 8001), Admin)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         self._servers[meta["uid"]] = server
+        self.serves.add(meta["uid"])
 
     def shares(self, meta: dict[str, Any], service: str) -> bool:
         """Whether a shared gateway knows a service and its engines' key, by the operator's list."""

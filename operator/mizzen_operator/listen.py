@@ -1,0 +1,191 @@
+"""Hears from the gateways which groups they route to: one waiting request to each, answered on a change.
+
+A gateway that knows nothing of waiting is asked every few seconds instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from mizzen_operator import labels
+from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import GatewayPod
+from mizzen_operator.queue import Key
+
+QUERY_SECONDS = 3.0
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+WAIT_SECONDS = 300
+"""How long a gateway keeps a request of ours while nothing changes."""
+POLL_SECONDS = 5.0
+"""How often a gateway is asked that does not keep requests."""
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+REFUSED_SECONDS = 5.0
+"""How soon a token that was refused is tried again."""
+
+
+class _Source(NamedTuple):
+    """Who is heard: a gateway's address, and the token that it takes."""
+
+    address: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a gateway said last; `serving` is None when it failed to answer."""
+
+    serving: frozenset[str] | None
+    waiting: bool = False
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class _Ear:
+    """One gateway that is listened to for one service."""
+
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: _Answer = field(default_factory=lambda: _Answer(None))
+    late: bool = False
+    """Somebody has gone on without its first answer."""
+    task: asyncio.Task[None] | None = None
+
+
+class GatewayListener:
+    """Follows what all ready gateways say of each service.
+
+    `ask` says what is known. Whenever that becomes another, `on_change` is told the service.
+    """
+
+    def __init__(self, metrics: Metrics, on_change: Callable[[Key], None] = lambda key: None) -> None:
+        self.on_change = on_change
+        self._metrics = metrics
+        self._ears: dict[Key, dict[_Source, _Ear]] = {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=QUERY_SECONDS),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Listen to nobody any more."""
+        for key in list(self._ears):
+            self.forget(key)
+        await self._session.close()
+
+    async def ask(self, pods: Sequence[GatewayPod], token: str, key: Key) -> Acknowledgements:
+        """What the ready gateways among `pods` say of a service.
+
+        One that has not been heard yet is waited for, up to QUERY_SECONDS; one that fails to answer
+        acknowledges nothing.
+        """
+        sources = [_Source(pod.address, token) for pod in pods if pod.ready and pod.address]
+        ears = self._listen(key, sources)
+        if not all(ear.heard.is_set() for ear in ears):
+            try:
+                async with asyncio.timeout(QUERY_SECONDS):
+                    await asyncio.gather(*(ear.heard.wait() for ear in ears))
+            except TimeoutError:
+                for ear in ears:
+                    ear.late = not ear.heard.is_set()
+        answers = [ear.answer for ear in ears]
+        usable = [answer.serving for answer in answers if answer.serving is not None]
+        everyone = len(usable) == len(ears) and usable
+        return Acknowledgements(
+            asked=len(ears),
+            answered=len(usable),
+            by_all=frozenset.intersection(*usable) if everyone else frozenset(),
+            by_some=frozenset().union(*usable),
+            refused=any(answer.refused for answer in answers),
+        )
+
+    def waiting(self, key: Key) -> bool:
+        """Whether a gateway holds requests of a service because no engine serves."""
+        return any(ear.answer.waiting for ear in self._ears.get(key, {}).values())
+
+    def forget(self, key: Key) -> None:
+        """Listen for a service no more."""
+        for ear in self._ears.pop(key, {}).values():
+            _end(ear)
+
+    def _listen(self, key: Key, sources: Sequence[_Source]) -> list[_Ear]:
+        """The ears for exactly these gateways."""
+        ears = self._ears.setdefault(key, {})
+        for source in [source for source in ears if source not in sources]:
+            _end(ears.pop(source))
+        for source in sources:
+            if source not in ears:
+                ear = ears[source] = _Ear()
+                ear.task = asyncio.create_task(self._hear(key, source, ear))
+        if not ears:
+            del self._ears[key]
+        return list(ears.values())
+
+    async def _hear(self, key: Key, source: _Source, ear: _Ear) -> None:
+        backoff, version = FIRST_BACKOFF_SECONDS, ""
+        while True:
+            began = time.monotonic()
+            answer, said = await self._ask(key, source, version)
+            if answer is not None:
+                self._take(key, ear, answer)
+            if answer is not None and answer.serving is None:
+                version = ""
+                await asyncio.sleep(REFUSED_SECONDS if answer.refused else backoff)
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                continue
+            backoff = FIRST_BACKOFF_SECONDS
+            if not said:
+                await asyncio.sleep(POLL_SECONDS)
+            elif said == version and time.monotonic() - began < 1:
+                await asyncio.sleep(1)  # it keeps no request just now: it may be ending
+            version = said
+
+    def _take(self, key: Key, ear: _Ear, answer: _Answer) -> None:
+        news = ear.late or (ear.heard.is_set() and answer != ear.answer)
+        ear.answer, ear.late = answer, False
+        ear.heard.set()
+        if news:
+            self.on_change(key)
+
+    async def _ask(self, key: Key, source: _Source, version: str) -> tuple[_Answer | None, str]:
+        """The gateway's answer, None when it is as before; and the version that the answer has."""
+        host = f"[{source.address}]" if ":" in source.address else source.address
+        url = f"http://{host}:{labels.ADMIN_PORT}/admin/engines?service={key.name}"
+        total = QUERY_SECONDS
+        if version:
+            url += f"&version={version}&wait={WAIT_SECONDS}"
+            total += WAIT_SECONDS
+        headers = {"Authorization": f"Bearer {source.token}"}
+        timeout = aiohttp.ClientTimeout(total=total, sock_connect=QUERY_SECONDS)
+        result = "error"
+        try:
+            async with self._session.get(url, headers=headers, timeout=timeout) as response:
+                result = str(response.status) if response.status not in (200, 304) else "ok"
+                if response.status == 304:
+                    return None, version
+                if response.status != 200:
+                    return _Answer(None, refused=response.status in (401, 403)), ""
+                if (response.content_length or 0) > MAX_ANSWER_BYTES:
+                    return _Answer(None), ""
+                return _answer(await response.json())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return _Answer(None), ""
+        finally:
+            self._metrics.gateway_queries.labels(result).inc()
+
+
+def _answer(body: Any) -> tuple[_Answer, str]:
+    serving = frozenset(engine["uid"] for engine in body["engines"] if engine["state"] == "serving")
+    return _Answer(serving, bool(body.get("waiting"))), str(body.get("version", ""))
+
+
+def _end(ear: _Ear) -> None:
+    if ear.task is not None:
+        ear.task.cancel()
