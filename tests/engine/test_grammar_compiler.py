@@ -14,6 +14,7 @@ from typing import Any
 import grammar_kit as gk
 import numpy as np
 import pytest
+import torch
 
 from mizzen.core.output import GrammarCounts
 from mizzen.core.params import Grammar, GrammarKind
@@ -22,6 +23,7 @@ from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.compiler import GrammarCompiler
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.masks import GrammarMasks
+from mizzen.engine.state import Uploader
 
 LARGE = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": [f"number {i}" for i in range(9000)]}))
 
@@ -258,9 +260,8 @@ class Bench:
 
     def __init__(self, builder: Builder, **limits: float) -> None:
         self.builder = builder
-        self.masks = GrammarMasks(
-            gk.VOCABULARY, lambda array: array.copy(), GrammarCounts(), GrammarLimits(**limits)
-        )
+        upload = Uploader(torch.device("cpu"))
+        self.masks = GrammarMasks(gk.VOCABULARY, upload, GrammarCounts(), GrammarLimits(**limits))
 
     def start(self, slot: int, text: str, output: bytes = b"") -> CompiledGrammar:
         compiled = CompiledGrammar(GrammarKind.REGEX, text, self.builder.compile(regex(text)), slot)
@@ -272,7 +273,8 @@ class Bench:
         self.masks.sampled(np.array(slots), lambda: tokens)
 
     def allowed(self, slots: list[int]) -> list[set[int]]:
-        bits = np.asarray(self.masks.bits(np.array(slots), np.zeros(len(slots), np.int64)))
+        bits = self.masks.bits(np.array(slots), np.zeros(len(slots), np.int64)).numpy()[slots]
+        self.masks.applied()
         rows = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
         return [set(np.flatnonzero(row).tolist()) for row in rows]
 

@@ -160,6 +160,9 @@ class AnyGrammar:
     def release(self, slot: int) -> None:
         pass
 
+    def applied(self) -> None:
+        pass
+
 
 class Masks(AnyGrammar):
     """Allows random tokens, and always some."""
@@ -169,13 +172,13 @@ class Masks(AnyGrammar):
         self.allowed: dict[int, np.ndarray] = {}
 
     def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
-        words = np.zeros((len(slots), -(-VOCAB // 32)), np.uint32)
-        for i, slot in enumerate(slots.tolist()):
+        words = np.zeros((SLOTS, -(-VOCAB // 32)), np.uint32)
+        for slot in slots.tolist():
             allowed = self.rng.random(VOCAB) < 0.1
             allowed[self.rng.integers(VOCAB)] = True
             self.allowed[slot] = allowed
             for token in np.flatnonzero(allowed):
-                words[i, token // 32] |= np.uint32(1) << np.uint32(token % 32)
+                words[slot, token // 32] |= np.uint32(1) << np.uint32(token % 32)
         return torch.from_numpy(words.view(np.int32))
 
 
@@ -208,7 +211,7 @@ def test_masks_come_after_everything_else(seed: int) -> None:
 def test_a_grammar_that_can_only_end_ends_before_min_tokens() -> None:
     class End(AnyGrammar):
         def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
-            words = torch.zeros((len(slots), -(-VOCAB // 32)), dtype=torch.int32)
+            words = torch.zeros((SLOTS, -(-VOCAB // 32)), dtype=torch.int32)
             words[:, 0] = 1 << 5
             return words
 

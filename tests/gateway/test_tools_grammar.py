@@ -139,12 +139,14 @@ def accepts(builder: Builder, grammar: Grammar, text: Tokenizer, answer: str) ->
     return all(match.accept_token(token) for token in ids) and match.accept_token(END)
 
 
-GOOD = '{"city": "Köln"}'
-BAD = '{"city": "Rom"}'
+GOOD = '{"city":"Köln"}'
+BAD = '{"city":"Rom"}'
+WIDE = '{"city": "Köln"}'
 FREE: list[tuple[ToolFamily, str, bool]] = [
     (HERMES, "just text", True),
     (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {GOOD}}}\n</tool_call>', True),
     (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {BAD}}}\n</tool_call>', False),
+    (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {WIDE}}}\n</tool_call>', False),
     (HERMES, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>', False),
     (LLAMA, "just text", True),
     (LLAMA, f'{{"name": "weather", "parameters": {GOOD}}}', True),
@@ -178,7 +180,7 @@ def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None
     text, builder = tokenizer
     wanted: Any = formats.json_value({"type": "array", "items": {"type": "integer"}})
     grammar = formats.grammar(formats.either(HERMES.forced(CALLS, True, text), wanted))
-    assert accepts(builder, grammar, text, "[1, 2]")
+    assert accepts(builder, grammar, text, "[1,2]")
     assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
     assert not accepts(builder, grammar, text, "text")
 

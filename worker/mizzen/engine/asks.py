@@ -53,11 +53,16 @@ class TokenMasks(Protocol):
         ...
 
     def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
-        """Return a bitmask int32 [slots, ceil(vocab / 32)] on the device, for slots that have a grammar.
+        """Return bitmasks int32 [any, ceil(vocab / 32)] on the device, with rows by slot.
 
-        Bit t % 32 of word t // 32 tells whether token t may be drawn at the slot's sequence position. Called
-        once a step, when the model's work is enqueued: it may wait for the tokens of the steps before.
+        Those of `slots` are right: bit t % 32 of word t // 32 tells whether token t may be drawn at the
+        slot's sequence position. Called once a step, when the model's work is enqueued: it may wait for the
+        tokens of the steps before.
         """
+        ...
+
+    def applied(self) -> None:
+        """Note that all that reads the bitmasks of a step is enqueued."""
         ...
 
 

@@ -89,6 +89,8 @@ class BatchExtras:
     """Processed rows that have a grammar."""
     masked_index: torch.Tensor
     """The same on the device."""
+    masked_slots: torch.Tensor
+    """Their slots, on the device."""
     logprobs: LogprobRows | None
     steps: int
     """It is good for so many steps: then a ban ends."""
@@ -178,6 +180,7 @@ class Gather:
             bans=self.bans(ends),
             masked=masked,
             masked_index=upload(masked),
+            masked_slots=upload(self.slots[masked]),
             logprobs=self.logprobs(),
             steps=int(self.left[banned].min()) if len(banned) else FOREVER,
         )

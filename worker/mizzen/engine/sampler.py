@@ -141,7 +141,8 @@ def process(
     masks = state.extras.masks
     if masks is not None and len(batch.masked):
         bits = masks.bits(batch.slots[batch.masked], positions[batch.masked])
-        mask_tokens(processed, batch.masked_index, bits, fused=fused)
+        mask_tokens(processed, batch.masked_index, batch.masked_slots, bits, fused=fused)
+        masks.applied()
     return processed
 
 
@@ -167,22 +168,25 @@ def penalize(logits: torch.Tensor, penalties: Penalties, counts: TokenCounts, *,
     logits[penalties.rows] = rows
 
 
-def mask_tokens(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor, *, fused: bool = False) -> None:
+def mask_tokens(
+    logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor, *, fused: bool = False
+) -> None:
     """Make what a grammar does not allow impossible, in place.
 
     Args:
         logits: float32 [all rows, vocab].
         rows: the rows that have a grammar, int64 [n].
-        bits: what they allow, int32 [n, ceil(vocab / 32)]; see `TokenMasks`.
+        slots: their slots, int64 [n].
+        bits: what slots allow, int32 [any, ceil(vocab / 32)]; see `TokenMasks`.
         fused: in one kernel.
     """
     if fused:
         from mizzen.kernels.masks import mask_tokens as mask_tokens_fused
 
-        mask_tokens_fused(logits, rows, bits)
+        mask_tokens_fused(logits, rows, slots, bits)
         return
     places = torch.arange(32, dtype=torch.int32, device=bits.device)
-    allowed = ((bits[:, :, None] >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    allowed = ((bits[slots][:, :, None] >> places) & 1).bool().flatten(1)[:, : logits.shape[1]]
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
 

@@ -13,18 +13,19 @@ import xgrammar
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern, one_line
+from mizzen.engine.grammar.rules import json_rules
 from mizzen.engine.grammar.schema import check_schema, read_json
 from mizzen.engine.grammar.vocabulary import read_vocabulary
 
-SEPARATORS = (",", ":")
 JSON_OBJECT = r"""
 root ::= object
 object ::= "{" (member ("," member)*)? "}"
 member ::= string ":" value
 value ::= object | array | string | number | "true" | "false" | "null"
 array ::= "[" (value ("," value)*)? "]"
-string ::= "\"" character* "\""
-character ::= [^\x00-\x1f"\\] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])
+string ::= "\"" rest
+rest ::= [^\x00-\x1f"\\]* "\"" | [^\x00-\x1f"\\]* "\\" escape rest
+escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
 """
 """RFC 8259 without blanks, beginning with an object."""
@@ -106,13 +107,13 @@ class Builder:
         if kind is GrammarKind.JSON_OBJECT:
             return self._json.compile_grammar(JSON_OBJECT)
         if kind is GrammarKind.JSON_SCHEMA:
-            return self._json.compile_json_schema(text, any_whitespace=False, separators=SEPARATORS)
+            return self._json.compile_grammar(json_rules(text))
         if kind is GrammarKind.REGEX:
             return self._text.compile_regex(one_line(text))
         if kind is GrammarKind.EBNF:
             return self._text.compile_grammar(text)
         tag = read_json(text, self._nesting)
-        return self._text.compile_structural_tag(json.dumps(bounded_strings(tag)))
+        return self._text.compile_structural_tag(json.dumps(compact(bounded_strings(tag))))
 
 
 def schemas_of(tag: Any) -> list[Any]:
@@ -124,6 +125,21 @@ def schemas_of(tag: Any) -> list[Any]:
     if "json_schema" in tag:
         return [tag["json_schema"]]
     return [schema for part in tag.values() for schema in schemas_of(part)]
+
+
+def compact(tag: Any) -> Any:
+    """Return a structural tag with the rules of those schemas that allow no blanks.
+
+    The compiler knows 1 as the least `max_whitespace_cnt`; here 0 stands for JSON with plain separators.
+    """
+    if isinstance(tag, list):
+        return [compact(part) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    plain = tag.get("type") == "json_schema" and tag.get("style", "json") == "json"
+    if not plain or tag.get("max_whitespace_cnt") != 0 or "json_schema" not in tag:
+        return {key: compact(part) for key, part in tag.items()}
+    return {"type": "grammar", "grammar": json_rules(json.dumps(tag["json_schema"]))}
 
 
 def bounded_strings(tag: Any) -> Any:

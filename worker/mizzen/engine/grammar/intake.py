@@ -120,7 +120,8 @@ class GrammarIntake:
         time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """End the compiler, if no one else has it."""
+        """End the threads of masks, and the compiler if no one else has it."""
+        self._masks.close()
         if not self._shared:
             self._compiler.close()
 

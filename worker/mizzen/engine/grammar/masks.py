@@ -2,49 +2,48 @@
 
 A step's masks need the tokens of the step before. They are asked for when the model's work of the step is
 enqueued, so that on a GPU the tokens of the step before are read, matched and masked while the model runs:
-the draw alone waits for the masks.
+the draw alone waits for the masks. A row's mask is made anew only where its place in the grammar changed: not
+within a long string, and not where one text alone can follow a row that has ended.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mizzen.core.output import GrammarCounts
 from mizzen.core.params import Grammar
 from mizzen.core.request import Int32, Int64
 from mizzen.engine.grammar.compiled import CompiledGrammar
+from mizzen.engine.grammar.fill import Fillers
 from mizzen.engine.grammar.limits import GrammarLimits
-
-if TYPE_CHECKING:
-    import torch
+from mizzen.engine.mask_table import MaskTable
 
 ALL = -1
 """A word of a mask that allows everything."""
+FREE = "free"
+"""Place of a row that allows everything."""
 WATCHED_STEPS = 16
 """After a slow step, rows are timed one by one for so many steps."""
-
-FEW_ROWS = 12
-"""Up to so many masks are filled one after the other: to hand them to threads takes longer."""
 
 Tokens = Callable[[], NDArray[Any]]
 """Waits for the tokens of a step and returns them, [rows]."""
 
 
-class Upload(Protocol):
-    """Brings host arrays to the device; see `mizzen.engine.state.Uploader`."""
+class OnDevice(Protocol):
+    """Knows where the logits are; see `mizzen.engine.state.Uploader`."""
 
-    def __call__(self, array: NDArray[Any]) -> torch.Tensor: ...  # noqa: D102
+    device: torch.device
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Match:
     """A request's place in its grammar."""
 
@@ -52,26 +51,38 @@ class Match:
     matcher: Any
     """`xgrammar.GrammarMatcher`; None once it is through, or has failed."""
 
+    def place(self) -> str | None:
+        """Return what the next mask follows from, for this request; None when that is not known.
+
+        These are the states from which the parser goes on, each with the position at which its rule began:
+        what stands before a position does not change while a request runs.
+        """
+        state = self.matcher._debug_print_internal_state()
+        _, line, states = state.partition("\n")
+        if not line or "budget" in states:  # a budget counts tokens, which no state tells
+            return None
+        return f"{states}{self.matcher.is_completed()}"
+
 
 class GrammarMasks:
     """Matchers of the slots whose requests have a grammar. Used from the thread that runs steps."""
 
     def __init__(
-        self, vocab_size: int, upload: Upload, counts: GrammarCounts, limits: GrammarLimits | None = None
+        self, vocab_size: int, upload: OnDevice, counts: GrammarCounts, limits: GrammarLimits | None = None
     ) -> None:
-        self._words = -(-vocab_size // 32)
         rest = vocab_size % 32
         self._tail = np.int32((1 << rest) - 1 if rest else ALL)
         """Bits of the last word that are tokens."""
-        self._upload = upload
+        self._table = MaskTable(vocab_size, upload.device)
         self._counts = counts
         self._limits = limits or GrammarLimits()
         self._matches: dict[int, Match] = {}
+        self._places: dict[int, str | None] = {}
+        """What the row of a slot was made from."""
         self._unread: deque[tuple[list[tuple[int, Match]], Tokens]] = deque()
         """Steps whose tokens are not matched yet: rows with their matches."""
         self._faults: deque[tuple[CompiledGrammar, str]] = deque()
-        self._buffer: Int32 = np.empty((0, self._words), np.int32)
-        self._batch: Any = None
+        self._fillers: Fillers[Match] = Fillers()
         self._watch = 0
 
     @property
@@ -85,9 +96,7 @@ class GrammarMasks:
 
         if not isinstance(grammar, CompiledGrammar):
             raise TypeError(f"slot {slot} has a grammar that nobody compiled")
-        if self._batch is None:
-            threads = max(1, min(8, (os.cpu_count() or 1) // 2))
-            self._batch = xgrammar.BatchGrammarMatcher(max_threads=threads)
+        self._places.pop(slot, None)
         self._matches[slot] = match = Match(grammar, xgrammar.GrammarMatcher(grammar.compiled))
         for token in output.tolist():
             if not self._accept(match, token):
@@ -99,8 +108,9 @@ class GrammarMasks:
 
     def sampled(self, slots: Int64, tokens: Tokens) -> None:
         """Take note of a step that is on its way: `tokens` gives one a slot of `slots` [rows], once read."""
-        found = ((row, self._matches.get(slot)) for row, slot in enumerate(slots.tolist()))
-        rows = [(row, match) for row, match in found if match is not None and match.matcher is not None]
+        matches = self._matches
+        found = [(row, matches[slot]) for row, slot in enumerate(slots.tolist()) if slot in matches]
+        rows = [(row, match) for row, match in found if match.matcher is not None]
         if rows:
             self._unread.append((rows, tokens))
 
@@ -110,14 +120,17 @@ class GrammarMasks:
             rows, tokens = self._unread.popleft()
             self._advance(rows, tokens())
         began = time.perf_counter()
-        if len(slots) > len(self._buffer):
-            self._buffer = np.empty((max(8, 2 * len(slots)), self._words), np.int32)
-        mask = self._buffer[: len(slots)]
-        self._fill(slots, mask)
+        changed = self._fill(slots.tolist())
+        if changed:
+            self._table.send(min(changed), max(changed) + 1)
         counts = self._counts
         counts.masks += len(slots)
         counts.mask_seconds += time.perf_counter() - began
-        return self._upload(mask)
+        return self._table.device
+
+    def applied(self) -> None:
+        """Note that a step's masks are applied; see `mizzen.engine.asks.TokenMasks`."""
+        self._table.applied()
 
     def take_faults(self) -> list[tuple[CompiledGrammar, str]]:
         """Return grammars whose request cannot go on, and why, since the last call. From any thread."""
@@ -126,14 +139,20 @@ class GrammarMasks:
             faults.append(self._faults.popleft())
         return faults
 
+    def close(self) -> None:
+        """End the threads that fill masks."""
+        self._fillers.close()
+
     # ── matching ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, rows: list[tuple[int, Match]], tokens: NDArray[Any]) -> None:
-        began = time.perf_counter()
+        began, drawn = time.perf_counter(), tokens.tolist()
         for row, match in rows:
             if match.matcher is not None:
-                self._accept(match, int(tokens[row]))
-        if time.perf_counter() - began > self._limits.mask_seconds:
+                self._accept(match, drawn[row])
+        took = time.perf_counter() - began
+        self._counts.mask_seconds += took
+        if took > self._limits.mask_seconds:
             self._watch = WATCHED_STEPS
 
     def _accept(self, match: Match, token: int) -> bool:
@@ -157,45 +176,49 @@ class GrammarMasks:
 
     # ── masks ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _fill(self, slots: Int64, mask: Int32) -> None:
-        found = [(row, self._matches.get(slot)) for row, slot in enumerate(slots.tolist())]
-        rows = [(row, match) for row, match in found if match is not None and match.matcher is not None]
-        if len(rows) < len(slots):
-            mask.fill(ALL)
+    def _fill(self, slots: list[int]) -> list[int]:
+        """Bring the rows of slots up to date; return those that changed."""
+        places, found = self._places, []
+        for slot in slots:
+            match = self._matches.get(slot)
+            place = FREE if match is None or match.matcher is None else match.place()
+            if place is None or places.get(slot) != place:
+                places[slot] = place
+                found.append((slot, match))
+        if not found:
+            return []
+        self._table.reach(max(slots) + 1)
+        self._table.hold()
+        host = self._table.host
+        rows = [(slot, match) for slot, match in found if match is not None and match.matcher is not None]
+        if len(rows) < len(found):
+            host[[slot for slot, _ in found if places[slot] == FREE]] = ALL
         began = time.perf_counter()
-        if len(rows) > FEW_ROWS and not self._watch and self._fill_together(rows, mask):
-            if time.perf_counter() - began > self._limits.mask_seconds:
-                self._watch = WATCHED_STEPS
-        else:
-            self._watch = max(0, self._watch - 1)
-            for row, match in rows:
-                self._fill_one(row, match, mask)
-        mask[:, -1] &= self._tail
-        impossible = np.flatnonzero(~mask.any(axis=1))
-        if len(impossible):
-            matches = dict(rows)
-            for row in impossible.tolist():
-                mask[row] = ALL
-                self._fail(matches[row], "no token of this model can come next")
+        self._fillers.run(rows, self._fill_watched if self._watch else self._fill_one)
+        self._watch = max(0, self._watch - 1)
+        if time.perf_counter() - began > self._limits.mask_seconds:
+            self._watch = WATCHED_STEPS
+        for slot, match in rows:
+            host[slot, -1] &= self._tail
+            if match.matcher is not None and not np.count_nonzero(host[slot]):
+                self._free(slot, match, "no token of this model can come next")
+        return [slot for slot, _ in found]
 
-    def _fill_together(self, rows: list[tuple[int, Match]], mask: Int32) -> bool:
-        """Fill the masks in several threads; False when one of them failed."""
+    def _fill_one(self, slot: int, match: Match) -> None:
+        """Fill one mask. Runs in any thread, for different rows at a time."""
         try:
-            self._batch.batch_fill_next_token_bitmask(
-                [match.matcher for _, match in rows], mask, [row for row, _ in rows]
-            )
-        except Exception:  # found again by its row
-            return False
-        return True
-
-    def _fill_one(self, row: int, match: Match, mask: Int32) -> None:
-        began = time.thread_time()
-        try:
-            match.matcher.fill_next_token_bitmask(mask, row)
+            match.matcher.fill_next_token_bitmask(self._table.host, slot)
         except Exception as error:
-            mask[row] = ALL
-            self._fail(match, str(error))
-            return
-        if time.thread_time() - began > self._limits.mask_seconds:
-            mask[row] = ALL
-            self._fail(match, "to find the tokens that may come next takes too long: make it simpler")
+            self._free(slot, match, str(error))
+
+    def _fill_watched(self, slot: int, match: Match) -> None:
+        began = time.thread_time()
+        self._fill_one(slot, match)
+        if match.matcher is not None and time.thread_time() - began > self._limits.mask_seconds:
+            self._free(slot, match, "to find the tokens that may come next takes too long: make it simpler")
+
+    def _free(self, slot: int, match: Match, reason: str) -> None:
+        """Let a row draw anything, for its request ends."""
+        self._table.host[slot] = ALL
+        self._places[slot] = FREE
+        self._fail(match, reason)

@@ -174,7 +174,7 @@ def tag_format(given: ResponseFormat) -> dict[str, Any]:
         {
             "type": "tag",
             "begin": one.begin,
-            "content": {"type": "json_schema", "json_schema": one.schema, "max_whitespace_cnt": 1},
+            "content": {"type": "json_schema", "json_schema": one.schema, "max_whitespace_cnt": 0},
             "end": one.end,
         }
         for one in given.structures

@@ -74,7 +74,7 @@ def hermes_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -
 
 def xml_call(call: CallSchema) -> Format:
     """Return the format of a call as tags."""
-    content = {**formats.json_value(call.schema), "style": "qwen_xml"}
+    content = {**formats.json_value(call.schema), "style": "qwen_xml", "max_whitespace_cnt": 1}
     return formats.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
 
 

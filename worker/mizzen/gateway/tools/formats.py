@@ -18,8 +18,8 @@ Format = dict[str, Any]
 
 ANY_OBJECT: Format = {"type": "object", "additionalProperties": True}
 NO_ARGUMENTS: Format = {"type": "object", "properties": {}, "additionalProperties": False}
-MAX_WHITESPACE = 1
-"""White space characters in a row between the parts of a JSON text."""
+COMPACT = 0
+"""White space characters between the parts of a JSON text. The engine knows 0; xgrammar begins with 1."""
 
 
 def grammar(format: Format) -> Grammar:
@@ -37,7 +37,7 @@ def grammar(format: Format) -> Grammar:
 
 def json_value(schema: Format | bool) -> Format:
     """Return the format of JSON that conforms to a schema."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": COMPACT}
 
 
 def text(value: str) -> Format:
