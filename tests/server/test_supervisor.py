@@ -212,7 +212,7 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
         ({"wire_bind": "tcp://0.0.0.0:5557"}, "needs CURVE keys: give --keys FOLDER"),
         ({"keys": "/nowhere"}, "cannot read the key file /nowhere/engine.public"),
         ({"wire_bind": "5557"}, "give tcp://HOST:PORT"),
-        ({"tensor": 2}, "--tensor must be 1 in this version, not 2"),
+        ({"tensor": 2}, "--tensor must be 1 where nothing is computed, not 2"),
     ],
 )
 def test_a_wrong_configuration_ends_before_anything_starts(

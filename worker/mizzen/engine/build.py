@@ -38,6 +38,7 @@ from mizzen.layers.mesh import Axis, Mesh
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config, read_end_tokens
+from mizzen.models.shares import check_shares
 from mizzen.parallel.collectives import ALONE
 from mizzen.parallel.group import Group
 from mizzen.weights.load import Progress, fill_dummy, load_checkpoint, size_of
@@ -137,10 +138,7 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: names the option and the way out.
     """
-    axis = Axis(0, options.tensor)
-    axis.part(config.heads, "num_attention_heads")
-    axis.shared_part(config.kv_heads, "num_key_value_heads")
-    axis.part(config.intermediate_size, "intermediate_size")
+    check_shares(config, options.tensor)
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
             f"--context-length {options.context_length} is beyond the model's max_position_embeddings "

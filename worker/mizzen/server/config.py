@@ -23,6 +23,12 @@ class EngineConfig(EngineOptions):
     startup_timeout_seconds: float = option(1800.0, "The start fails after this long", low=1)
     drain_timeout_seconds: float = option(120.0, "On SIGTERM, running requests get this long", low=0)
     watchdog_seconds: float = option(60.0, "A step that takes longer ends the engine", low=1)
+    rank_deadline_seconds: float = option(
+        8.0,
+        "With several ranks: one that does not run, or falls behind the others, for longer ends the engine, "
+        "and so does a step on cuda",
+        low=1,
+    )
     termination_message: str = option(
         "/dev/termination-log", "File that gets the reason of a failed end, where its folder exists"
     )

@@ -1,8 +1,9 @@
 """The process of another rank than 0: loads its part of the model, then runs the plans that come.
 
-python -m mizzen.server.follower --rank 1 --links JSON --parent PID --options JSON
+python -m mizzen.server.follower --rank 1 --links JSON --parent PID --config JSON
 
-Started by the supervisor, or by `mizzen.offline`; ends with the plans, or with its parent.
+Started by the supervisor, or by `mizzen.offline`; ends with the plans, or with its parent. It takes no
+commands: rank 0 does, and ends the plans.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def main() -> int:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--links", type=Links.from_json, required=True)
-    parser.add_argument("--options", type=json.loads, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    for name in ("status-fd", "control-fd"):
+        parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
@@ -73,7 +76,7 @@ def main() -> int:
     status = PhaseStatus(StatusWriter(args.links.status, args.rank))
     status.phase(Phase.IMPORT)
     try:
-        follow(args.rank, args.links, options_of(args.options), status)
+        follow(args.rank, args.links, options_of(args.config), status)
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})

@@ -78,7 +78,7 @@ class LocalRanks:
     def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "mizzen.server.follower", "--rank", str(rank)]
         command += ["--parent", str(os.getpid()), "--links", self._links.to_json()]
-        command += ["--options", json.dumps(dataclasses.asdict(self._options))]
+        command += ["--config", json.dumps(dataclasses.asdict(self._options))]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)
 
     def _ended(self) -> str | None:

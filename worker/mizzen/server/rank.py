@@ -1,6 +1,8 @@
-"""A rank's process, started by the supervisor: loads its part of the engine; rank 0 serves the wire.
+"""Rank 0's process, started by the supervisor: loads its part of the engine, plans, and serves the wire.
 
-python -m mizzen.server.rank --rank 0 --status-fd N --control-fd N --parent PID --config JSON
+python -m mizzen.server.rank --rank 0 --status-fd N --control-fd N --parent PID --config JSON [--links JSON]
+
+The other ranks of a model are `mizzen.server.follower`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import Engine
 from mizzen.server.files import read_files, tokenizer_hash
 from mizzen.server.lifeline import die_with_parent
+from mizzen.server.links import Links
 from mizzen.server.loop import ServingLoop, SupervisorGone
+from mizzen.server.pulse import PulseWriter
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusWriter
 from mizzen.wire.endpoint import require_safe
@@ -30,6 +34,7 @@ from mizzen.wire.keys import WireKeys, load_keys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.log import set_up_logging
 from mizzen.wire.messages import PROTOCOL, Welcome
+from mizzen.wire.plan_ring import RingWriter
 from mizzen.wire.server import WireServer
 
 log = logging.getLogger(__name__)
@@ -112,15 +117,17 @@ def serve(
             engine.close()
 
 
-def main(config_type: type[C], importer: Callable[[], Callable[[C, Report], Engine]]) -> int:
+def main(config_type: type[C], importer: Callable[[Links | None], Callable[[C, Report], Engine]]) -> int:
     """Run a rank process; the command line is the supervisor's, not a person's.
 
-    `importer` imports what is heavy and returns the function that loads the engine.
+    `importer` imports what is heavy and returns the function that loads the engine; it is told what ties the
+    ranks together, where there are several.
     """
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
+    parser.add_argument("--links", type=Links.from_json)
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
@@ -129,7 +136,7 @@ def main(config_type: type[C], importer: Callable[[], Callable[[C, Report], Engi
     status = RankStatus(StatusWriter(args.status_fd, args.rank))
     status.phase(Phase.IMPORT)
     try:
-        serve(config_type(**args.config), status, args.control_fd, _frozen(importer()))
+        serve(config_type(**args.config), status, args.control_fd, _frozen(importer(args.links)))
     except SupervisorGone:
         return 1
     except Exception as error:
@@ -156,11 +163,26 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def import_engine() -> Callable[[EngineConfig, Report], Engine]:
+def import_engine(links: Links | None) -> Callable[[EngineConfig, Report], Engine]:
     """Import the real engine; only this imports torch."""
     from mizzen.engine.build import load_engine
 
-    return load_engine
+    if links is None:
+        return load_engine
+    from mizzen.engine.place import local_place, take_processors
+    from mizzen.engine.ranks import Lead
+    from mizzen.parallel.group import Group
+
+    def load(config: EngineConfig, report: Report) -> Engine:
+        place = local_place(config, 0, links.rendezvous)
+        take_processors(place)
+        pulse = PulseWriter(links.pulses, 0)
+        lead = Lead(join=lambda: Group(place), plans=RingWriter(links.ring), pulse=pulse)
+        engine = load_engine(config, report, lead=lead)
+        pulse.start()
+        return engine
+
+    return load
 
 
 if __name__ == "__main__":

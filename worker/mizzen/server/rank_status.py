@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -16,10 +15,10 @@ from mizzen.server.catalogue import (
     FIRST_TOKEN_SECONDS,
     INDEX,
     REQUEST_SECONDS,
-    STARTUP_PHASES,
     STEP_SECONDS,
     Phase,
 )
+from mizzen.server.phases import PhaseStatus
 from mizzen.server.status import StatusWriter
 from mizzen.wire.messages import RefusalCode
 from mizzen.wire.outbox import Outbox
@@ -39,36 +38,17 @@ RATE_SECONDS = 1.0
 """The rate of tokens is of the last time as long as this."""
 
 
-class RankStatus:
+class RankStatus(PhaseStatus):
     """Counts in private memory; `publish` makes all of it visible at once."""
 
     def __init__(self, writer: StatusWriter) -> None:
-        self._writer = writer
-        self._values = writer.values
-        self._phase = Phase.SPAWN
+        super().__init__(writer)
         self._rate_at, self._rate_tokens = 0.0, 0.0
-
-    def phase(self, phase: Phase) -> None:
-        """Enter a phase; the time in a start-up phase is its metric."""
-        now = time.monotonic()
-        if self._phase in STARTUP_PHASES:
-            name = f"phase_seconds_{self._phase.name}"
-            self._set(name, self._get(name) + now - self._get("phase_since"))
-        self._phase = phase
-        self._set("phase", phase)
-        self._set("phase_since", now)
-        self._set("heartbeat", now)
-        self._writer.publish()
 
     def serving(self, endpoint: str) -> None:
         """Start-up is over; gateways may connect to an endpoint."""
         self._writer.set_text(endpoint)
         self.phase(Phase.SERVING)
-
-    def fail(self, reason: str) -> None:
-        """Leave the reason of the end to the supervisor."""
-        self._writer.set_text(reason)
-        self.phase(Phase.FAILED)
 
     def step(self, seconds: float, tokens: int) -> None:
         """Count a step that took some seconds and gave some tokens."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 from mizzen.server.config import EngineConfig
+from mizzen.server.links import Links
 from mizzen.server.loop import Command
 
 KILL_SECONDS = 5.0
@@ -52,14 +53,20 @@ class RankProcess:
         return f"{who} was killed by signal {-self.code} ({name}{hint})"
 
 
-def spawn(module: str, rank: int, config: EngineConfig, block: int) -> RankProcess:
-    """Start a rank that inherits the status block's descriptor and a control pipe."""
+def spawn(
+    module: str, rank: int, config: EngineConfig, block: int, links: Links | None = None
+) -> RankProcess:
+    """Start a rank that inherits the status block's descriptor, a control pipe and what ties it to others."""
     read, write = os.pipe()
     command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
     command += ["--control-fd", str(read), "--parent", str(os.getpid())]
     command += ["--config", json.dumps(dataclasses.asdict(config))]
+    inherited = {block, read}
+    if links is not None:
+        command += ["--links", links.to_json()]
+        inherited |= set(links.descriptors)
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(block, read))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=sorted(inherited))
     finally:
         os.close(read)
     return RankProcess(rank, process, write)

@@ -18,6 +18,7 @@ from mizzen.engine.engine import Engine
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.simulated import Context, Script, Speed, fixed, hashed, simulated_runner
 from mizzen.server.files import ModelFolderError
+from mizzen.server.links import Links
 from mizzen.server.rank import Report, leave, main
 from mizzen.server.simulate import SimulateConfig
 
@@ -147,8 +148,8 @@ def load_simulated(config: SimulateConfig, report: Report) -> Engine:
     return Engine(info, Scheduler(scheduling), runner)
 
 
-def import_simulated() -> Callable[[SimulateConfig, Report], Engine]:
-    """Return `load_simulated`; nothing heavy is to be imported."""
+def import_simulated(links: Links | None) -> Callable[[SimulateConfig, Report], Engine]:
+    """Return `load_simulated`; nothing heavy is to be imported, and there is one rank alone."""
     return load_simulated
 
 

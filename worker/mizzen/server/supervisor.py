@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mizzen.models.registry import read_config
+from mizzen.models.shares import check_shares
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
 from mizzen.server.files import ModelFolderError
 from mizzen.server.http import Health, HttpServer, Routes
+from mizzen.server.links import Links, create_links
 from mizzen.server.loop import Command
 from mizzen.server.metrics import EngineView, registry
+from mizzen.server.pulse import PulseReader, RankWatch
 from mizzen.server.ranks import RankProcess, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
@@ -33,6 +37,8 @@ TURN_SECONDS = 0.25
 GRACE_SECONDS = 4.0
 """Beyond the drain timeout, for ranks to send their last frames and free the device."""
 RANK_MODULE = "mizzen.server.rank"
+FOLLOWER_MODULE = "mizzen.server.follower"
+"""Runs the ranks behind the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,21 @@ class End:
     reason: str = ""
 
 
+class GroupWatch:
+    """Looks after the ranks of a group from outside."""
+
+    def __init__(self, config: EngineConfig, links: Links) -> None:
+        """Take the configuration's deadlines; a step on cpu may take as long as the watchdog allows."""
+        ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
+        steps = min(ranks, seconds) if config.device == "cuda" else seconds
+        self._pulses = PulseReader(links.pulses, links.size)
+        self._watch = RankWatch(links.size, ranks, steps)
+
+    def look(self, now: float) -> str | None:
+        """Return which rank holds up the others, and how, if one does."""
+        return self._watch.look(self._pulses.read(), now)
+
+
 class Supervisor:
     """Supervises one engine. `run` once."""
 
@@ -52,8 +73,10 @@ class Supervisor:
         self._config = config
         self._module = rank_module
         self._started = time.monotonic()
-        self._block = create_block(config.tensor)
+        self._links = create_links(config.tensor) if config.tensor > 1 else None
+        self._block = self._links.status if self._links else create_block(1)
         self._readers = [StatusReader(self._block, rank) for rank in range(config.tensor)]
+        self._watch = GroupWatch(config, self._links) if self._links else None
         self._ranks: list[RankProcess] = []
         self._end: End | None = None
         self._draining = False
@@ -69,9 +92,9 @@ class Supervisor:
             address = f"{http.server_name}:{http.server_port}"
             log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
             try:
-                self._ranks = [
-                    spawn(self._module, rank, config, self._block) for rank in range(config.tensor)
-                ]
+                for rank in range(config.tensor):
+                    module = FOLLOWER_MODULE if rank else self._module
+                    self._ranks.append(spawn(module, rank, config, self._block, self._links))
                 while self._end is None:
                     self._turn(signals.wait(TURN_SECONDS))
                 self._record(self._end)
@@ -79,7 +102,10 @@ class Supervisor:
                 for rank in self._ranks:
                     rank.kill()
                 http.stop()
-                os.close(self._block)
+                if self._links:
+                    self._links.close()
+                else:
+                    os.close(self._block)
         return self._end.code
 
     @property
@@ -115,7 +141,10 @@ class Supervisor:
             return None
         if self._terminating_since is not None and all(rank.code == 0 for rank in ended):
             return End(0) if len(ended) == len(self._ranks) else None
-        rank = next(rank for rank in ended if rank.code != 0 or self._terminating_since is None)
+        # One that was killed took the others along: they find their connections closed.
+        killed = [rank for rank in ended if rank.code is not None and rank.code < 0]
+        wrong = [rank for rank in ended if rank.code != 0 or self._terminating_since is None]
+        rank = [*killed, *wrong][0]
         snapshot = self._readers[rank.number].read()
         if snapshot["phase"] == Phase.FAILED:
             return End(1, "rank_failed", f"rank {rank.number} failed: {snapshot.text}")
@@ -135,13 +164,16 @@ class Supervisor:
                         f"{config.startup_timeout_seconds:g}; it was in phase {phase}"
                     )
                     return End(1, "startup_timeout", reason)
-            elif status["phase"] <= Phase.DRAINING and now - status["heartbeat"] > config.watchdog_seconds:
+            elif number or status["phase"] > Phase.DRAINING:
+                continue  # the pulses tell of ranks behind the first
+            elif now - status["heartbeat"] > config.watchdog_seconds:
                 reason = (
                     f"rank {number} made no progress for {now - status['heartbeat']:.1f} s "
                     f"(--watchdog-seconds {config.watchdog_seconds:g}) with {status['live']:.0f} requests"
                 )
                 return End(1, "watchdog", reason)
-        return None
+        fault = self._watch.look(now) if self._watch else None
+        return End(1, "watchdog", fault) if fault else None
 
     def _record(self, end: End) -> None:
         if not end.kind:
@@ -165,8 +197,8 @@ class Supervisor:
         return "draining" if self._draining or phase != Phase.SERVING else "serving"
 
     def _silence(self) -> float:
-        """Return the seconds since the last turn of the most silent rank's loop."""
-        return time.monotonic() - min(reader.read()["heartbeat"] for reader in self._readers)
+        """Return the seconds since the last turn of rank 0's loop."""
+        return time.monotonic() - self._readers[0].read()["heartbeat"]
 
     def _healthy(self) -> Health:
         state = self._state()
@@ -213,8 +245,8 @@ def check_config(config: EngineConfig) -> None:
     """
     if not Path(config.model).is_dir():
         raise ModelFolderError(f"--model {config.model} is no folder")
-    if config.tensor != 1:
-        raise ValueError(f"--tensor must be 1 in this version, not {config.tensor}")
+    if config.tensor > 1:
+        check_shares(read_config(Path(config.model)), config.tensor)
     keys = load_keys(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
 
@@ -227,6 +259,8 @@ def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """
     set_up_logging(process="supervisor")
     try:
+        if config.tensor > 1 and rank_module != RANK_MODULE:
+            raise ValueError(f"--tensor must be 1 where nothing is computed, not {config.tensor}")
         check_config(config)
     except ValueError as error:
         log.error("wrong configuration", extra={"fields": {"reason": str(error)}})

@@ -1,0 +1,20 @@
+"""Whether a model can be shared by a number of ranks."""
+
+from __future__ import annotations
+
+from mizzen.layers.mesh import Axis
+from mizzen.models.config import ModelConfig
+
+
+def check_shares(config: ModelConfig, ranks: int) -> None:
+    """Check that every rank gets an equal part of each layer.
+
+    Key-value heads that are fewer than ranks are held by several; the vocabulary is padded.
+
+    Raises:
+        ValueError: names what does not divide, the numbers, and those that would do.
+    """
+    axis = Axis(0, ranks)
+    axis.part(config.heads, "num_attention_heads")
+    axis.shared_part(config.kv_heads, "num_key_value_heads")
+    axis.part(config.intermediate_size, "intermediate_size")
