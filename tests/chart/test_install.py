@@ -1,0 +1,212 @@
+"""The chart on a real API server: install, upgrade, rollback, `helm test`, uninstall, and install again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mizzen_local.cluster import Cluster
+from mizzen_local.kubectl import Kubectl
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("chart")]
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/mizzen"
+PREVIOUS = Path(__file__).parent / "mizzen-0.1.0"
+CRD = "inferenceservices.mizzen.dev"
+WAIT = ("--wait", "--timeout", "3m")
+RENDERED: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "namespace": {"rbac": {"scope": "namespace"}, "crds": {"enabled": False}},
+    "everything": {
+        "commonLabels": {"team": "llm"},
+        "commonAnnotations": {"owner": "me"},
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "extra"}}],
+        "images": {"pullSecrets": [{"name": "regcred"}]},
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+        "networkPolicy": {
+            "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+            "extraIngress": [{"from": [{"podSelector": {}}]}],
+            "extraEgress": [{"ports": [{"port": 9999, "protocol": "TCP"}]}],
+        },
+        "podDisruptionBudget": {"maxUnavailable": "50%"},
+        "operator": {
+            "extraEnv": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+            "extraEnvFrom": [{"configMapRef": {"name": "c", "optional": True}}],
+            "extraVolumes": [{"name": "v", "secret": {"secretName": "s"}}],
+            "extraVolumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": True}],
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+            "topologySpreadConstraints": [],
+            "priorityClassName": "system-cluster-critical",
+        },
+    },
+}
+
+
+def identity(kubectl: Kubectl, *what: str) -> str:
+    return kubectl("get", *what, "-o", "jsonpath={.metadata.uid}")
+
+
+@pytest.fixture(scope="module")
+def harbour(kubectl: Kubectl) -> None:
+    """The namespace of what is rendered, with what a dry run does not make and admission asks for."""
+    kubectl("create", "namespace", "harbour")
+    kubectl("create", "serviceaccount", "sail-operator-test", "--namespace", "harbour")
+
+
+@pytest.mark.usefixtures("harbour", "stand_ins")
+@pytest.mark.parametrize("case", RENDERED)
+def test_the_api_server_takes_every_object(helm: Any, case: str, dry_run: Callable[..., list[str]]) -> None:
+    manifests = helm.template(RENDERED[case])
+    taken = dry_run("\n---\n".join(json.dumps(manifest) for manifest in manifests))
+    assert len(taken) == len(manifests)
+    assert not [line for line in taken if "(server dry run)" not in line]
+
+
+def test_in_one_namespace_the_api_has_nothing_cluster_scoped(helm: Any, kubectl: Kubectl) -> None:
+    listed = kubectl("api-resources", "--namespaced=false", "--no-headers").splitlines()
+    unscoped = {line.split()[-1] for line in listed}
+    assert {"ClusterRole", "CustomResourceDefinition", "Namespace"} <= unscoped
+    assert not unscoped & {manifest["kind"] for manifest in helm.template(RENDERED["namespace"])}
+
+
+def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]) -> None:
+    """From the previous version through upgrade, test, rollback and uninstall to a second life."""
+    home = make_namespace("mizzen-system")
+    here = ("--namespace", home)
+    helm("install", "mizzen", PREVIOUS, *here, *WAIT, "--set", "operator.replicas=1")
+    kept = {
+        "apiVersion": "mizzen.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "kept", "namespace": "default"},
+        "spec": {
+            "model": {"source": "file:///opt/mizzen/models/demo"},
+            "engine": {"device": "CPU"},
+            "replicas": 0,
+        },
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(kept))
+    ours = identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)
+
+    # Helm owned no CRD then; docs/install.md says so.
+    with pytest.raises(Exception, match="invalid ownership metadata"):
+        helm("upgrade", "mizzen", CHART, *here)
+    kubectl("label", "crd", CRD, "app.kubernetes.io/managed-by=Helm")
+    owner = f"meta.helm.sh/release-name=mizzen meta.helm.sh/release-namespace={home}".split()
+    kubectl("annotate", "crd", CRD, "helm.sh/resource-policy=keep", *owner)
+    helm("upgrade", "mizzen", CHART, *here, *WAIT, "--set", "operator.replicas=2")
+    served = json.loads(kubectl("get", "crd", CRD, "-o", "json"))["spec"]["versions"][0]
+    shipped = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())["spec"]["versions"][0]
+    assert fields(served["schema"]) == fields(shipped["schema"])
+
+    assert "Phase:          Succeeded" in helm("test", "mizzen", *here)
+    pods = kubectl("get", "pods", *here, "-l", "app.kubernetes.io/component=operator", "-o", "name")
+    assert len(pods.splitlines()) == 2
+
+    helm("rollback", "mizzen", "1", *here, *WAIT)
+    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
+    helm("rollback", "mizzen", "2", *here)
+    helm("uninstall", "mizzen", *here, *WAIT)
+    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
+    assert left(kubectl, home) == {
+        "ConfigMap/kube-root-ca.crt",
+        "Lease/mizzen-operator",
+        "ServiceAccount/default",
+    }
+
+    helm("install", "mizzen", CHART, *here)
+    helm("uninstall", "mizzen", *here)
+    other = ("second", CHART, *here, "--set", "operator.replicas=1")
+    with pytest.raises(Exception, match="invalid ownership metadata"):
+        helm("install", *other)
+    helm("upgrade", "--install", *other, *WAIT, "--take-ownership", "--force-conflicts")
+    assert "Phase:          Succeeded" in helm("test", "second", *here)
+    helm("uninstall", "second", *here, *WAIT)
+    assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
+    kubectl("delete", "infsvc", "kept")
+
+
+def fields(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the names in a schema: the API server writes defaults into the rest."""
+    return {key: fields(value) for key, value in schema.items() if isinstance(value, dict)}
+
+
+def left(kubectl: Kubectl, namespace: str) -> set[str]:
+    """Return what a namespace holds, events apart, and what labels call the chart's anywhere."""
+    listed = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    kinds = ",".join(kind for kind in listed if not kind.startswith("events"))
+    there = json.loads(kubectl("get", kinds, "--namespace", namespace, "-o", "json"))["items"]
+    wide = kubectl(
+        "get", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=mizzen", "-o", "name"
+    )
+    return {f"{item['kind']}/{item['metadata']['name']}" for item in there} | set(wide.splitlines())
+
+
+def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
+    helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]
+) -> None:
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/inferenceservices.yaml"))
+    kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+    home, elsewhere = make_namespace("solo"), make_namespace("elsewhere")
+    values = "rbac.scope=namespace,crds.enabled=false,operator.replicas=1"
+    helm("install", "solo", CHART, "--namespace", home, *WAIT, "--set", values)
+    example = str(ROOT / "examples/inferenceservice.yaml")
+    kubectl("apply", "--namespace", elsewhere, "-f", example)
+    kubectl("apply", "--namespace", home, "-f", example)
+    kubectl(
+        "wait", "--namespace", home, "infsvc/demo", "--for=condition=Ready", "--timeout=180s", timeout=200
+    )
+    binding = json.loads(kubectl("get", "rolebinding", "demo-gateway", "--namespace", home, "-o", "json"))
+    assert binding["roleRef"]["kind"] == "Role"
+    ignored = json.loads(kubectl("get", "infsvc", "demo", "--namespace", elsewhere, "-o", "json"))
+    assert "status" not in ignored
+    assert "Phase:          Succeeded" in helm("test", "solo", "--namespace", home)
+    kubectl("delete", "infsvc", "demo", "--namespace", home, "--cascade=foreground", timeout=200)
+    helm("uninstall", "solo", "--namespace", home, *WAIT)
+
+
+def test_a_failing_check_says_what_is_wrong(
+    bare: Cluster, kubectl: Kubectl, make_namespace: Callable[[str], str]
+) -> None:
+    home = make_namespace("empty")
+    kubectl("delete", "crd", CRD, "--ignore-not-found", "--wait")
+    assert "mizzen.dev/v1alpha1 is not served: install the CRD" in check(bare, home)
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/inferenceservices.yaml"))
+    kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+    assert f"nobody holds Lease {home}/x" in check(bare, home)
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "x", "namespace": home},
+        "spec": {"holderIdentity": "x-0"},
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(lease))
+    assert f"there is no Service {home}/x" in check(bare, home)
+    kubectl("create", "service", "clusterip", "x", "--tcp=8080", "--namespace", home)
+    assert "/readyz: " in check(bare, home)
+
+
+def check(bare: Cluster, namespace: str) -> str:
+    """Run the check that `helm test` runs, once, and return its complaint."""
+    command = [sys.executable, "-m", "mizzen_operator.main", "check", "--name", "x", "--namespace", namespace]
+    environment = {**os.environ, "KUBECONFIG": str(bare.state.kubeconfig)}
+    run = subprocess.run(
+        [*command, "--timeout-seconds", "0"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 1, run
+    return run.stderr
