@@ -2,11 +2,13 @@
 
     python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--json]
     python benchmarks/grammar.py --device cpu --layers 2 [--json]
+    python benchmarks/grammar.py --host [--batch 64] [--json]
 
 Random weights, and a real vocabulary of 128,000 entries, made once and kept in a folder for temporary files.
 All rows of a batch have the grammar, and none of the grammars can end. The mean time of a step is taken while
 all rows decode; of several rounds the median is told. `mask_ms` is the part of it that the engine's loop
-spends on masks: on a GPU it passes while the model runs.
+spends on masks: on a GPU it passes while the model runs. `--host` runs no model: tokens are drawn at random
+among those allowed, and what a step's matches and masks take is told, by the clock and of the processor.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gateway_parts.vocabulary import Vocabulary
 
 from gpu import SHAPES, finish, median, parser
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
+from mizzen.core.output import GrammarCounts
 from mizzen.core.request import Request
+from mizzen.engine.grammar.build import Builder, Target
+from mizzen.engine.grammar.compiled import CompiledGrammar
+from mizzen.engine.grammar.masks import GrammarMasks
+from mizzen.engine.state import Uploader
 
 PROMPT, FIRST, LAST = 100, 16, 112
 RECORDS = r"""
@@ -126,13 +134,63 @@ def compile_seconds(llm: LLM) -> dict[str, float]:
     return found
 
 
+def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int) -> dict[str, float]:
+    """Return what a step costs the host, in microseconds, while every row has the grammar."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in Vocabulary().files.items():
+            (Path(folder) / name).write_bytes(content)
+        target = Target(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))
+        compiled = Builder(target, threads=2, nesting=64).compile(grammar)
+    counts, rng, slots = GrammarCounts(), np.random.default_rng(0), np.arange(batch)
+    masks = GrammarMasks(vocab_size, Uploader(torch.device("cpu")), counts)
+    for slot in range(batch):
+        masks.start(slot, CompiledGrammar(grammar.kind, grammar.text, compiled, slot), np.empty(0, np.int32))
+    wall, spent = [], []
+    for _ in range(steps):
+        began, used = time.perf_counter(), time.process_time()
+        bits = masks.bits(slots, slots).numpy()
+        wall.append(time.perf_counter() - began)
+        spent.append(time.process_time() - used)
+        rows = (np.unpackbits(bits[slot].view(np.uint8), bitorder="little") for slot in slots.tolist())
+        drawn = np.array([rng.choice(np.flatnonzero(row)) for row in rows])
+        masks.sampled(slots, lambda drawn=drawn: drawn)
+    masks.close()
+    told = np.array(wall[FIRST:]) * 1e6
+    return {
+        "us": float(np.median(told)),
+        "p90_us": float(np.percentile(told, 90)),
+        "processor_us": float(np.median(spent[FIRST:]) * 1e6),
+    }
+
+
+def host(args: Any) -> dict[str, dict[str, float]]:
+    """Measure all grammars without a model."""
+    found: dict[str, dict[str, float]] = {}
+    for name, grammar in GRAMMARS.items():
+        if grammar is None:
+            continue
+        vocab_size = SHAPES[args.shape]["vocab_size"]
+        found[name] = one = host_step(vocab_size, grammar, args.batch, LAST)
+        print(
+            f"batch {args.batch} {name:>12}: {one['us']:8.0f} us a step (p90 {one['p90_us']:.0f}), "
+            f"{one['processor_us']:.0f} us of the processor"
+        )
+    return found
+
+
 def main() -> None:
     made = parser(__doc__)
+    made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--layers", type=int, default=0, help="run so many layers of the shape alone")
     made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
     args = made.parse_args()
+    if args.host:
+        found = host(args)
+        if args.json:
+            print(json.dumps({"host": found}))
+        return
     steps: dict[str, dict[str, float]] = {}
     with load(args) as llm:
         llm.generate(
