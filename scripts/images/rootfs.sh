@@ -1,0 +1,22 @@
+#!/bin/sh
+# Takes from a base image what runs no program of ours: package managers, Perl, pip, documents, set-user-ID bits.
+# dpkg's list of packages stays true, so that scanners see what is left.
+set -eu
+here=$(readlink -f "$0")
+
+installed() { dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' | awk '$1 ~ /^i/ {print $2}'; }
+
+wanted="apt apt-utils debian-archive-keyring gpgv sqv perl-base debconf debconf-i18n python3-pip-whl
+  python3-setuptools-whl python3-venv python3.11-venv python3-distutils python3-lib2to3"
+gone=$(for package in $wanted; do installed | grep -x "$package" || true; done)
+# Removed, not purged: configuration below /etc/apt may be mounted by who builds.
+DEBIAN_FRONTEND=noninteractive dpkg --remove --force-all $gone >/tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log >&2; exit 1; }
+rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian /usr/share/python-wheels \
+  /var/cache/* /var/log/* /var/lib/apt /usr/lib/apt
+rm -rf /usr/lib/*/gconv  # iconv's; Python has encodings of its own
+python=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+for part in ensurepip idlelib lib2to3 test tkinter turtledemo turtle.py pydoc_data; do rm -rf "${python:?}/$part"; done
+rm -rf "$python"/site-packages/pip* "$python"/site-packages/setuptools* "$python"/site-packages/wheel* \
+  "$python"/config-*/*.a /usr/local/bin/pip* /usr/local/bin/wheel /usr/local/bin/idle* /usr/local/bin/2to3*
+find / -xdev -type f -perm /6000 -exec chmod a-s {} +
+rm -f /tmp/dpkg.log "$here"

@@ -1,0 +1,204 @@
+"""The installation under test: its images, its namespaces, its service, and the pod that chats with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import Reader, Restarts, condition, kubectl, run
+
+ROOT = Path(__file__).parents[2]
+SYSTEM, TENANT = "mizzen-system", "mizzen-e2e"
+RELEASE, NAME, CLIENT = "mizzen", "demo", "client"
+SITE_CLAIM, SITE_MOUNT = "site-packages", "/mnt/site-packages"
+PYTHON = "/opt/mizzen/bin/python"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a run installs.
+
+    Attributes:
+        prefix: of the images' repositories, such as `localhost/mizzen`.
+        tag: of the images that are installed first.
+        next_tag: of those that `helm upgrade` brings.
+        pull_policy: of all pods.
+        engine_site: folder of the nodes with the packages that the engine's image leaves out; empty for none.
+    """
+
+    prefix: str
+    tag: str
+    next_tag: str
+    pull_policy: str
+    engine_site: str
+    reader: Reader
+    restarts: Restarts
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], reader: Reader) -> Product:
+        """Read what `run.py` says."""
+        return cls(
+            prefix=environment["E2E_PREFIX"],
+            tag=environment["E2E_TAG"],
+            next_tag=environment["E2E_NEXT_TAG"],
+            pull_policy=environment["E2E_PULL_POLICY"],
+            engine_site=environment.get("E2E_ENGINE_SITE", ""),
+            reader=reader,
+            restarts=Restarts(reader, (SYSTEM, TENANT)),
+        )
+
+    def image(self, program: str, tag: str | None = None) -> str:
+        """Reference of an image."""
+        return f"{self.prefix}/{program}:{tag or self.tag}"
+
+    def helm(self, verb: str, tag: str) -> None:
+        """Install or upgrade the chart as a user does."""
+        values = {
+            "images": {
+                "operator": {"repository": f"{self.prefix}/operator", "tag": tag},
+                "gateway": {"repository": f"{self.prefix}/gateway", "tag": tag},
+                "engine": {"repository": f"{self.prefix}/engine-cpu", "tag": tag},
+                "operatorPullPolicy": self.pull_policy,
+                "childPullPolicy": self.pull_policy,
+            }
+        }
+        where = [RELEASE, str(ROOT / "charts/mizzen"), "--namespace", SYSTEM]
+        run("helm", verb, *where, "--wait", "--timeout", "3m", "-f", "-", stdin=json.dumps(values))
+
+    def service(self) -> dict[str, Any]:
+        """The InferenceService of the demo, with two groups and two gateways."""
+        spec: dict[str, Any] = {
+            "model": {"source": "file:///opt/mizzen/models/demo"},
+            "replicas": 2,
+            "engine": {"device": "CPU", "maxRunningRequests": 32, "prefillChunkTokens": 512},
+            "podTemplate": {
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+                "sharedMemorySizeLimit": "64Mi",
+            },
+            "gateway": {"replicas": 2},
+            "lifecycle": {"startupTimeoutSeconds": 150, "drainTimeoutSeconds": 30},
+        }
+        if self.engine_site:
+            claim = {"claimName": SITE_CLAIM, "readOnly": True}
+            spec["engine"]["env"] = [{"name": "PYTHONPATH", "value": SITE_MOUNT}]
+            spec["podTemplate"]["volumes"] = [{"name": "site", "persistentVolumeClaim": claim}]
+            spec["podTemplate"]["volumeMounts"] = [
+                {"name": "site", "mountPath": SITE_MOUNT, "readOnly": True}
+            ]
+        metadata = {"name": NAME, "namespace": TENANT}
+        return {
+            "apiVersion": "mizzen.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": metadata,
+            "spec": spec,
+        }
+
+    def volume(self) -> list[dict[str, Any]]:
+        """The volume with the engine's packages and its claim: the restricted level allows claims only."""
+        if not self.engine_site:
+            return []
+        size = {"storage": "1Gi"}
+        volume = {
+            "capacity": size,
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"name": SITE_CLAIM, "namespace": TENANT},
+            "hostPath": {"path": self.engine_site, "type": "Directory"},
+        }
+        claim = {
+            "accessModes": ["ReadOnlyMany"],
+            "storageClassName": "",
+            "volumeName": SITE_CLAIM,
+            "resources": {"requests": size},
+        }
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": SITE_CLAIM},
+                "spec": volume,
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": SITE_CLAIM, "namespace": TENANT},
+                "spec": claim,
+            },
+        ]
+
+    def client(self) -> list[dict[str, Any]]:
+        """A pod that stays, from which the tests chat, and its script."""
+        script = {"load.py": (ROOT / "tests/e2e/load.py").read_text()}
+        security = {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        container = {
+            "name": "client",
+            "image": self.image("gateway"),
+            "imagePullPolicy": self.pull_policy,
+            "command": ["sleep", "infinity"],
+            "securityContext": security,
+            "volumeMounts": [{"name": "script", "mountPath": "/client"}],
+        }
+        metadata = {"name": CLIENT, "namespace": TENANT}
+        pod = {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": [{"name": "script", "configMap": {"name": CLIENT}}],
+        }
+        return [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": script},
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
+        ]
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        """The pods of the service's engines or gateways."""
+        selector = f"mizzen.dev/service={NAME},mizzen.dev/component={component}"
+        return self.reader.pods(TENANT, selector)
+
+    def operators(self) -> list[dict[str, Any]]:
+        """The operator's pods."""
+        return self.reader.pods(SYSTEM, "app.kubernetes.io/component=operator")
+
+    def status(self) -> dict[str, Any]:
+        """The InferenceService as it is."""
+        return self.reader.get(f"/apis/mizzen.dev/v1alpha1/namespaces/{TENANT}/inferenceservices/{NAME}")
+
+    def leader(self) -> str:
+        """Name of the operator's pod that leads; empty for none."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{RELEASE}-operator"
+        return self.reader.get(path).get("spec", {}).get("holderIdentity") or ""
+
+    def settled(self, groups: int) -> bool:
+        """Tell whether the service is Ready at its newest generation with exactly so many groups."""
+        now = self.status()
+        status = now.get("status", {})
+        return (
+            condition(now, "Ready") == "True"
+            and status["observedGeneration"] == now["metadata"]["generation"]
+            and status["availableReplicas"] == groups
+            and len(self.pods("engine")) == groups
+        )
+
+
+def namespace(name: str) -> dict[str, Any]:
+    """A namespace that admits pods of the restricted level only."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
+
+
+def everything() -> set[str]:
+    """Return the names of all objects of the cluster that nobody makes by himself, such as events."""
+    transient = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io"}
+    kinds = set(kubectl("api-resources", "--verbs=list", "-o", "name").split()) - transient
+    output = kubectl("get", ",".join(sorted(kinds)), "-A", "-o", "name", "--ignore-not-found")
+    return set(output.split())
