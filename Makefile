@@ -8,10 +8,10 @@ WORKERS ?= auto
 GPU_PYTHON ?= $(PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test test-gpu lint bench docs clean
+.PHONY: help install demo demo-down test test-gpu e2e lint bench docs clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 install: $(STAMP) ## make .venv with everything but the GPU kernels
 
@@ -38,6 +38,9 @@ test: $(STAMP) lint ## lint, types and all tests
 
 test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
 	PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu -o addopts="" --import-mode=importlib -q
+
+e2e: $(STAMP) ## the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)
+	$(BIN)/python tests/e2e/run.py
 
 bench: $(STAMP) ## the benchmarks that run on this machine's CPU
 	$(BIN)/python benchmarks/scheduler_step.py
