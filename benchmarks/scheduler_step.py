@@ -1,8 +1,9 @@
 """Host cost of a step: `next` plus `complete` of the production scheduler, with nothing in between.
 
 Requests of about a thousand tokens run at a steady number. Stop tokens are checked, pages grow, ended
-requests enter the radix cache, and the cache evicts. Time is the thread's CPU time: the scheduler never
-waits, and what other processes take from this one is not its cost.
+requests enter the radix cache, and the cache evicts. With `--policy priority` more requests come than there
+are slots, and an eighth of them has a higher priority. Time is the thread's CPU time: the scheduler
+never waits, and what other processes take from this one is not its cost.
 
     quiet         decode steps while nobody comes or goes
     decode        steps that run no prompt, while 1 % of the requests finish and as many arrive a step (so two
@@ -27,6 +28,7 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.policies import POLICIES
 from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
 
@@ -61,7 +63,7 @@ class Workload:
         prompt = np.concatenate((self._systems[self._rid % 8], self._tokens(512)))
         stops = (7, 8) if self._rid % 2 else ()
         sampling = SamplingParams(max_tokens=3000, stop_token_ids=stops)
-        return Request(rid=self._rid, prompt=prompt, sampling=sampling)
+        return Request(rid=self._rid, prompt=prompt, sampling=sampling, priority=int(self._rid % 8 == 0))
 
     def sample(self, plan: StepPlan) -> StepTokens:
         """Return random tokens, a stop token for some of the decodes."""
@@ -78,7 +80,9 @@ def seconds(plan: StepPlan) -> float:
     return 0.01 + 1e-5 * sum(len(chunk.tokens) for chunk in plan.prefill)
 
 
-def run(running: int, page_size: int, steps: int, churn: float = CHURN) -> Iterator[tuple[float, bool, int]]:
+def run(
+    running: int, page_size: int, steps: int, policy: str, churn: float = CHURN
+) -> Iterator[tuple[float, bool, int]]:
     """Yield each step's microseconds, whether it ran a prompt, and the requests that finished in it."""
     workload = Workload(running, churn, steps)
     scheduler = Scheduler(
@@ -86,14 +90,16 @@ def run(running: int, page_size: int, steps: int, churn: float = CHURN) -> Itera
             pages_total=(running + 4) * 3072 // page_size,
             context_length=4096,
             page_size=page_size,
-            max_running_requests=running + 16,
+            max_running_requests=running if policy == "priority" else running + 16,
+            policy=policy,
             end_token_ids=END_TOKENS,
             max_step_milliseconds=50.0,
             steps_in_flight=2,
         )
     )
     now = 0.0
-    events = [Arrive(workload.request()) for _ in range(running)]
+    waiting = max(running // 16, 1) if policy == "priority" else 0
+    events = [Arrive(workload.request()) for _ in range(running + waiting)]
     flying: list[StepPlan] = []
     warm = steps // 4 + running // 8
     for number in range(steps):
@@ -116,12 +122,12 @@ def run(running: int, page_size: int, steps: int, churn: float = CHURN) -> Itera
             yield lap * 1e6, bool(plan.prefill), len(output.finished)
 
 
-def measure(running: int, page_size: int, steps: int) -> dict[str, float]:
+def measure(running: int, page_size: int, steps: int, policy: str) -> dict[str, float]:
     """Return medians and 99th percentiles in microseconds."""
     gc.collect()
     gc.freeze()
-    quiet = np.array([lap for lap, _, _ in run(running, page_size, steps // 2, churn=0.0)])
-    laps = list(run(running, page_size, steps))
+    quiet = np.array([lap for lap, _, _ in run(running, page_size, steps // 2, policy, churn=0.0)])
+    laps = list(run(running, page_size, steps, policy))
     gc.unfreeze()
     decode = np.array([lap for lap, mixed, _ in laps if not mixed])
     mixed = np.array([lap for lap, mixed, _ in laps if mixed])
@@ -139,16 +145,17 @@ def measure(running: int, page_size: int, steps: int) -> dict[str, float]:
     }
 
 
-def report(sizes: tuple[int, ...], steps: int) -> dict[str, dict[str, dict[str, float]]]:
+def report(sizes: tuple[int, ...], steps: int, policy: str) -> dict[str, dict[str, dict[str, float]]]:
     """Print a table and return its figures."""
     keys = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for page_size in (1, 16):
-        print(f"page size {page_size}: microseconds a step; the goal is {GOAL:.0f} at {GOAL_SIZE} running")
+        goal = f"the goal is {GOAL:.0f} at {GOAL_SIZE} running"
+        print(f"{policy}, page size {page_size}: microseconds a step; {goal}")
         print(f"{'running':>8}" + "".join(f"{key:>12}" for key in keys))
         table: dict[str, dict[str, float]] = {f"{key}_us": {} for key in keys}
         for running in sizes:
-            figure = measure(running, page_size, steps)
+            figure = measure(running, page_size, steps, policy)
             for key in keys:
                 table[f"{key}_us"][str(running)] = round(figure[key], 2)
             print(f"{running:>8}" + "".join(f"{figure[key]:>12.1f}" for key in keys))
@@ -166,11 +173,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
+    parser.add_argument("--policy", choices=tuple(POLICIES), nargs="+", default=["fcfs"])
     parser.add_argument("--steps", type=int, default=3000, help="steps a size; the first quarter warms up")
     options = parser.parse_args()
-    figures = report(tuple(options.sizes), options.steps)
+    policies = {policy: report(tuple(options.sizes), options.steps, policy) for policy in options.policy}
     if options.json:
-        print(json.dumps({**figures["page_size_1"], **figures, "goal_us": GOAL}))
+        figures = policies[options.policy[0]]
+        print(json.dumps({**figures["page_size_1"], **figures, "policies": policies, "goal_us": GOAL}))
 
 
 if __name__ == "__main__":

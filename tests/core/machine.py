@@ -23,8 +23,8 @@ configs = st.builds(
     end_token_ids=st.just((3,)),
     steps_in_flight=st.integers(1, 3),
     prefix_cache=st.sampled_from(("radix", "radix", "radix", "none")),
-    eviction=st.sampled_from(("lru", "lfu", "fifo", "mru", "slru")),
-    policy=st.sampled_from(("fcfs", "lpm")),
+    eviction=st.sampled_from(("lru", "lfu", "fifo", "mru", "slru", "priority")),
+    policy=st.sampled_from(("fcfs", "lpm", "dfs-weight", "priority", "priority")),
     reserve_tokens=st.sampled_from((0, 4)),
     max_waiting_requests=st.sampled_from((4, 100)),
 )
@@ -48,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sampled_from(((), (5,), (6, 7, 8))),
         ignore_eos=st.booleans(),
         salt=st.sampled_from((b"", b"", b"tenant")),
+        priority=st.sampled_from((-1, 0, 0, 2)),
     )
     def arrive(
         self,
@@ -58,6 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops: tuple[int, ...],
         ignore_eos: bool,
         salt: bytes,
+        priority: int,
     ) -> None:
         self.rid += 1
         self.world.arrive(
@@ -68,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 stop_token_ids=stops,
                 ignore_eos=ignore_eos,
                 salt=salt,
+                priority=priority,
             )
         )
 

@@ -59,13 +59,14 @@ def test_stop_tokens_beyond_the_table_share_entries() -> None:
 
 
 class Leaf:
-    def __init__(self, used: int, hits: int, born: int = 0) -> None:
-        self.used, self.hits, self.born, self.ticket = used, hits, born, 0
+    def __init__(self, used: int, hits: int, born: int = 0, priority: int = 0) -> None:
+        self.used, self.hits, self.born, self.priority, self.ticket = used, hits, born, priority, 0
 
 
 def test_eviction_orders() -> None:
-    old_busy, new_idle = Leaf(used=3, hits=9, born=2), Leaf(used=5, hits=1, born=1)
+    old_busy, new_idle = Leaf(used=3, hits=9, born=2, priority=2), Leaf(used=5, hits=1, born=1)
     wanted = {"lru": old_busy, "lfu": new_idle, "fifo": new_idle, "mru": new_idle, "slru": new_idle}
+    wanted["priority"] = new_idle
     assert set(wanted) == set(STRATEGIES)
     for name, first in wanted.items():
         heap = EvictionHeap(STRATEGIES[name])

@@ -257,7 +257,9 @@ def test_config_names_the_field() -> None:
         dataclasses.replace(BASE, page_size=0)
     with pytest.raises(ValueError, match="pages_total must be at least 1, not 0"):
         dataclasses.replace(BASE, pages_total=0)
-    with pytest.raises(ValueError, match="--policy must be one of fcfs, lpm, not 'random'"):
+    with pytest.raises(
+        ValueError, match="--policy must be one of fcfs, lpm, dfs-weight, priority, not 'random'"
+    ):
         dataclasses.replace(BASE, policy="random")
 
 

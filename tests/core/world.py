@@ -25,7 +25,9 @@ MakeScheduler = Callable[[SchedulerConfig], Scheduler]
 
 
 def request(rid: int, prompt: list[int], **sampling: object) -> Request:
-    own = {name: sampling.pop(name) for name in ("salt", "generated", "pooling") if name in sampling}
+    own = {
+        name: sampling.pop(name) for name in ("salt", "generated", "pooling", "priority") if name in sampling
+    }
     params = SamplingParams(**sampling)  # type: ignore[arg-type]
     return Request(rid=rid, prompt=np.array(prompt, np.int32), sampling=params, seed=rid, **own)  # type: ignore[arg-type]
 

@@ -17,6 +17,27 @@ Behind = tuple[Node, bytes]
 """A node of the prefix tree, and what a request has next."""
 
 
+class CachedPrefixes:
+    """What the prefix cache holds of waiting requests."""
+
+    def __init__(self, memory: KvMemory) -> None:
+        self._memory = memory
+
+    def pages(self, waiting: Sequence) -> int:
+        """Return how many pages of a request are cached."""
+        memory = self._memory
+        return memory.cache.matched_pages(
+            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt
+        )
+
+    def path(self, waiting: Sequence) -> list[Node]:
+        """Return the nodes that hold these pages, from the root."""
+        memory = self._memory
+        return memory.cache.matched_path(
+            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt
+        )
+
+
 class Admission:
     """The queue, and who leaves it."""
 
@@ -24,7 +45,9 @@ class Admission:
         self.queue = WaitingQueue(POLICIES[config.policy], config.max_waiting_requests)
         self.admissions = 0
         self._memory = memory
-        self._reserve = memory.columns(config.reserve_tokens)
+        self._prefixes = CachedPrefixes(memory)
+        self.reserve = memory.columns(config.reserve_tokens)
+        """Pages that are left for each running request."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.columns(_SHARED_TOKENS)
 
@@ -37,10 +60,10 @@ class Admission:
         """
         admitted: list[Sequence] = []
         running_prompts = {self._behind(sequence, sequence.node) for sequence in draft.prefilled}
-        for sequence in self.queue.order(self.admissions, self._cached_pages):
+        for sequence in self.queue.order(self.admissions, self._prefixes):
             if not draft.budget or not self._memory.free_slots:
                 break
-            reserve = self._reserve * (running + len(admitted))
+            reserve = self.reserve * (running + len(admitted))
             if sequence.need + reserve > self._memory.available:
                 break
             node = self._memory.match(sequence)
@@ -77,8 +100,3 @@ class Admission:
             return None
         width = 4 * self._memory.page_size
         return node, sequence.data_bytes()[node.end * width : end * width]
-
-    def _cached_pages(self, sequence: Sequence) -> int:
-        return self._memory.cache.matched_pages(
-            sequence.data_bytes(), self._memory.matchable(sequence), sequence.request.salt
-        )

@@ -21,11 +21,14 @@ class PrefixCache(Protocol):
 
     def match(self, data: bytes, limit: int, salt: bytes) -> Node: ...  # noqa: D102
     def matched_pages(self, data: bytes, limit: int, salt: bytes) -> int: ...  # noqa: D102
-    def fill(self, node: Node, row: Int32) -> None: ...  # noqa: D102
+    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]: ...  # noqa: D102
+    def fill(self, node: Node, row: Int32, priority: int = 0) -> None: ...  # noqa: D102
     def lock(self, node: Node) -> None: ...  # noqa: D102
     def unlock(self, node: Node) -> None: ...  # noqa: D102
-    def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]: ...  # noqa: D102
-    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]: ...  # noqa: D102
+    def extend(  # noqa: D102
+        self, node: Node, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[Node, list[Duplicate]]: ...
+    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]: ...  # noqa: D102
     def evict(self, count: int) -> list[Int32]: ...  # noqa: D102
     def take_events(self) -> CacheEvents: ...  # noqa: D102
     def snapshot(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -47,7 +50,11 @@ class NoCache:
         """Return 0."""
         return 0
 
-    def fill(self, node: Node, row: Int32) -> None:
+    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]:
+        """Return no nodes."""
+        return []
+
+    def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
         """Write nothing: the empty prefix has no pages."""
 
     def lock(self, node: Node) -> None:
@@ -58,11 +65,13 @@ class NoCache:
         """Undo one lock."""
         node.refs -= 1
 
-    def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]:
+    def extend(
+        self, node: Node, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[Node, list[Duplicate]]:
         """Keep nothing: the pages stay the caller's."""
         return node, []
 
-    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]:
+    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
         """Undo one lock and keep nothing: return the pages."""
         node.refs -= 1
         return [pages]

@@ -16,6 +16,8 @@ class Evictable(Protocol):
     """Logical time of the last use."""
     hits: int
     """How many requests it served."""
+    priority: int
+    """The highest priority of the requests that used it."""
     ticket: int
     """Number of its valid entry in the heap; 0 when it must not be evicted."""
 
@@ -49,12 +51,18 @@ def segmented(node: Evictable) -> Priority:
     return (int(node.hits > 1), node.used)
 
 
+def lowest_priority(node: Evictable) -> Priority:
+    """Those that requests of low priority alone used first, among equals the oldest use."""
+    return (node.priority, node.used)
+
+
 STRATEGIES: dict[str, Strategy] = {
     "lru": least_recently_used,
     "lfu": least_frequently_used,
     "fifo": first_in_first_out,
     "mru": most_recently_used,
     "slru": segmented,
+    "priority": lowest_priority,
 }
 
 

@@ -10,7 +10,7 @@ from mizzen.core.decode import Frame
 from mizzen.core.plan import StepTokens
 from mizzen.core.radix import Node
 from mizzen.core.request import Int32, Int64
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import Phase, Sequence
 
 
 class Release(Struct, frozen=True):
@@ -116,6 +116,10 @@ class Flights:
     def pending(self) -> bool:
         """Tell whether some step's completion will give something back."""
         return any(flight.releases or flight.leaving for flight in self._queue)
+
+    def leaving(self) -> list[Sequence]:
+        """Return the requests whose last step is in flight."""
+        return [s for flight in self._queue for s in flight.leaving if s.phase is Phase.LEAVING]
 
     def releases(self) -> list[Release]:
         """Return all that waits for a fence."""

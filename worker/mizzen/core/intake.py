@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
+from mizzen.core.policies import RANKED
 from mizzen.core.report import asks_anything, reads_whole_prompt
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.core.sequence import Sequence
@@ -46,6 +47,8 @@ class Intake:
         self._serial += 1
         sequence = Sequence(request, self._serial, limit, stops, admissions)
         sequence.stop_bits = self._stops.acquire(stops)
+        if self._config.policy in RANKED:
+            sequence.rank = request.priority
         if asks_anything(request):
             sequence.asks, sequence.whole = True, reads_whole_prompt(request)
         return sequence

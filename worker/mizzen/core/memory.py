@@ -83,7 +83,7 @@ class KvMemory:
         slot = self.free_slots.pop()
         self.holders[slot] = sequence
         row = self.table[slot]
-        self.cache.fill(node, row)
+        self.cache.fill(node, row, sequence.request.priority)
         row[node.end : columns] = pages
         self.tokens[slot, :known] = sequence.tokens
         sequence.slot, sequence.node, sequence.pages_held = slot, node, columns
@@ -102,7 +102,8 @@ class KvMemory:
             return []
         slot, size = sequence.slot, self.page_size
         data = self.tokens[slot, start * size : full * size].tobytes()
-        sequence.node, found = self.cache.extend(node, data, self.table[slot, start:full])
+        own = self.table[slot, start:full]
+        sequence.node, found = self.cache.extend(node, data, own, sequence.request.priority)
         return [Duplicate(start + first, pages) for first, pages in found] if found else found
 
     def adopt(self, sequence: Sequence, duplicates: list[Duplicate]) -> Int32:
@@ -162,7 +163,9 @@ class KvMemory:
         start, row, size = node.end, self.table[slot], self.page_size
         if full > start:
             data = self.tokens[slot, start * size : full * size].tobytes()
-            for pages in self.cache.deposit(node, data, row[start:full]):
+            holder = self.holders[slot]
+            priority = 0 if holder is None else holder.request.priority
+            for pages in self.cache.deposit(node, data, row[start:full], priority):
                 self.pool.give(pages)
             start = full
         else:

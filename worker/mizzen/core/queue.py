@@ -4,52 +4,116 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice, takewhile
 
-from mizzen.core.policies import WINDOW, CachedPages, Policy
+from mizzen.core.policies import WINDOW, Policy, Prefixes, is_patient
 from mizzen.core.sequence import Sequence
 
 
+class _Rank:
+    """The requests of one rank."""
+
+    __slots__ = ("new", "retracted")
+
+    def __init__(self) -> None:
+        self.new: dict[int, Sequence] = {}
+        """In the order of arrival."""
+        self.retracted: list[Sequence] = []
+        """Oldest first."""
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain(self.retracted, self.new.values())
+
+
 class WaitingQueue:
-    """New requests in the order of arrival, and retracted ones, which always go first (oldest first)."""
+    """New requests in the order of arrival, and retracted ones, which always go first (oldest first).
+
+    Higher ranks go before lower ones. Nobody starves: a request of a lower rank that was overtaken by
+    `PATIENCE` admissions goes before all, and is not preempted any more.
+    """
 
     def __init__(self, policy: Policy, limit: int) -> None:
         self.tokens = 0
         """Known tokens of all that wait."""
         self._policy = policy
         self._limit = limit
-        self._new: dict[int, Sequence] = {}
-        self._retracted: list[Sequence] = []
+        self._ranks: dict[int, _Rank] = {}
+        """The highest first; none is empty."""
+        self._new = self._size = 0
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._retracted)
+        return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._retracted
-        yield from self._new.values()
+        return chain.from_iterable(self._ranks.values())
 
     @property
     def full(self) -> bool:
         """Whether another new request is one too many."""
-        return len(self._new) >= self._limit
+        return self._new >= self._limit
 
     def add(self, sequence: Sequence) -> None:
         """Append a new request."""
-        self._new[sequence.rid] = sequence
+        self._rank(sequence.rank).new[sequence.rid] = sequence
+        self._new += 1
+        self._size += 1
         self.tokens += len(sequence.tokens)
 
     def put_back(self, sequence: Sequence) -> None:
         """Add a retracted request."""
-        insort(self._retracted, sequence, key=lambda waiting: waiting.serial)
+        insort(self._rank(sequence.rank).retracted, sequence, key=lambda waiting: waiting.serial)
+        self._size += 1
         self.tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out."""
-        if self._new.pop(sequence.rid, None) is None:
-            self._retracted.remove(sequence)
+        rank = self._ranks[sequence.rank]
+        if rank.new.pop(sequence.rid, None) is None:
+            rank.retracted.remove(sequence)
+        else:
+            self._new -= 1
+        if not rank.new and not rank.retracted:
+            del self._ranks[sequence.rank]
+        self._size -= 1
         self.tokens -= len(sequence.tokens)
 
-    def order(self, admissions: int, cached: CachedPages) -> list[Sequence]:
+    def head(self) -> Sequence | None:
+        """Return the first request of the highest rank."""
+        return next(iter(self), None)
+
+    def order(self, admissions: int, prefixes: Prefixes) -> list[Sequence]:
         """Return the requests that may be admitted now, in the order to try them."""
-        head = list(islice(self._new.values(), WINDOW))
-        return [*self._retracted, *self._policy(head, admissions, cached)]
+        ranks = iter(self._ranks.values())
+        first = next(ranks, None)
+        if first is None:
+            return []
+        ordered = self._ordered(first, admissions, prefixes)
+        if len(self._ranks) == 1:
+            return ordered
+        for rank in ranks:
+            if len(ordered) >= WINDOW:
+                break
+            ordered += self._ordered(rank, admissions, prefixes)
+        urgent = self._urgent(admissions)
+        return [*urgent, *(waiting for waiting in ordered if not waiting.urgent)] if urgent else ordered
+
+    def _ordered(self, rank: _Rank, admissions: int, prefixes: Prefixes) -> list[Sequence]:
+        head = list(islice(rank.new.values(), WINDOW))
+        return [*rank.retracted, *self._policy(head, admissions, prefixes)]
+
+    def _urgent(self, admissions: int) -> list[Sequence]:
+        """Note and return those of lower ranks that were overtaken too often, the oldest first."""
+        found: list[Sequence] = []
+        for rank in islice(self._ranks.values(), 1, None):
+            for waiting in takewhile(lambda one: not is_patient(one, admissions), rank):
+                waiting.urgent = True
+                found.append(waiting)
+        return sorted(found, key=lambda waiting: waiting.serial)
+
+    def _rank(self, number: int) -> _Rank:
+        rank = self._ranks.get(number)
+        if rank is None:
+            rank = self._ranks[number] = _Rank()
+            if len(self._ranks) > 1:
+                self._ranks = dict(sorted(self._ranks.items(), reverse=True))
+        return rank

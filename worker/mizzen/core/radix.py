@@ -18,14 +18,16 @@ from mizzen.core.output import CacheEvents
 from mizzen.core.request import Int32
 
 _TOKEN_BYTES = 4
+LOWEST = -(1 << 31)
+"""The priority of what no request has used."""
 
 
 class Node:
     """A run of pages. Token ids are kept as bytes (native int32), for they are compared and sliced."""
 
     __slots__ = (
-        "born", "children", "data", "end", "hits", "names", "pages", "parent", "refs", "salt", "ticket",
-        "used",
+        "born", "children", "data", "end", "hits", "names", "pages", "parent", "priority", "refs", "salt",
+        "ticket", "used",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, data: bytes, pages: Int32, salt: bytes = b"") -> None:
@@ -42,6 +44,7 @@ class Node:
         self.born = 0
         self.used = 0
         self.hits = 0
+        self.priority = LOWEST
         self.ticket = 0
         self.names: list[int] | None = None
 
@@ -90,11 +93,29 @@ class RadixTree:
             return node.end
         return node.end + self._shared_pages(child, data, position, limit * self._page_bytes)
 
-    def fill(self, node: Node, row: Int32) -> None:
-        """Write the pages from the root to a locked node into a row of a page table, and count a hit."""
+    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]:
+        """Return the nodes that hold the longest cached prefix, from the root; changes nothing."""
+        if salt not in self._roots:
+            return []
+        node, child, _ = self._walk(data, limit, salt)
+        path = [] if child is None else [child]
+        above: Node | None = node
+        while above is not None:
+            path.append(above)
+            above = above.parent
+        path.reverse()
+        return path
+
+    def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
+        """Write the pages from the root to a locked node into a row of a page table, and count a hit.
+
+        `priority` is that of the request; a node has the highest one of those that used it.
+        """
         above: Node | None = node
         while above is not None:
             above.hits += 1
+            if above.priority < priority:
+                above.priority = priority
             end, pages = above.end, above.pages
             row[end - len(pages) : end] = pages
             above = above.parent
@@ -120,7 +141,9 @@ class RadixTree:
                     self._offer_leaf(above)
             above = above.parent
 
-    def extend(self, node: Node, data: bytes, pages: Int32) -> tuple[Node, list[Duplicate]]:
+    def extend(
+        self, node: Node, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[Node, list[Duplicate]]:
         """Insert pages behind a node that the caller has locked, and move the lock to their end.
 
         The tree keeps what is new to it. What it held already comes back as duplicates: the caller keeps its
@@ -133,23 +156,24 @@ class RadixTree:
             child = node.children.get(data[position : position + self._page_bytes])
             first = position // self._page_bytes
             if child is None:
-                node = self._add(node, data[position:], pages[first:].copy(), 1)
+                node = self._add(node, data[position:], pages[first:].copy(), 1, priority)
                 break
             if not data.startswith(child.data, position):
                 child = self._split(child, self._shared_pages(child, data, position, len(data)))
             self._hold(child)
+            child.priority = max(child.priority, priority)
             duplicates.append(Duplicate(first, child.pages))
             position += len(child.data)
             node = child
         return node, duplicates
 
-    def deposit(self, node: Node, data: bytes, pages: Int32) -> list[Int32]:
+    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
         """Insert at least a page behind a node, undo the caller's lock, and return the pages not needed."""
         if data[: self._page_bytes] in node.children:
-            end, duplicates = self.extend(node, data, pages)
+            end, duplicates = self.extend(node, data, pages, priority)
             self.unlock(end)
             return [pages[first : first + len(held)] for first, held in duplicates]
-        leaf = self._add(node, data, pages.copy(), 0)
+        leaf = self._add(node, data, pages.copy(), 0, priority)
         self.evictable += len(pages)
         self.unlock(node)
         self._heap.offer(leaf)
@@ -211,10 +235,10 @@ class RadixTree:
         first = int(differ.argmax())
         return (first if differ[first] else count) // self.page_size
 
-    def _add(self, parent: Node, data: bytes, pages: Int32, refs: int) -> Node:
+    def _add(self, parent: Node, data: bytes, pages: Int32, refs: int, priority: int) -> Node:
         """Add a leaf to a locked node."""
         node = Node(parent, data, pages)
-        node.refs = refs
+        node.refs, node.priority = refs, priority
         node.born = node.used = self._clock
         parent.children[data[: self._page_bytes]] = node
         self._names.added(node)
@@ -229,6 +253,7 @@ class RadixTree:
         assert parent is not None
         upper = Node(parent, node.data[:border], node.pages[:pages])
         upper.refs, upper.born, upper.used, upper.hits = node.refs, node.born, node.used, node.hits
+        upper.priority = node.priority
         parent.children[upper.data[: self._page_bytes]] = upper
         node.parent = upper
         node.data = node.data[border:]

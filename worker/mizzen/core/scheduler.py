@@ -24,6 +24,8 @@ from mizzen.core.memory import KvMemory
 from mizzen.core.output import CacheEvents, Load, StepOutput
 from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.policies import RANKED
+from mizzen.core.preempt import victims
 from mizzen.core.radix import Duplicate
 from mizzen.core.report import NO_REPORTS, reports
 from mizzen.core.request import Finished, FinishReason, Int32, Request
@@ -60,6 +62,7 @@ class Scheduler:
         self._rewrites: list[tuple[Sequence, int, Int32]] = []
         """Cells that the next plan points at the tree's pages: request, first column, pages."""
         self._unchecked = False
+        self._ranked = config.policy in RANKED
 
     @property
     def has_work(self) -> bool:
@@ -82,6 +85,8 @@ class Scheduler:
                 self._abort(event)
         if len(self.flights) >= self.config.steps_in_flight:
             return None
+        if self._ranked and self.admission.queue:
+            self._preempt()
         prompts = bool(self.prefilling or self.admission.queue)
         draft = Draft(self.prefill_budget() if prompts else 0, self.memory)
         if self.decode.size and not self._grow(draft):
@@ -264,6 +269,15 @@ class Scheduler:
         sequence.phase = Phase.WAITING
         self.admission.queue.put_back(sequence)
 
+    def _preempt(self) -> None:
+        """Retract requests of low priority, for the first of a higher one that waits for slot or pages."""
+        head = self.admission.queue.head()
+        if head is not None:
+            running = [*self.decode, *self.prefilling]
+            reserve = self.admission.reserve
+            for sequence in victims(head, running, self.memory, self.decode, self.flights, reserve):
+                self._retract(sequence)
+
     def _grow(self, draft: Draft) -> bool:
         """Give pages to the decodes that begin one; when they are short, retract the youngest requests.
 
@@ -291,9 +305,12 @@ class Scheduler:
     def _make_room(self, need: int) -> bool:
         """Retract the youngest requests until the others' next pages are covered, now or behind a fence.
 
+        Those of a low priority go first, where the policy looks at it.
         Returns False when there was none to retract: one request alone always finds its pages.
         """
-        running = sorted([*self.decode, *self.prefilling], key=lambda sequence: sequence.serial)
+        running = sorted(
+            [*self.decode, *self.prefilling], key=lambda one: (not one.urgent, -one.rank, one.serial)
+        )
         room, count = self.memory.available, len(running)
         while room < need and len(running) > 1:
             youngest = running.pop()

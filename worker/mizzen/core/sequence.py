@@ -42,8 +42,8 @@ class Sequence:
 
     __slots__ = (
         "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "first_sample",
-        "last_step", "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "reported", "request",
-        "rid", "serial", "slot", "stop_bits", "stops", "tokens", "whole",
+        "last_step", "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "rank", "reported",
+        "request", "rid", "serial", "slot", "stop_bits", "stops", "tokens", "urgent", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,10 @@ class Sequence:
         self.request = request
         self.rid = request.rid
         self.prompt_tokens = len(request.prompt) - request.generated
+        self.rank = 0
+        """Its priority, for policies that look at it."""
+        self.urgent = False
+        """Whether it was overtaken so often that it goes before all, and stays."""
         self.serial = serial
         """Order of arrival."""
         self.limit = limit

@@ -1,0 +1,222 @@
+"""Priorities: who goes first, who makes room, who stays in the cache, and that nobody starves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_scheduler import BASE, prompt
+from world import World, request
+
+from mizzen.core import policies
+from mizzen.core.policies import PATIENCE, POLICIES, WINDOW
+from mizzen.core.queue import WaitingQueue
+from mizzen.core.request import Request
+from mizzen.core.sequence import Sequence
+
+
+def world(**changes: object) -> World:
+    return World(dataclasses.replace(BASE, policy="priority", **changes))  # type: ignore[arg-type]
+
+
+def running(here: World) -> set[int]:
+    return {sequence.rid for sequence in here.scheduler.living() if sequence.slot >= 0}
+
+
+def step(here: World, times: int) -> None:
+    for _ in range(times):
+        if here.launch() is None or len(here.flying) >= here.config.steps_in_flight:
+            here.collect()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_a_higher_priority_takes_the_slot_of_the_youngest_of_the_lowest(steps_in_flight: int) -> None:
+    here = world(steps_in_flight=steps_in_flight)
+    for rid, priority in ((1, 0), (2, -1), (3, -1), (4, 5)):
+        here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=60, priority=priority))
+    step(here, 12)
+    here.arrive(request(5, prompt(6, 5), ignore_eos=True, max_tokens=8, priority=1))
+    step(here, 2 * steps_in_flight + 2)
+    assert running(here) == {1, 2, 4, 5}
+    here.drain()  # each gets what it gets alone
+    ends = list(here.finished)
+    assert ends[0] == 5
+    assert ends[-1] == 3
+
+
+def test_a_higher_priority_gets_the_pages_of_as_few_as_needed() -> None:
+    here = world(pages_total=40, max_running_requests=8, prefill_chunk_tokens=128, reserve_tokens=0)
+    for rid in (1, 2, 3):
+        here.arrive(request(rid, prompt(40, rid), ignore_eos=True, max_tokens=12))
+    step(here, 4)
+    here.arrive(request(4, prompt(60, 4), ignore_eos=True, max_tokens=9, priority=1))
+    step(here, 5)
+    assert running(here) == {1, 2, 4}
+    here.drain()
+
+
+def test_nobody_leaves_for_one_who_would_not_fit_even_so() -> None:
+    here = world(pages_total=40, max_running_requests=8, prefill_chunk_tokens=128, reserve_tokens=0)
+    here.arrive(request(1, prompt(80, 1), ignore_eos=True, max_tokens=20, priority=1))
+    here.arrive(request(2, prompt(40, 2), ignore_eos=True, max_tokens=12))
+    step(here, 4)
+    here.arrive(request(3, prompt(100, 3), ignore_eos=True, max_tokens=4, priority=1))
+    step(here, 6)
+    assert running(here) == {1, 2}
+    here.drain()
+
+
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+def test_equals_do_not_preempt(policy: str) -> None:
+    here = world()
+    here = World(dataclasses.replace(BASE, policy=policy, max_running_requests=1))
+    for rid in range(1, 5):
+        priority = 1 if policy == "priority" else rid
+        here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=9, priority=priority))
+        step(here, 3)
+    here.drain()
+    assert list(here.finished) == [1, 2, 3, 4]
+    assert sum(len(plan.starts) for plan in here.plans) == 4
+
+
+def test_memory_is_taken_from_the_lowest_priority_when_it_is_short() -> None:
+    here = world(pages_total=24, max_running_requests=2, reserve_tokens=0, prefill_chunk_tokens=128)
+    here.arrive(request(1, prompt(30, 1), ignore_eos=True, max_tokens=40, priority=0))
+    step(here, 2)
+    here.arrive(request(2, prompt(30, 2), ignore_eos=True, max_tokens=40, priority=3))
+    here.drain()
+    assert list(here.finished) == [2, 1]
+
+
+def test_a_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 40
+    monkeypatch.setattr(policies, "PATIENCE", patience)
+    here = world(max_running_requests=1, prefill_chunk_tokens=64)
+    here.arrive(request(1, prompt(4, 1), ignore_eos=True, max_tokens=12))
+    rid = 1
+    while 1 not in here.finished:
+        if len(here.scheduler.admission.queue) < 3:
+            rid += 1
+            here.arrive(request(rid, prompt(3, rid % 7), max_tokens=2, ignore_eos=True, priority=1))
+        step(here, 1)
+        assert rid < patience + 20, "it is overtaken for ever"
+    here.drain()
+    assert rid > patience - 5
+
+
+def make(serial: int, priority: int) -> Sequence:
+    asked = Request(rid=serial, prompt=np.array([1], np.int32), sampling=request(0, [1]).sampling)
+    sequence = Sequence(asked, serial, 9, frozenset(), 0)
+    sequence.rank = priority
+    return sequence
+
+
+class Nothing:
+    def pages(self, waiting: Sequence) -> int:
+        return 0
+
+    def path(self, waiting: Sequence) -> list[int]:
+        return []
+
+
+@given(priorities=st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=40))
+def test_the_queue_is_ordered_by_priority_then_retraction_then_arrival(
+    priorities: list[tuple[int, bool]],
+) -> None:
+    queue = WaitingQueue(POLICIES["priority"], 100)
+    waiting = [make(serial, priority) for serial, (priority, _) in enumerate(priorities)]
+    for sequence, (_, retracted) in zip(waiting, priorities, strict=True):
+        (queue.put_back if retracted else queue.add)(sequence)
+    order = sorted(waiting, key=lambda one: (-one.rank, not priorities[one.serial][1], one.serial))
+    assert queue.order(0, Nothing()) == list(queue) == order
+    assert queue.head() is (order[0] if order else None)
+    assert len(queue) == len(order)
+    for sequence in order[::2]:
+        queue.remove(sequence)
+    assert list(queue) == order[1::2]
+    assert queue.tokens == len(order[1::2])
+
+
+def test_a_high_priority_is_found_behind_a_long_queue() -> None:
+    queue = WaitingQueue(POLICIES["priority"], 10_000)
+    for serial in range(3 * WINDOW):
+        queue.add(make(serial, 0))
+    late = make(9999, 1)
+    queue.add(late)
+    assert queue.order(0, Nothing())[0] is late
+    urgent = queue.order(PATIENCE, Nothing())
+    assert urgent[0].serial == 0
+    assert len(set(urgent)) == len(urgent)
+
+
+class Paths:
+    """Requests below nodes of a made-up tree: each prompt is its path."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def pages(self, waiting: Sequence) -> int:
+        return len(self.paths[waiting.serial])
+
+    def path(self, waiting: Sequence) -> list[str]:
+        path = self.paths[waiting.serial]
+        return [path[:end] for end in range(len(path) + 1)]
+
+
+def test_the_heaviest_branches_go_first_and_stay_together() -> None:
+    paths = ["b", "a", "ab", "b", "", "aa", "b", "bc", "ab"]
+    policy = POLICIES["dfs-weight"]
+    waiting = [make(serial, 0) for serial in range(len(paths))]
+    order = [one.serial for one in policy(waiting, 0, Paths(paths))]
+    # Below a 7 pages are saved, 4 of them below ab; below b 5.
+    assert order == [2, 8, 5, 1, 7, 0, 3, 6, 4]
+    waiting[4].admissions_before = -PATIENCE
+    assert next(iter(policy(waiting, 0, Paths(paths)))).serial == 4
+
+
+@given(paths=st.lists(st.text("ab", max_size=4), max_size=30))
+def test_each_branch_is_in_one_run(paths: list[str]) -> None:
+    waiting = [make(serial, 0) for serial in range(len(paths))]
+    order = [one.serial for one in POLICIES["dfs-weight"](waiting, 0, Paths(paths))]
+    assert sorted(order) == list(range(len(paths)))
+    for node in {path[:end] for path in paths for end in range(len(path) + 1)}:
+        below = [place for place, serial in enumerate(order) if paths[serial].startswith(node)]
+        assert below == list(range(below[0], below[-1] + 1))
+
+
+def test_the_order_by_weight_shares_what_it_caches() -> None:
+    """A cache that holds one prefix alone is not filled anew at each turn."""
+    recomputed = {}
+    for policy in ("fcfs", "dfs-weight"):
+        here = World(
+            dataclasses.replace(
+                BASE, policy=policy, pages_total=20, max_running_requests=1, prefill_chunk_tokens=128
+            )
+        )
+        heads = [prompt(56, 1), prompt(56, 2)]
+        for rid, head in enumerate(heads, start=1):
+            here.arrive(request(rid, [*head, 4], max_tokens=1))
+            here.drain_running()
+        for rid in range(3, 13):
+            here.arrive(request(rid, [*heads[rid % 3 == 0], 5, rid % 12], max_tokens=1, ignore_eos=True))
+        here.drain()
+        recomputed[policy] = sum(len(chunk.tokens) for plan in here.plans for chunk in plan.prefill)
+    assert recomputed["dfs-weight"] < 0.75 * recomputed["fcfs"]
+
+
+def test_prefixes_of_a_high_priority_stay_in_the_cache() -> None:
+    cached = {}
+    for eviction in ("lru", "priority"):
+        here = World(dataclasses.replace(BASE, eviction=eviction, pages_total=40))
+        here.arrive(request(1, prompt(40, 1), max_tokens=2, ignore_eos=True, priority=2))
+        here.drain_running()
+        for rid in range(2, 8):
+            here.arrive(request(rid, prompt(40, rid), max_tokens=2, ignore_eos=True))
+            here.drain_running()
+        here.arrive(request(9, prompt(40, 1), max_tokens=2, ignore_eos=True))
+        here.drain()
+        cached[eviction] = here.finished[9].cached_tokens
+    assert cached == {"lru": 0, "priority": 36}
