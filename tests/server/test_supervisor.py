@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,10 @@ def test_probes_and_metrics_from_start_to_end(start_engine: Start) -> None:
     first, whole = (f"sglang:{name}_seconds_sum" for name in ("time_to_first_token", "e2e_request_latency"))
     assert metrics[whole,] >= metrics[first,] > 0
     assert 'model_name="tiny"' in engine.get("/metrics")[1]
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{engine.port}/metrics", headers=accept)
+    with urllib.request.urlopen(asked, timeout=10) as answer:  # as Prometheus asks
+        assert "\nsglang:num_running_reqs{" in answer.read().decode()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
     assert not engine.message.exists()

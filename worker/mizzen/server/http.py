@@ -13,12 +13,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
 
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""Also for those who would rather have OpenMetrics: there the library writes `_` for the colon of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
             health = routes.healthy() if path == "/healthz" else routes.ready()
             self._json(HTTPStatus.OK if health.good else HTTPStatus.SERVICE_UNAVAILABLE, health.body)
         elif path == "/metrics":
-            encoder, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._reply(HTTPStatus.OK, kind, encoder(routes.metrics))
+            self._reply(HTTPStatus.OK, TEXT, generate_latest(routes.metrics))
         else:
             self._json(HTTPStatus.NOT_FOUND, {"error": f"no {path}; there are /healthz, /readyz, /metrics"})
 
