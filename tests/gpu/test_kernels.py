@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import SlotStart
+from mizzen.core.params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.plan import Asks, SlotStart
+from mizzen.engine.penalized import SlotPenalties
 from mizzen.engine.sampler import mask_tokens, sample, sample_fused
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.kernels import decode, sampling
@@ -182,6 +183,60 @@ def test_draw_and_advance_leaves_padding_where_it_is() -> None:
     assert tokens[:4].tolist() == wanted[:4].tolist()
     assert state.last_tokens[slots[:4].long()].tolist() == wanted[:4].tolist()
     assert positions.tolist() == [6, 7, 8, 9, 0, 0]
+
+
+@pytest.mark.parametrize("vocab", [70, 4096, 9001])
+def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> None:
+    upload, rng = Uploader(DEVICE), np.random.default_rng(vocab)
+    twins = [SlotState(7, 4, upload, scratch_page=0, vocab=vocab) for _ in range(2)]
+    slots, kinds = rng.permutation(7)[:6].astype(np.int64), [0, 1, 2, 0, 1, 2]
+    constrained = Grammar(GrammarKind.JSON_OBJECT)
+    for state in twins:
+        starts = []
+        for row, slot in enumerate(slots.tolist()):
+            params = SamplingParams(
+                temperature=[0.0, 0.8][row % 2],
+                frequency_penalty=1.5 if kinds[row] else 0.0,
+                repetition_penalty=1.3 if kinds[row] else 1.0,
+                grammar=constrained if kinds[row] != 1 else None,
+            )
+            known = np.random.default_rng(row).integers(0, vocab, 300).astype(np.int32)
+            asks = Asks(tokens=known, prompt_tokens=100)
+            starts.append(SlotStart(slot=slot, length=0, sampling=params, seed=row, asks=asks))
+        state.start(tuple(starts))
+    words = rng.integers(-(2**31), 2**31, (8, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
+    bits = torch.from_numpy(words).to(DEVICE)
+    plain, subject = twins
+    plain.extras.masks = SimpleNamespace(bits=lambda slots, positions: bits, applied=lambda: None)
+    penalties = SlotPenalties(subject.extras, subject.scratch + 1)
+    within = penalties.within(slots, np.array([], np.int64))
+    assert within.tolist() == [1, 4]
+    penalties.set(slots, within)
+    on_device = upload(np.append(slots, subject.scratch).astype(np.int32))
+    positions = upload(np.append(np.arange(300, 306), 0).astype(np.int32))
+    tokens = torch.zeros(7, dtype=torch.int64, device=DEVICE)
+    for step in range(3):
+        logits = normal(7, vocab, seed=step) * 3
+        where = slots, np.arange(301, 307) + step
+        wanted = sample(logits[:6].clone(), plain, *where, upload).tokens
+        sampling.draw_and_advance(
+            logits, on_device, positions, subject.temperature.device, subject.seed.device, tokens,
+            subject.last_tokens, subject.scratch, penalties,
+        )  # fmt: skip
+        extras = subject.extras.batch(*where, within)
+        assert extras is not None
+        assert extras.masks_alone
+        sampling.draw_masked(
+            logits, extras.index, on_device, positions, subject.temperature.device, subject.seed.device,
+            tokens, subject.last_tokens, bits, penalties,
+        )  # fmt: skip
+        assert tokens[:6].tolist() == wanted.tolist()
+        assert subject.last_tokens[upload(slots)].tolist() == wanted.tolist()
+        for slot in slots[[1, 2, 4, 5]].tolist():
+            rows = [state.extras.counts.table[state.extras.counts.rows[slot]] for state in twins]
+            assert torch.equal(*rows)
+    penalties.set(slots, np.array([], np.int64))
+    assert penalties.places[upload(slots[[1, 4]])].lt(-1).all()
 
 
 @pytest.mark.parametrize("vocab", [100, 4096, 9001])

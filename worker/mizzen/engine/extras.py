@@ -95,6 +95,14 @@ class BatchExtras:
     steps: int
     """It is good for so many steps: then a ban ends."""
 
+    @property
+    def masks_alone(self) -> bool:
+        """Tell whether each of these rows has a grammar, and nothing else but penalties and a temperature."""
+        if not len(self.rows) or len(self.masked) < len(self.rows):
+            return False
+        reported = self.logprobs is not None and self.logprobs.processed is not None
+        return not reported and self.bias is None and self.set_bias is None and self.bans is None
+
 
 class SlotExtras:
     """What each slot asks."""
@@ -140,9 +148,14 @@ class SlotExtras:
         if start.sampling.grammar is not None and self.masks is not None:
             self.masks.start(slot, start.sampling.grammar, output)
 
-    def batch(self, slots: Int64, positions: Int64) -> BatchExtras | None:
-        """Return what a batch asks (its slots, and the positions of the tokens to be drawn), or None."""
+    def batch(self, slots: Int64, positions: Int64, within: Int64 | None = None) -> BatchExtras | None:
+        """Return what a batch asks (its slots, and the positions of the tokens to be drawn), or None.
+
+        Rows `within` are penalised where they are drawn, and ask nothing here.
+        """
         flags = self.flags[slots]
+        if within is not None:
+            flags[within] = 0
         if not flags.any():
             return None
         return Gather(self, slots, positions, flags).batch()

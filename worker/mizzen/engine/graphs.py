@@ -18,9 +18,11 @@ import torch
 from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
+from mizzen.engine.asks import TokenMasks
 from mizzen.engine.extras import BatchExtras
+from mizzen.engine.penalized import SlotPenalties
 from mizzen.engine.sampler import draw, filtered_rows, finish
-from mizzen.engine.side import DeviceSide
+from mizzen.engine.side import DeviceSide, LogprobTensors, report
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Outcome
 from mizzen.models.decoder import Decoder
@@ -78,6 +80,11 @@ class DecodeGraphs:
         """The decode batch that the device holds; None when another kind of step has run since."""
         self.filtered: Int64 = np.empty(0, np.int64)
         """Rows of that batch that draw from a part of the vocabulary."""
+        self.penalties = SlotPenalties(state.extras, self.scratch + 1)
+        self.within: Int64 = np.empty(0, np.int64)
+        """Rows of that batch that the graph itself penalises."""
+        self.masks_alone = False
+        """Whether the rows of that batch that are drawn again need their masks and nothing else."""
         self.extras: BatchExtras | None = None
         """What rows of that batch ask beyond that."""
         self.extras_steps = 0
@@ -106,6 +113,7 @@ class DecodeGraphs:
             self.tokens[:size],
             state.last_tokens,
             self.scratch,
+            self.penalties,
         )
 
     def capture(self, stream: torch.cuda.Stream) -> float:
@@ -113,6 +121,7 @@ class DecodeGraphs:
         begin = time.perf_counter()
         pool = None
         with torch.inference_mode(), torch.cuda.stream(stream):
+            self.load_kernels()
             for size in reversed(self.sizes):
                 self.step(size)  # loads kernels, which a capture cannot
                 graph = torch.cuda.CUDAGraph()
@@ -125,6 +134,17 @@ class DecodeGraphs:
         seconds = time.perf_counter() - begin
         log.info("captured %d decode graphs in %.1f s", len(self.graphs), seconds)
         return seconds
+
+    def load_kernels(self) -> None:
+        """Run what follows a replay now and then, on rows of padding: its first run takes long."""
+        from mizzen.kernels.masks import mask_tokens
+
+        device, vocab = self.inbox.device, self.logits.shape[1]
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        bits = torch.full((self.scratch + 1, -(-vocab // 32)), -1, dtype=torch.int32, device=device)
+        self.logits.zero_()
+        self.redraw(row, self.tokens, bits)
+        mask_tokens(torch.zeros((1, vocab), device=device), row, row, bits)
 
     def takes(self, plan: StepPlan) -> bool:
         """Tell whether a plan is a step of decodes alone, of a size that is captured."""
@@ -177,16 +197,21 @@ class DecodeGraphs:
         view[layout.positions][:rows] = state.lengths[plan.decode]
         self.inbox.copy_(buffer, non_blocking=True)
         if plan.decode_version != self.version:
-            self.gather(plan.decode.astype(np.int64), state.lengths[plan.decode].astype(np.int64) + 1)
+            slots = plan.decode.astype(np.int64)
+            self.within = self.penalties.within(slots, filtered_rows(state, slots))
+            self.penalties.set(slots, self.within)
+            self.gather(slots, state.lengths[slots].astype(np.int64) + 1)
             self.version = plan.decode_version
 
     def gather(self, slots: Int64, positions: Int64) -> None:
-        """Gather what the rows of a batch ask beyond a temperature."""
+        """Gather what the rows of a batch ask beyond a temperature, and penalties of rows `within`."""
         self.filtered = filtered_rows(self.state, slots)
-        self.extras = self.state.extras.batch(slots, positions)
-        if self.extras is not None:
-            self.extras_steps = self.extras.steps
-            self.filtered = np.setdiff1d(self.filtered, self.extras.rows)
+        self.extras = extras = self.state.extras.batch(slots, positions, self.within)
+        self.masks_alone = False
+        if extras is not None:
+            self.extras_steps = extras.steps
+            self.masks_alone = extras.masks_alone and not len(np.intersect1d(self.filtered, extras.rows))
+            self.filtered = np.setdiff1d(self.filtered, extras.rows)
 
     def finish(self, extras: BatchExtras, tokens: torch.Tensor, positions: Int64) -> DeviceSide | None:
         """Draw once more for rows whose logits are processed, and report log probabilities.
@@ -195,10 +220,39 @@ class DecodeGraphs:
         """
         self.extras_steps -= 1
         state = self.state
+        if self.masks_alone and state.extras.masks is not None:
+            logprobs = self.draw_masked(state.extras.masks, extras, tokens, positions)
+            return None if logprobs is None else DeviceSide(logprobs=(logprobs,))
         logprobs = finish(extras, self.logits, tokens, state, positions, self.upload, fused=True)
         if len(extras.rows):
             state.last_tokens[extras.slots_index] = tokens[extras.index]
         return None if logprobs is None else DeviceSide(logprobs=(logprobs,))
+
+    def draw_masked(
+        self, masks: TokenMasks, extras: BatchExtras, tokens: torch.Tensor, positions: Int64
+    ) -> LogprobTensors | None:
+        """Draw once more for rows with a grammar, in two kernels behind their masks, and report."""
+        self.redraw(extras.index, tokens, masks.bits(extras.slots, positions[extras.rows]))
+        masks.applied()
+        return None if extras.logprobs is None else report(extras.logprobs, self.logits, None, tokens)
+
+    def redraw(self, rows: torch.Tensor, tokens: torch.Tensor, bits: torch.Tensor) -> None:
+        """Draw rows (int64 [n]) of the batch once more, from what `bits` allow their slots."""
+        from mizzen.kernels.sampling import draw_masked
+
+        state = self.state
+        draw_masked(
+            self.logits,
+            rows,
+            self.inbox[self.layout.slots],
+            self.inbox[self.layout.positions],  # advanced by the replay
+            state.temperature.device,
+            state.seed.device,
+            tokens,
+            state.last_tokens,
+            bits,
+            self.penalties,
+        )
 
     def draw_filtered(self, plan: StepPlan, tokens: torch.Tensor, positions: np.ndarray) -> None:
         """Draw once more for rows with filters, in place of what the replay drew for them."""

@@ -30,6 +30,14 @@ class Penalties(Protocol):
 
 
 @triton.jit
+def penalized(value, seen, frequency, presence, repetition):
+    """Return logits of tokens that were seen so often (a `TokenCounts` word each), in float32."""
+    value = tl.where(seen != 0, tl.where(value > 0, value / repetition, value * repetition), value)
+    output = seen & _OUTPUT
+    return value - frequency * output.to(tl.float32) - presence * (output > 0).to(tl.float32)
+
+
+@triton.jit
 def _penalize_kernel(
     logits, rows, places, counts, frequencies, presences, repetitions, vocab, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -40,11 +48,8 @@ def _penalize_kernel(
     # Few tokens of a vocabulary are ever seen: only their logits are touched.
     touched = seen != 0
     value = tl.load(logits + row * vocab + index, touched, 0.0)
-    repetition = tl.load(repetitions + number)
-    value = tl.where(value > 0, value / repetition, value * repetition)
-    output = seen & _OUTPUT
-    value = value - tl.load(frequencies + number) * output.to(tl.float32)
-    value = value - tl.load(presences + number) * (output > 0).to(tl.float32)
+    frequency, presence = tl.load(frequencies + number), tl.load(presences + number)
+    value = penalized(value, seen, frequency, presence, tl.load(repetitions + number))
     tl.store(logits + row * vocab + index, value, touched)
 
 
