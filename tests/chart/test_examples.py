@@ -1,0 +1,104 @@
+"""Every example is what the API server takes, and the Argo CD check tells what the conditions tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lupa
+import pytest
+import yaml
+
+from mizzen_local.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+cluster = [pytest.mark.cluster, pytest.mark.xdist_group("chart")]
+
+
+def documents(path: Path) -> Iterator[dict[str, Any]]:
+    for document in yaml.safe_load_all(path.read_text()):
+        if document:
+            yield document
+
+
+@pytest.fixture(scope="module")
+def places(kubectl: Kubectl, stand_ins: None) -> None:
+    """The CRD of this tree, and the namespaces that the examples name."""
+    crd = ROOT / "crds/inferenceservices.yaml"
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd))
+    kubectl("wait", "--for=condition=Established", "-f", str(crd), "--timeout=60s")
+    kubectl("create", "namespace", "argocd")
+
+
+@pytest.mark.usefixtures("places")
+@pytest.mark.parametrize("example", [pytest.param(path, id=path.stem, marks=cluster) for path in EXAMPLES])
+def test_the_api_server_takes_the_example(example: Path, dry_run: Callable[..., list[str]]) -> None:
+    taken = dry_run(example.read_text())
+    assert len(taken) == len(list(documents(example)))
+
+
+@pytest.mark.parametrize("example", [pytest.param(path, id=path.stem) for path in EXAMPLES])
+def test_the_example_tells_its_reader_what_it_is(example: Path) -> None:
+    assert example.read_text().startswith("# ")
+    services = [d for d in documents(example) if d["kind"] == "InferenceService"]
+    assert services or example.stem == "argocd"
+    names = {service["metadata"]["name"] for service in services}
+    for target in (scaled(document) for document in documents(example)):
+        assert target is None or target in names
+
+
+def scaled(document: dict[str, Any]) -> str | None:
+    """Return the InferenceService that an autoscaler scales or a route leads to."""
+    if document["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
+        return document["spec"]["scaleTargetRef"]["name"]
+    if document["kind"] == "HTTPRoute":
+        return document["spec"]["rules"][0]["backendRefs"][0]["name"].removesuffix("-gateway")
+    return None
+
+
+def health(obj: dict[str, Any]) -> tuple[str, str]:
+    """Run the Lua of the example as Argo CD does, with the object as `obj`."""
+    [document] = documents(ROOT / "examples/argocd.yaml")
+    script = document["data"]["resource.customizations.health.mizzen.dev_InferenceService"]
+    lua = lupa.LuaRuntime(unpack_returned_tuples=True, register_eval=False, register_builtins=False)
+    lua.globals()["obj"] = lua.table_from(obj, recursive=True)
+    answer = lua.execute(script)
+    return answer["status"], answer["message"]
+
+
+def service(*conditions: tuple[str, bool, str], observed: int = 3) -> dict[str, Any]:
+    """Return a service of generation 3 with these conditions: type, status, reason."""
+    status = {
+        "observedGeneration": observed,
+        "conditions": [
+            {"type": kind, "status": "True" if holds else "False", "reason": reason, "message": "words"}
+            for kind, holds, reason in conditions
+        ],
+    }
+    return {"metadata": {"name": "s", "generation": 3}, "status": status}
+
+
+FINE = [("Failed", False, "AsExpected"), ("Conflict", False, "NoConflict")]
+
+
+@pytest.mark.parametrize(
+    ("obj", "status", "reason"),
+    [
+        ({"metadata": {"generation": 1}}, "Progressing", "not looked"),
+        (service(("Ready", True, "Settled"), observed=2), "Progressing", "not looked"),
+        (service(("Ready", True, "AllGroupsServe"), *FINE), "Healthy", "AllGroupsServe: words"),
+        (service(("Ready", True, "ScaledToZero"), *FINE), "Healthy", "ScaledToZero"),
+        (service(("Ready", False, "ReplacingGroups"), *FINE), "Progressing", "ReplacingGroups"),
+        (service(("Ready", False, "Suspended"), *FINE), "Suspended", "Suspended"),
+        (service(("Ready", False, "Paused"), *FINE), "Suspended", "Paused"),
+        (service(("Ready", False, "ProgressDeadlineExceeded"), *FINE), "Degraded", "ProgressDeadline"),
+        (service(("Ready", False, "X"), ("Failed", True, "EngineEnded")), "Degraded", "EngineEnded: words"),
+        (service(("Ready", True, "X"), ("Conflict", True, "NameConflict")), "Degraded", "NameConflict"),
+    ],
+)
+def test_argo_cd_is_told_the_truth(obj: dict[str, Any], status: str, reason: str) -> None:
+    told = health(obj)
+    assert told[0] == status
+    assert reason in told[1]
