@@ -11,6 +11,7 @@ the first. The context in the middle of that is the prompt and 96 tokens, with w
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import drain, finish, load, median, parser
+from gpu import Table, drain, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
@@ -80,16 +81,8 @@ def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> di
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128, 256])
-    made.add_argument("--context", type=int, default=1000)
-    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
-    made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
-    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
-    args = made.parse_args()
-    if args.no_prefix_cache:
-        made.error("the prompts of a batch start together because they are cached")
+def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """Measure each batch size."""
     largest = max(args.batch)
     results: dict[int, dict[str, Any]] = {}
     sampling = SamplingParams(
@@ -97,7 +90,8 @@ def main() -> None:
     )
     with load(args, max_running_requests=largest, cuda_graph_max_batch=largest) as (llm, limits):
         rng = np.random.default_rng(0)
-        prompts = list(rng.integers(0, 10000, (largest, args.context)).astype(np.int32))
+        highest = min(limits.config.vocab_size, 10000)
+        prompts = list(rng.integers(0, highest, (largest, args.context)).astype(np.int32))
         once = SamplingParams(max_tokens=1, ignore_eos=True)
         for rid, prompt in enumerate(prompts):
             llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
@@ -105,18 +99,28 @@ def main() -> None:
         for batch in args.batch:
             rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
             took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
-            results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": least / took}
-            print(
-                f"{args.shape} batch {batch:>3}: {took * 1e3:6.2f} ms a step, limit {least * 1e3:5.2f}: "
-                f"{least / took:.0%}"
-            )
+            share = table.row(f"decode step, batch {batch}", took * 1e3, least * 1e3, "ms")
+            results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
             if args.profile:
                 found = kernels(llm, prompts[:batch], sampling)
                 results[batch]["kernels"] = found
                 for name, (microseconds, calls) in list(found.items())[:SHOWN]:
                     print(f"  {microseconds:8.1f} us {calls:6.1f} calls  {name[:90]}")
                 print(f"  {sum(found[name][0] for name in found):8.1f} us in all")
-        finish(args, llm, {"steps": results})
+        return {"steps": results, **started(llm)}
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128, 256])
+    made.add_argument("--context", type=int, default=1000, help="tokens of a prompt")
+    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+    made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
+    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
+    args = made.parse_args()
+    if args.no_prefix_cache:
+        made.error("the prompts of a batch start together because they are cached")
+    run(args, measure, without=("prefix cache off",))
 
 
 if __name__ == "__main__":

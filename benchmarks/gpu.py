@@ -6,13 +6,16 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+import types
+import typing
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mizzen import LLM
+from mizzen.engine.config import EngineOptions
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config
 
@@ -64,19 +67,32 @@ def llama_rope(factor: float) -> dict[str, Any]:
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
+    "qwen3-32b": shape(QWEN3, 5120, 25600, 64, 64, tie_word_embeddings=False),
     "llama-3.2-1b": shape(
         LLAMA3, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_scaling=llama_rope(32.0)
     ),
     "llama-3.1-8b": shape(
         LLAMA3, 4096, 14336, 32, 32, head_dim=128, tie_word_embeddings=False, rope_scaling=llama_rope(8.0)
     ),
+    "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
-"""config.json of the checkpoints that these names stand for."""
+"""config.json of the checkpoints that these names stand for; tiny is none, and tells whether all works."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all on": {},
+    "graphs off": {"no_graphs": True},
+    "overlap off": {"no_overlap": True},
+    "prefix cache off": {"no_prefix_cache": True},
+    "fusion off": {"no_fusion": True},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one GPU can do at most with a model in bfloat16, from bytes moved and operations done."""
+    """What GPUs can do at most with a model in bfloat16, from bytes moved and operations done.
+
+    Several share weights, KV and operations evenly; what they have to tell one another is not counted.
+    """
 
     config: ModelConfig
     bandwidth: float
@@ -85,6 +101,7 @@ class Limits:
     """Operations a second."""
     kv_element: int = 2
     """Bytes of a number in the KV cache."""
+    gpus: int = 1
 
     @property
     def body(self) -> int:
@@ -107,18 +124,55 @@ class Limits:
         """Seconds of a step that decodes `batch` rows of `context` tokens each."""
         weights = self.body + self.head
         products = max(2 * weights / self.bandwidth, 2 * weights * batch / self.flops)
-        return products + batch * context * self.token_bytes / self.bandwidth
+        return (products + batch * context * self.token_bytes / self.bandwidth) / self.gpus
 
     def prefill(self, tokens: int, start: int = 0) -> float:
         """Seconds of running `tokens` prompt tokens behind `start` others."""
         c = self.config
         pairs = tokens * start + tokens * tokens / 2
-        return (2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs) / self.flops
+        operations = 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
+        return operations / self.flops / self.gpus
+
+    def weights_read(self) -> float:
+        """Seconds of reading all weights once."""
+        return 2 * (self.body + self.head) / self.bandwidth / self.gpus
+
+
+class Table:
+    """Rows of a figure, its limit, and how near it is; printed as they come."""
+
+    def __init__(self, title: str) -> None:
+        print(title)
+        print(f"  {'work':<26} {'measured':>16} {'limit':>16} {'of limit':>9}", flush=True)
+
+    def row(self, work: str, figure: float, limit: float | None, unit: str, note: str = "") -> float | None:
+        """Print a row; return the share of the limit. A rate has a limit above it, a time one below it."""
+        share = None if limit is None else figure / limit if unit.endswith("/s") else limit / figure
+        cells = [f"{number:,.2f} {unit}" if number is not None else "-" for number in (figure, limit)]
+        percent = "-" if share is None else f"{share:.0%}"
+        print(f"  {work:<26} {cells[0]:>16} {cells[1]:>16} {percent:>9}  {note}".rstrip(), flush=True)
+        return share
+
+
+def engine_option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, an option of the engine."""
+    name, _, value = text.partition("=")
+    name = name.replace("-", "_")
+    kinds = typing.get_type_hints(EngineOptions)
+    if name not in kinds or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE of an engine option")
+    kind = kinds[name]
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    return name, value == "true" if kind is bool else kind(value)
 
 
 def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    """Return the options that all these benchmarks have."""
+    made = argparse.ArgumentParser(description=(doc or " ").splitlines()[0])
     made.add_argument("--shape", choices=sorted(SHAPES), default=default)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
+    made.add_argument("--tensor", type=int, default=1, help="GPUs that share the model")
     made.add_argument("--rounds", type=int, default=3, help="the median of so many is told")
     made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
     made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
@@ -127,11 +181,16 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
     made.add_argument("--attention", default="auto", help="attention backend of prompts")
     made.add_argument("--attention-decode", default="auto", help="attention backend of decodes")
     made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
-    made.add_argument("--depth", type=int, default=2, help="steps in flight; 1 is without overlap")
-    made.add_argument("--no-graphs", action="store_true", help="run decodes eagerly")
+    made.add_argument("--depth", type=int, default=2, help="steps in flight")
+    made.add_argument("--no-overlap", action="store_true", help="the same as --depth 1")
+    made.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel")
     made.add_argument("--no-fusion", action="store_true", help="run plain operations")
     made.add_argument("--no-prefix-cache", action="store_true")
     made.add_argument("--chunk", type=int, default=8192, help="prompt tokens in one step at most")
+    made.add_argument(
+        "--engine", type=engine_option, nargs="+", default=[], metavar="NAME=VALUE", help="engine options"
+    )
+    made.add_argument("--ablate", action="store_true", help="measure again with each part off")
     return made
 
 
@@ -140,28 +199,63 @@ def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
     """Load the chosen shape with random weights and the chosen options."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
-        limits = Limits(
-            config=read_config(Path(folder)),
-            bandwidth=args.bandwidth * 1e12,
-            flops=args.tflops * 1e12,
-            kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
-        )
-        options = {
-            "load_format": "dummy",
-            "skip_tokenizer": True,
-            "page_size": args.page_size,
-            "attention_prefill": args.attention,
-            "attention_decode": args.attention_decode,
-            "kv_cache_dtype": args.kv_cache_dtype,
-            "steps_in_flight": args.depth,
-            "cuda_graph": "off" if args.no_graphs else "auto",
-            "fusion": "off" if args.no_fusion else "auto",
-            "prefix_cache": "none" if args.no_prefix_cache else "radix",
-            "prefill_chunk_tokens": args.chunk,
-            **more,
-        }
-        with LLM(folder, device="cuda", **options) as llm:
-            yield llm, limits
+        options = engine_options(args) | {"load_format": "dummy"} | more | dict(args.engine)
+        with LLM(folder, device=args.device, **options) as llm:
+            yield llm, limits_of(args, read_config(Path(folder)))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the chosen options of the engine."""
+    return {
+        "skip_tokenizer": True,
+        "tensor": args.tensor,
+        "page_size": args.page_size,
+        "attention_prefill": args.attention,
+        "attention_decode": args.attention_decode,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "steps_in_flight": 1 if args.no_overlap else args.depth,
+        "cuda_graph": "off" if args.no_graphs else "auto",
+        "fusion": "off" if args.no_fusion else "auto",
+        "prefix_cache": "none" if args.no_prefix_cache else "radix",
+        "prefill_chunk_tokens": args.chunk,
+    }
+
+
+def limits_of(args: argparse.Namespace, config: ModelConfig) -> Limits:
+    """Return what the chosen GPUs can do at most."""
+    return Limits(
+        config=config,
+        bandwidth=args.bandwidth * 1e12,
+        flops=args.tflops * 1e12,
+        kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
+        gpus=args.tensor,
+    )
+
+
+Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]
+"""Measures with the given options, fills a table and returns the figures."""
+
+
+def run(args: argparse.Namespace, measure: Measure, *, without: tuple[str, ...] = ()) -> None:
+    """Measure, and with `--ablate` again with each part off (but those `without`); print tables and JSON."""
+    names = [name for name in VARIANTS if name not in without] if args.ablate else ["all on"]
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        chosen = argparse.Namespace(**vars(args) | VARIANTS[name])
+        gpus = f", {args.tensor} GPUs" if args.tensor > 1 else ""
+        table = Table(f"{args.shape}{gpus}" + (f", {name}" if args.ablate else ""))
+        results[name] = measure(chosen, table)
+    if args.json:
+        told = {"variants": results} if args.ablate else results["all on"]
+        options = {k: v for k, v in vars(args).items() if k != "json"}
+        print(json.dumps({"options": options, **told}, default=str))
+
+
+def started(llm: LLM) -> dict[str, Any]:
+    """Print how the engine came up, and return it."""
+    phases = llm.engine.info.phases
+    print("  start-up: " + ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
+    return {"phases": phases}
 
 
 def drain(llm: LLM) -> None:
@@ -174,12 +268,3 @@ def drain(llm: LLM) -> None:
 
 def median(values: list[float]) -> float:
     return statistics.median(values)
-
-
-def finish(args: argparse.Namespace, llm: LLM, results: dict[str, Any]) -> None:
-    """Print how the engine came up, and the object that `--json` asks for."""
-    seconds = ", ".join(f"{name} {value:.1f} s" for name, value in llm.engine.info.phases.items())
-    print(f"start-up: {seconds}")
-    if args.json:
-        options = {k: v for k, v in vars(args).items() if k != "json"}
-        print(json.dumps({"options": options, "phases": llm.engine.info.phases, **results}))

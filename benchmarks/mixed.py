@@ -4,18 +4,24 @@
 
 Streams decode all the while; long prompts arrive one after the other, each as soon as the one before has its
 token. The times between two tokens of a stream are told at p50, p90 and p99, and the prompts' mean rate. What
-cuts a prompt to pieces is `--max-step-milliseconds`.
+cuts a prompt to pieces is `--max-step-milliseconds`. The limit of a time between tokens is that of a decode
+step of the streams alone, and of the rate that of prompts alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from typing import Any
 
 import numpy as np
 
-from gpu import drain, finish, load, parser
+from gpu import Table, drain, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
+
+START = 200
+"""Tokens of a stream's prompt."""
 
 
 def submit(llm: LLM, rid: int, prompt: np.ndarray, outputs: int) -> None:
@@ -23,12 +29,13 @@ def submit(llm: LLM, rid: int, prompt: np.ndarray, outputs: int) -> None:
     llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
 
 
-def run(
+def stream(
     llm: LLM, streams: int, prompts: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[list[float], float]:
     """Return the seconds between tokens of a stream while prompts ran, and the seconds that these took."""
+    highest = min(llm.engine.info.vocab_size, 10000)
     for rid in range(streams):
-        submit(llm, rid, rng.integers(0, 10000, 200).astype(np.int32), 20_000)
+        submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), 20_000)
     seen: dict[int, float] = {}
     while len(seen) < streams:
         output = llm.engine.step(time.monotonic())
@@ -57,31 +64,39 @@ def run(
     return gaps, seconds
 
 
+def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """Measure several rounds; the median of each figure is told."""
+    rounds: list[dict[str, float]] = []
+    with load(
+        args, max_running_requests=args.batch + 8, max_step_milliseconds=args.max_step_milliseconds
+    ) as (llm, limits):
+        rng = np.random.default_rng(0)
+        highest = min(limits.config.vocab_size, 10000)
+        for index in range(args.rounds + 1):
+            prompts = list(rng.integers(0, highest, (args.prompts, args.context)).astype(np.int32))
+            gaps, seconds = stream(llm, args.batch, prompts, rng)
+            p50, p90, p99 = (float(np.percentile(gaps, q)) * 1e3 for q in (50, 90, 99))
+            rate = args.prompts * args.context / seconds
+            if index:  # the first round is warm-up
+                rounds.append({"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "prompt_tokens_per_second": rate})
+        middle = {name: median([figures[name] for figures in rounds]) for name in rounds[0]}
+        ratio = median([figures["p99_ms"] / figures["p50_ms"] for figures in rounds])
+        least = limits.decode(args.batch, START) * 1e3
+        for name in ("p50", "p90", "p99"):
+            table.row(f"between tokens, {name}", middle[f"{name}_ms"], least, "ms")
+        best = args.context / limits.prefill(args.context)
+        table.row("prompts beside them", middle["prompt_tokens_per_second"], best, "tok/s")
+        print(f"  p99 is {ratio:.2f} times p50")
+        return {"rounds": rounds, "median": middle, "ratio": ratio, **started(llm)}
+
+
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--streams", type=int, default=32)
-    made.add_argument("--prompt", type=int, default=8192, help="tokens of a prompt")
+    made.add_argument("--batch", "--streams", type=int, default=32, help="streams")
+    made.add_argument("--context", "--prompt", type=int, default=8192, help="tokens of a prompt")
     made.add_argument("--prompts", type=int, default=8)
     made.add_argument("--max-step-milliseconds", type=float, default=25.0)
-    args = made.parse_args()
-    results = []
-    with load(
-        args, max_running_requests=args.streams + 8, max_step_milliseconds=args.max_step_milliseconds
-    ) as (llm, _):
-        rng = np.random.default_rng(0)
-        for index in range(args.rounds + 1):
-            prompts = list(rng.integers(0, 10000, (args.prompts, args.prompt)).astype(np.int32))
-            gaps, seconds = run(llm, args.streams, prompts, rng)
-            p50, p90, p99 = (float(np.percentile(gaps, q)) * 1e3 for q in (50, 90, 99))
-            rate = args.prompts * args.prompt / seconds
-            if not index:  # warm-up
-                continue
-            results.append({"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "prompt_tokens_per_second": rate})
-            print(
-                f"{args.shape}, {args.streams} streams, ms between tokens: p50 {p50:.1f}, p90 {p90:.1f}, "
-                f"p99 {p99:.1f} ({p99 / p50:.2f} times p50); prompts {rate:,.0f} tokens/s"
-            )
-        finish(args, llm, {"rounds": results})
+    run(made.parse_args(), measure)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,20 @@
 Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, end tokens
 ignored: 142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so
 that none is in the prefix cache. The limit adds the steps' limits: all prompts by operations, and as many
-decode steps as the longest output, each with the rows and the context that are left then.
+decode steps as the longest output, each with the rows and the context that are left then. `--batch` and
+`--context` run another number of requests, or prompts of one length; `--output` answers of one length.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from typing import Any
 
 import numpy as np
 
-from gpu import Limits, finish, load, median, parser
+from gpu import Limits, Table, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 
 SEQUENCES = 256
@@ -25,19 +27,22 @@ VOCABULARY = 10000
 PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 
 
-def lengths() -> tuple[list[int], list[int]]:
+def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
     """Draw the workload's lengths, in the order that the workload's definition draws them and the ids."""
     random.seed(0)
     prompts = []
-    for _ in range(SEQUENCES):
+    for _ in range(args.batch):
         count = random.randint(SHORTEST, LONGEST)
         for _ in range(count):
             random.randint(0, VOCABULARY)
         prompts.append(count)
-    outputs = [random.randint(SHORTEST, LONGEST) for _ in range(SEQUENCES)]
-    if (sum(prompts), sum(outputs)) != (PROMPT_TOKENS, OUTPUT_TOKENS):
+    outputs = [random.randint(SHORTEST, LONGEST) for _ in range(args.batch)]
+    if args.batch == SEQUENCES and (sum(prompts), sum(outputs)) != (PROMPT_TOKENS, OUTPUT_TOKENS):
         raise RuntimeError(f"another workload was drawn: {sum(prompts)} and {sum(outputs)} tokens")
-    return prompts, outputs
+    return (
+        [args.context] * args.batch if args.context else prompts,
+        [args.output] * args.batch if args.output else outputs,
+    )
 
 
 def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> float:
@@ -50,9 +55,10 @@ def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> float:
     return total
 
 
-def run(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
+def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
     rng = np.random.default_rng(seed)
-    ids = [rng.integers(0, VOCABULARY, count).tolist() for count in prompts]
+    highest = min(llm.engine.info.vocab_size, VOCABULARY)
+    ids = [rng.integers(0, highest, count).tolist() for count in prompts]
     params = [SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True) for count in outputs]
     begin = time.perf_counter()
     answers = llm.generate(ids, params, progress=False)
@@ -62,20 +68,27 @@ def run(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
     return seconds
 
 
-def main() -> None:
-    args = parser(__doc__).parse_args()
-    prompts, outputs = lengths()
-    with load(args, max_running_requests=SEQUENCES) as (llm, limits):
+def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """Run the workload several times."""
+    prompts, outputs = lengths(args)
+    with load(args, max_running_requests=args.batch) as (llm, limits):
         llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=8, ignore_eos=True), progress=False)
-        seconds = [run(llm, prompts, outputs, seed) for seed in range(args.rounds)]
+        seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
         took, least = median(seconds), limit(limits, prompts, outputs)
-        rate, best = OUTPUT_TOKENS / took, OUTPUT_TOKENS / least
-        print(
-            f"{args.shape}: {rate:,.0f} output tokens/s ({took:.2f} s), limit {best:,.0f} ({least:.2f} s): "
-            f"{rate / best:.0%}; rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
-        )
-        results: dict[str, Any] = {"tokens_per_second": rate, "limit": best, "share": rate / best}
-        finish(args, llm, {"seconds": seconds, **results})
+        rate, best = sum(outputs) / took, sum(outputs) / least
+        told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s, limit {least:.2f}"
+        share = table.row(f"{args.batch} requests at once", rate, best, "tok/s", told)
+        return {
+            "seconds": seconds, "tokens_per_second": rate, "limit": best, "share": share, **started(llm),
+        }  # fmt: skip
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--batch", type=int, default=SEQUENCES, help="requests")
+    made.add_argument("--context", type=int, help="tokens of every prompt")
+    made.add_argument("--output", type=int, help="tokens of every answer")
+    run(made.parse_args(), measure)
 
 
 if __name__ == "__main__":

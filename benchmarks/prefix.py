@@ -4,72 +4,79 @@
 
 A prompt of a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then
 with all of the prefix (a hit). The time runs from the submission to the token. The limit is that of the
-operations of the tokens that run, or of reading all weights once where that is more.
+operations of the tokens that run, or of reading all weights once where that is more. With `--batch N` so many
+prompts that share the prefix hit at once, and the time is that of the last one's token.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
+from typing import Any
 
 import numpy as np
 
-from gpu import drain, finish, load, median, parser
+from gpu import Table, drain, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
-def first_token(llm: LLM, prompt: np.ndarray) -> float:
-    """Return the seconds from a prompt's submission to its token."""
+def first_token(llm: LLM, prompts: list[np.ndarray]) -> float:
+    """Return the seconds from the submission of prompts to the last one's token."""
     begin = time.perf_counter()
-    llm.engine.submit(Request(rid=0, prompt=prompt, sampling=ONE))
-    while llm.engine.busy:
+    for rid, prompt in enumerate(prompts):
+        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
+    came = 0
+    while llm.engine.busy and came < len(prompts):
         output = llm.engine.step(0.0)
-        if output is not None and len(output.rids):
-            break
+        came += 0 if output is None else len(output.rids)
     seconds = time.perf_counter() - begin
     drain(llm)
     return seconds
 
 
-def main() -> None:
-    made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--shared", type=int, default=8192, help="tokens of the prefix")
-    made.add_argument("--own", type=int, default=64, help="tokens behind it")
-    args = made.parse_args()
-    if args.no_prefix_cache:
-        made.error("there is nothing to measure without the prefix cache")
-    with load(args, max_running_requests=8, cuda_graph_max_batch=1) as (llm, limits):
+def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """Measure misses and hits."""
+    with load(args, max_running_requests=max(8, args.batch), cuda_graph_max_batch=1) as (llm, limits):
         rng = np.random.default_rng(0)
+        highest = min(limits.config.vocab_size, 10000)
 
         def tokens(count: int) -> np.ndarray:
-            return rng.integers(0, 10000, count).astype(np.int32)
+            return rng.integers(0, highest, count).astype(np.int32)
 
-        first_token(llm, tokens(args.shared + args.own))  # lets the matrix products choose their kernels
+        first_token(llm, [tokens(args.context + args.own)])  # lets the matrix products choose their kernels
         times: dict[str, list[float]] = {"miss": [], "hit": []}
         for index in range(args.rounds + 1):
-            prefix = tokens(args.shared)
-            for kind in times:
-                seconds = first_token(llm, np.concatenate([prefix, tokens(args.own)]))
+            prefix = tokens(args.context)
+            for kind, count in (("miss", 1), ("hit", args.batch)):
+                prompts = [np.concatenate([prefix, tokens(args.own)]) for _ in range(count)]
+                seconds = first_token(llm, prompts)
                 if index:  # the first round is warm-up
                     times[kind].append(seconds)
-        weights = 2 * (limits.body + limits.head) / limits.bandwidth
-        least = {
-            "miss": limits.prefill(args.shared + args.own),
-            "hit": max(weights, limits.prefill(args.own, args.shared)),
-        }
+        own = args.batch * limits.prefill(args.own, args.context)
+        least = {"miss": limits.prefill(args.context + args.own), "hit": max(limits.weights_read(), own)}
         results = {}
         for kind, seconds in times.items():
             took = median(seconds)
-            results[kind] = {"ms": took * 1e3, "limit_ms": least[kind] * 1e3, "share": least[kind] / took}
-            print(
-                f"{args.shape} {args.shared} + {args.own}, {kind:>4}: {took * 1e3:7.2f} ms, "
-                f"limit {least[kind] * 1e3:6.2f}: {least[kind] / took:.0%}"
-            )
+            work = f"{args.context} + {args.own}, {kind}"
+            share = table.row(work, took * 1e3, least[kind] * 1e3, "ms")
+            results[kind] = {"ms": took * 1e3, "limit_ms": least[kind] * 1e3, "share": share}
         ratio = results["miss"]["ms"] / results["hit"]["ms"]
-        print(f"a hit is {ratio:.1f} times as fast")
-        finish(args, llm, {"first_token": results, "ratio": ratio})
+        print(f"  a hit is {ratio:.1f} times as fast")
+        return {"first_token": results, "ratio": ratio, **started(llm)}
+
+
+def main() -> None:
+    made = parser(__doc__, default="qwen3-8b")
+    made.add_argument("--context", "--shared", type=int, default=8192, help="tokens of the prefix")
+    made.add_argument("--own", type=int, default=64, help="tokens behind it")
+    made.add_argument("--batch", type=int, default=1, help="prompts that hit at once")
+    args = made.parse_args()
+    if args.no_prefix_cache:
+        made.error("there is nothing to measure without the prefix cache")
+    run(args, measure, without=("prefix cache off",))
 
 
 if __name__ == "__main__":

@@ -3,22 +3,25 @@
     python benchmarks/startup.py --shape qwen3-8b [--rounds 3] [--json]
 
 The checkpoint is written first, so that its files are in the page cache. Each round is a new process; the
-first compiles kernels, and is told apart from the others, which find them in the cache.
+first compiles kernels, and is told apart from the others, which find them in the cache. The limit is that of
+the weights' bytes over `--link`, from the host's memory to the GPU's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from gpu import SHAPES, median, parser
+from gpu import SHAPES, Table, engine_options, median, parser, run
 from mizzen.layers.build import Build
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config
@@ -26,28 +29,29 @@ from mizzen.models.registry import read_config
 LOAD = """
 import json, sys
 from mizzen import LLM
-with LLM(sys.argv[1], device="cuda", skip_tokenizer=True) as llm:
-    print(json.dumps(dict(llm.engine.info.phases)), flush=True)
+if __name__ == "__main__":
+    with LLM(sys.argv[1], **json.loads(sys.argv[2])) as llm:
+        print(json.dumps(dict(llm.engine.info.phases)), flush=True)
 """
 
 
-def write_checkpoint(folder: Path, shape: str) -> int:
+def write_checkpoint(folder: Path, shape: str, device: str) -> int:
     """Write a model's folder; return the bytes of its weights."""
     (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
     model = Decoder(Build(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
     tensors = {}
     for target in model.targets():
         scale = 1.0 if target.ones else target.shape[-1] ** -0.5
-        values = torch.randn(target.shape, dtype=torch.bfloat16, device="cuda") * scale
+        values = torch.randn(target.shape, dtype=torch.bfloat16, device=device) * scale
         tensors[target.name] = (values.fill_(1) if target.ones else values).cpu()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def start(folder: Path) -> tuple[float, dict[str, float]]:
+def start(folder: Path, options: dict[str, Any]) -> tuple[float, dict[str, float]]:
     """Start a process; return the seconds until its engine is loaded, and its phases."""
     begin = time.perf_counter()
-    command = [sys.executable, "-c", LOAD, str(folder)]
+    command = [sys.executable, "-c", LOAD, str(folder), json.dumps(options)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         if process.stdout is None:
             raise RuntimeError("the process has no output")
@@ -58,22 +62,31 @@ def start(folder: Path) -> tuple[float, dict[str, float]]:
     return seconds, json.loads(line)
 
 
-def main() -> None:
-    args = parser(__doc__, default="qwen3-8b").parse_args()
+def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
+    """Start several processes."""
+    options: dict[str, Any] = {**engine_options(args), "device": args.device, **dict(args.engine)}
+    options |= {"context_length": args.context} if args.context else {}
+    options |= {"max_running_requests": args.batch} if args.batch else {}
     with tempfile.TemporaryDirectory() as name:
-        size = write_checkpoint(Path(name), args.shape)
-        first, _ = start(Path(name))
-        rounds = [start(Path(name)) for _ in range(args.rounds)]
-    took = median([seconds for seconds, _ in rounds])
-    phases = rounds[-1][1]
-    told = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in phases.items())
-    print(
-        f"{args.shape}: ready after {took:.1f} s (first time {first:.1f} s); {told}; "
-        f"weights at {size / phases['weights'] / 1e9:.1f} GB/s"
-    )
-    if args.json:
-        result = {"seconds": took, "first_seconds": first, "phases": phases, "weights_bytes": size}
-        print(json.dumps({"options": vars(args), "startup": result}))
+        size = write_checkpoint(Path(name), args.shape, args.device)
+        first, _ = start(Path(name), options)
+        rounds = [start(Path(name), options) for _ in range(args.rounds)]
+    took, phases = median([seconds for seconds, _ in rounds]), rounds[-1][1]
+    link = args.link * args.tensor
+    table.row("start to ready", took, size / link / 1e9, "s", f"first time {first:.1f} s")
+    table.row("weights", size / phases["weights"] / 1e9, link, "GB/s", f"{size / 1e9:.1f} GB")
+    for phase, seconds in phases.items():
+        table.row(f"  {phase}", seconds, None, "s")
+    startup = {"seconds": took, "first_seconds": first, "phases": phases, "weights_bytes": size}
+    return {"startup": startup}
+
+
+def main() -> None:
+    made = parser(__doc__, default="qwen3-8b")
+    made.add_argument("--link", type=float, default=55.0, help="GB/s from the host's memory to one GPU's")
+    made.add_argument("--context", type=int, help="context length of the engine")
+    made.add_argument("--batch", type=int, help="requests that the engine runs at once")
+    run(made.parse_args(), measure, without=("overlap off", "prefix cache off"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""The ladders of benchmarks/ run to their end on the CPU, with a tiny shape."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu import SHAPES, Limits, engine_option, limits_of, parser
+from mizzen.models.registry import read_config
+
+ROOT = Path(__file__).parents[2]
+COMMON = (
+    "--shape=tiny",
+    "--device=cpu",
+    "--rounds=1",
+    "--json",
+    "--engine",
+    "kv_cache_tokens=4096",
+    "threads=1",
+)
+LADDERS = {
+    "decode": (["--batch", "1", "2", "--context", "20"], "steps"),
+    "offline": (["--batch", "3", "--context", "12", "--output", "5"], "tokens_per_second"),
+    "prefill": (["--batch", "2", "--context", "40"], "prefill"),
+    "prefix": (["--context", "64", "--own", "8", "--batch", "2"], "first_token"),
+    "mixed": (["--batch", "2", "--context", "64", "--prompts", "2"], "median"),
+    "startup": (["--context", "512"], "startup"),
+}
+
+
+def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options, *COMMON],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    return json.loads(last), lines
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", sorted(LADDERS))
+def test_a_ladder_tells_figure_limit_and_share(name: str) -> None:
+    options, result = LADDERS[name]
+    told, lines = ladder(name, *options)
+    assert told[result]
+    assert told["options"]["shape"] == "tiny"
+    assert lines[1].split() == ["work", "measured", "limit", "of", "limit"]
+    assert any(line.split()[-1].endswith("%") or "% " in line for line in lines[2:])
+
+
+@pytest.mark.timeout(120)
+def test_parts_are_turned_off_one_by_one() -> None:
+    told, lines = ladder("prefill", "--work", "1x16", "--ablate")
+    assert list(told["variants"]) == ["all on", "graphs off", "overlap off", "prefix cache off", "fusion off"]
+    assert [line for line in lines if line.startswith("tiny")] == [
+        f"tiny, {name}" for name in told["variants"]
+    ]
+
+
+def limits(shape: str, tmp_path: Path, *options: str) -> Limits:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
+    return limits_of(parser("limits").parse_args(options), read_config(tmp_path))
+
+
+def test_limits_are_those_of_bytes_and_operations(tmp_path: Path) -> None:
+    small, large = limits("qwen3-0.6b", tmp_path), limits("qwen3-8b", tmp_path)
+    # 1.19 GB of weights and 114,688 bytes of KV a token, at 4.28 TB/s.
+    assert small.decode(1, 1096) * 1e3 == pytest.approx(0.31, abs=0.005)
+    assert small.decode(256, 1096) * 1e3 == pytest.approx(7.9, abs=0.02)
+    assert large.decode(1, 1096) * 1e3 == pytest.approx(3.58, abs=0.03)
+    assert large.prefill(8192) * 1e3 == pytest.approx(167, abs=1)
+    big = limits("qwen3-32b", tmp_path, "--tensor", "4")
+    assert big.decode(1, 1024) * 1e3 == pytest.approx(3.74, abs=0.03)
+    assert limits("qwen3-8b", tmp_path, "--kv-cache-dtype", "fp8").token_bytes * 2 == large.token_bytes
+
+
+def test_engine_options_have_their_kinds() -> None:
+    assert engine_option("kv-cache-tokens=12") == ("kv_cache_tokens", 12)
+    assert engine_option("memory_fraction=0.5") == ("memory_fraction", 0.5)
+    assert engine_option("check_integrity=true") == ("check_integrity", True)
+    assert engine_option("policy=lpm") == ("policy", "lpm")
+    with pytest.raises(argparse.ArgumentTypeError, match="'speed=9' is no NAME=VALUE"):
+        engine_option("speed=9")
