@@ -1,0 +1,95 @@
+"""Every alert fires when it should and is silent when it should be; every one has its runbook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RULES = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))
+CASES = Path(__file__).parent / "alerts"
+SEVERITIES = {"critical", "warning", "info"}
+
+pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(300)]
+
+
+def rules() -> list[dict[str, Any]]:
+    files = [yaml.safe_load(path.read_text()) for path in RULES]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def cases(path: Path) -> list[dict[str, Any]]:
+    tests = yaml.safe_load((CASES / f"{path.stem}_test.yaml").read_text())["tests"]
+    return [case for test in tests for case in test["alert_rule_test"]]
+
+
+def promtool(programs: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [programs / "promtool", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
+def test_rules_are_well_formed(prometheus_programs: Path, path: Path) -> None:
+    assert "SUCCESS" in promtool(
+        prometheus_programs, "check", "rules", "--lint=all", "--lint-fatal", str(path)
+    )
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
+def test_alerts_fire_and_are_silent(prometheus_programs: Path, path: Path) -> None:
+    assert "SUCCESS" in promtool(prometheus_programs, "test", "rules", str(CASES / f"{path.stem}_test.yaml"))
+
+
+def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
+    fires = {case["alertname"] for path in RULES for case in cases(path) if case["exp_alerts"]}
+    rests = {case["alertname"] for path in RULES for case in cases(path) if not case["exp_alerts"]}
+    names = {alert["alert"] for alert in alerts()}
+    assert fires == names
+    # The others are silent for the healthy services beside the one that fires.
+    assert names - rests <= {"MizzenSlowFirstToken"}
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/runbooks").glob("*.md")}
+    pages.pop("index", None)
+    assert {alert["annotations"]["runbook_url"] for alert in alerts()} == set(pages)
+    for name, text in pages.items():
+        assert text.startswith(f"# {name}\n")
+        assert "## What to do" in text
+
+
+def test_every_alert_says_how_bad_it_is_and_what_it_is() -> None:
+    for alert in alerts():
+        assert alert["labels"]["severity"] in SEVERITIES, alert["alert"]
+        assert {"summary", "description"} <= set(alert["annotations"]), alert["alert"]
+
+
+def test_rules_ask_for_metrics_that_exist() -> None:
+    catalogue = (ROOT / "docs/metrics.md").read_text()
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        for name in re.findall(r"\bmizzen[_:][a-z0-9_:]+", rule["expr"]):
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert name in recorded or f"`{base}`" in catalogue or f"`{name}`" in catalogue, name
+
+
+def test_panels_ask_for_metrics_that_exist() -> None:
+    catalogue = (ROOT / "docs/metrics.md").read_text()
+    names = set()
+    for path in sorted((ROOT / "charts/mizzen/dashboards").glob("*.json")):
+        names |= set(re.findall(r"\b(?:mizzen_|sglang:|process_)[a-z0-9_]+", path.read_text()))
+    assert len(names) > 60
+    missing = [n for n in names if f"`{re.sub(r'_(bucket|sum|count)$', '', n)}`" not in catalogue]
+    assert missing == []

@@ -1,0 +1,132 @@
+"""Every query of every dashboard gives what a cluster under load and faults has made."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "charts/mizzen/dashboards"
+BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+WINDOW = "15s"
+QUIET = {
+    "mizzen_engine_integrity_violations_total": "only a fault of Mizzen makes one",
+    "mizzen_gateway_watch_errors_total": "the API server is not taken down",
+    "mizzen_gateway_prefix_index_forgotten_blocks": "the index has room for a hundred times as much",
+    "mizzen_operator_workqueue": "two services are looked at as soon as they are due",
+}
+"""Metrics of which nothing but a zero is seen in this test, and why."""
+
+pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(600)]
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[Any]:
+    return [
+        pytest.param(target["expr"], panel["type"], id=f"{name}-{panel['title']}-{target['refId']}")
+        for name, board in BOARDS.items()
+        for panel in panels(board)
+        for target in panel["targets"]
+    ]
+
+
+def concrete(expr: str) -> str:
+    """Return a query as Grafana sends it with every variable at All."""
+    expr = expr.replace("$__rate_interval", WINDOW)
+    return re.sub(r"\$[a-z]+\b", ".*", expr)
+
+
+def numbers(series: list[dict[str, Any]]) -> list[float]:
+    values = [float(value) for one in series for _, value in one["values"]]
+    return [value for value in values if not math.isnan(value)]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("expr", "kind"), queries())
+def test_a_query_gives_what_has_happened(past: Any, expr: str, kind: str) -> None:
+    asked = concrete(expr)
+    assert "$" not in asked
+    found = numbers(past.prometheus.over(asked, past.began, past.ended))
+    assert found, f"{asked}: nothing"
+    if not any(metric in expr for metric in QUIET):
+        assert any(found), f"{asked}: zero throughout"
+    if kind in ("table", "stat", "bargauge"):
+        assert past.prometheus.query(asked), f"{asked}: nothing now"
+
+
+@pytest.mark.cluster
+def test_variables_have_values(past: Any) -> None:
+    for board in BOARDS.values():
+        for variable in board["templating"]["list"]:
+            if variable["type"] == "query":
+                metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"]).groups()  # type: ignore[union-attr]
+                assert past.prometheus.values(label, metric), variable["definition"]
+
+
+@pytest.mark.cluster
+def test_the_load_was_as_meant(past: Any) -> None:
+    assert {200, 400, 404, 429} <= set(past.codes), past.codes
+
+
+@pytest.mark.cluster
+def test_every_rule_can_be_evaluated(past: Any) -> None:
+    rules = past.prometheus.rules()
+    assert len(rules) > 15
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+
+
+def test_the_files_are_what_the_builder_says() -> None:
+    command = [sys.executable, str(ROOT / "scripts/dashboards"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_enough_panels_and_none_hides() -> None:
+    assert set(BOARDS) == {"service", "engine", "gateway", "operator", "fleet"}
+    assert sum(len(panels(board)) for board in BOARDS.values()) >= 40
+    rows = [panel for board in BOARDS.values() for panel in board["panels"] if panel["type"] == "row"]
+    assert rows
+    assert not any(row["collapsed"] or row["panels"] for row in rows)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_panel_is_explained_and_measured(name: str) -> None:
+    board = BOARDS[name]
+    variables = {variable["name"] for variable in board["templating"]["list"]}
+    assert {"datasource", "namespace"} <= variables
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in panels(board):
+        defaults = panel["fieldConfig"]["defaults"]
+        assert len(panel["description"]) > 20, panel["title"]
+        assert defaults["unit"], panel["title"]
+        assert defaults["thresholds"]["steps"][0]["value"] is None, panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$([a-z]+)\b", target["expr"]))
+            assert used <= variables, f"{panel['title']}: {used - variables}"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_do_not_overlap(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARDS[name]["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        cells = {
+            (place["x"] + column, place["y"] + line)
+            for column in range(place["w"])
+            for line in range(place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells

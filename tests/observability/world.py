@@ -1,0 +1,434 @@
+"""A real cluster with a service under load and faults, and a Prometheus that scrapes all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+import zmq
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from kubernetes.client import CoreV1Api
+from kubernetes.config import new_client_from_config
+
+from mizzen_local.cluster import Cluster
+from mizzen_local.urls import NoUrlError, service_url
+
+NAME, BROKEN, SPACE = "demo", "broken", "default"
+PATIENCE_SECONDS = 150.0
+ANSWER = {"type": "object", "properties": {"ship": {"type": "string", "maxLength": 5}}, "required": ["ship"]}
+SYSTEM = "You are the mate of a ship and answer the crew's questions in plain words. " * 3
+
+
+def eventually(check: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """Wait until `check` gives something true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {seconds:g} s still not: {what}")
+        time.sleep(0.2)
+    return found
+
+
+class Prometheus:
+    """A Prometheus with the chart's alerts, scraping each second."""
+
+    def __init__(self, programs: Path, folder: Path, kubeconfig: Path, rules: Sequence[Path]) -> None:
+        folder.mkdir()
+        self.targets = Targets(kubeconfig, folder / "targets.json")
+        config = folder / "prometheus.yml"
+        config.write_text(yaml.safe_dump(configuration(self.targets.file, rules)))
+        subprocess.run([programs / "promtool", "check", "config", config], check=True, capture_output=True)
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    programs / "prometheus",
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                stderr=log,
+            )
+        port = eventually(self._port, "Prometheus listens")
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=60, trust_env=False)
+        eventually(self._answers, "Prometheus answers")
+
+    def _port(self) -> int | None:
+        if self.process.poll() is not None:
+            raise AssertionError(self.log.read_text())
+        with suppress(psutil.Error):
+            for connection in psutil.Process(self.process.pid).net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    return connection.laddr.port
+        return None
+
+    def _answers(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return self._http.get("/query", params={"query": "1"}).status_code == 200
+        return False
+
+    def close(self) -> None:
+        self.targets.close()
+        self._http.close()
+        self.process.terminate()
+        self.process.wait(30)
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """Return an instant query's series."""
+        return self._get("/query", query=expr)
+
+    def over(self, expr: str, start: float, end: float, step: float = 1.0) -> list[dict[str, Any]]:
+        """Return a query's series over time."""
+        return self._get("/query_range", query=expr, start=start, end=end, step=step)
+
+    def values(self, label: str, metric: str) -> list[str]:
+        """Return the values that a label of a metric has."""
+        answer = self._http.get(f"/label/{label}/values", params={"match[]": metric})
+        return answer.json()["data"]
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Return all rules, with what Prometheus says of their health."""
+        groups = self._http.get("/rules").json()["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    def _get(self, path: str, **given: Any) -> list[dict[str, Any]]:
+        answer = self._http.post(path, data=given).json()
+        if answer["status"] != "success":
+            raise AssertionError(f"{given['query']}: {answer['error']}")
+        return answer["data"]["result"]
+
+
+def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
+    """Return Prometheus' configuration; Debian's build looks for targets in files, not in Kubernetes."""
+    return {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "2s"},
+        "rule_files": [str(path) for path in rules],
+        "scrape_configs": [
+            {"job_name": "pods", "honor_labels": True, "file_sd_configs": [{"files": [str(targets)]}]}
+        ],
+    }
+
+
+class Targets:
+    """Keeps the file of targets: pods with the ports and labels that the chart's monitors choose."""
+
+    def __init__(self, kubeconfig: Path, file: Path) -> None:
+        self.file = file
+        self._api = CoreV1Api(new_client_from_config(str(kubeconfig)))
+        self._stop = threading.Event()
+        file.write_text("[]")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        last = ""
+        while not self._stop.wait(0.5):
+            with suppress(Exception):  # the cluster may be on its way up or down
+                listed = json.loads(
+                    self._api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=10).data
+                )
+                found = json.dumps([one for pod in listed["items"] for one in target(pod)])
+                if found != last:
+                    new = self.file.with_suffix(".new")
+                    new.write_text(found)
+                    new.rename(self.file)
+                    last = found
+
+
+def target(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return where a pod is scraped, and the labels of its series; nothing for others' pods."""
+    meta, labels = pod["metadata"], pod["metadata"].get("labels", {})
+    component = labels.get("mizzen.dev/component") or labels.get("app.kubernetes.io/component")
+    port = {"engine": "http", "gateway": "admin", "operator": "http"}.get(component)
+    address = pod["status"].get("podIP")
+    numbers = [
+        one["containerPort"]
+        for container in pod["spec"]["containers"]
+        for one in container.get("ports", ())
+        if one.get("name") == port
+    ]
+    if not (address and numbers and pod["status"]["phase"] == "Running"):
+        return []
+    named = {"job": component, "namespace": meta["namespace"], "pod": meta["name"]}
+    if "mizzen.dev/service" in labels:
+        named["service"] = labels["mizzen.dev/service"]
+    return [{"targets": [f"{address}:{numbers[0]}"], "labels": named}]
+
+
+class World:
+    """The cluster: a service with two groups, one that cannot come up, and the operator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Cluster(folder)
+        self.cluster.up(gpus=0, operator=True, report=lambda line: print(line, file=sys.stderr))
+        self.kubectl = self.cluster.kubectl()
+
+    def close(self) -> None:
+        self.cluster.down()
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, objects)))
+
+    def deploy(self) -> None:
+        """Make both services."""
+        name = f"{BROKEN}-gateway"
+        taken = {"ports": [{"port": 1}], "selector": {"nothing": "here"}}
+        self.apply(
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": taken},
+            secret("demo-tls"),
+            service(NAME, 1),
+            service(BROKEN, 1),
+        )
+        eventually(self.settled, "the service is ready")
+        self.kubectl("scale", "infsvc", NAME, "--replicas=2")
+        eventually(lambda: self.serving() == 2 and self.settled(), "two groups serve")
+
+    def url(self) -> str:
+        with suppress(NoUrlError):
+            return service_url(self.kubectl, NAME, SPACE)
+        return ""
+
+    def conditions(self, name: str) -> dict[str, bool]:
+        found = self.kubectl.json("get", "infsvc", name).get("status", {}).get("conditions", ())
+        return {one["type"]: one["status"] == "True" for one in found}
+
+    def settled(self) -> bool:
+        """Tell whether the service is Ready at its newest generation."""
+        body = self.kubectl.json("get", "infsvc", NAME)
+        current = body.get("status", {}).get("observedGeneration") == body["metadata"]["generation"]
+        return current and self.conditions(NAME).get("Ready", False)
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        selector = f"mizzen.dev/service={NAME},mizzen.dev/component={component}"
+        found = self.kubectl.json("get", "pods", "-l", selector)["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def processes(self, pod: dict[str, Any], word: str = "") -> list[psutil.Process]:
+        """Return the processes of a pod whose command line holds a word."""
+        mark = f"{self.folder}/pods/{pod['metadata']['uid']}/"
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                marked = process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(mark)
+                if marked and word in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def rank(self, pod: dict[str, Any]) -> psutil.Process:
+        """Return the process that runs the model in a pod."""
+        return eventually(lambda: self.processes(pod, "mizzen.server.rank"), "a rank runs")[0]
+
+    def serving(self) -> int:
+        """Return how many groups requests reach."""
+        return self.kubectl.json("get", "infsvc", NAME).get("status", {}).get("availableReplicas", 0)
+
+    def garbage(self, pod: dict[str, Any]) -> None:
+        """Send an engine frames that are no messages, as a gateway of another version would."""
+        data = self.kubectl.json("get", "secret", f"{NAME}-gateway-keys")["data"]
+        keys = {name: base64.b64decode(value).strip() for name, value in data.items()}
+        context = zmq.Context()
+        try:
+            dealer = context.socket(zmq.DEALER)
+            dealer.curve_publickey = keys["gateway.public"]
+            dealer.curve_secretkey = keys["gateway.secret"]
+            dealer.curve_serverkey = keys["engine.public"]
+            dealer.connect(f"tcp://{pod['status']['podIP']}:5557")
+            for _ in range(20):
+                dealer.send(b"\xff no message")
+            dealer.close(linger=5000)
+        finally:
+            context.term()
+
+
+def service(name: str, replicas: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "mizzen.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": SPACE},
+        "spec": {
+            "model": {"source": "file:///opt/mizzen/models/demo"},
+            "replicas": replicas,
+            "engine": {
+                "device": "CPU",
+                "maxRunningRequests": 4,
+                "extraArgs": ["--kv-cache-tokens=8192"],
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            },
+            "gateway": {
+                "replicas": 1,
+                "tls": {"secretName": "demo-tls"},
+                "admission": {"maxInFlight": 12, "queueSize": 3, "queueTimeoutSeconds": 20},
+            },
+            "lifecycle": {"startupTimeoutSeconds": 120, "drainTimeoutSeconds": 5},
+        },
+    }
+
+
+def secret(name: str) -> dict[str, Any]:
+    """Return a Secret with a certificate of thirty days."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": {"name": name, "namespace": SPACE},
+        "stringData": {"tls.crt": made.public_bytes(Encoding.PEM).decode(), "tls.key": private},
+    }
+
+
+class Load:
+    """Clients that keep asking until they are stopped; what goes wrong is meant to."""
+
+    def __init__(self, url: str, streams: int) -> None:
+        self._url = url
+        self._streams = streams
+        self._stop = threading.Event()
+        self.codes: dict[int, int] = {}
+        self.broken = 0
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    async def _run(self) -> None:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(verify=False, timeout=30, trust_env=False, limits=limits) as http:
+            chats = [self._again(http, self._chat, number) for number in range(self._streams)]
+            others = (self._structured, self._leaver, self._wrong, self._crowd)
+            await asyncio.gather(*chats, *(self._again(http, one, 0) for one in others))
+
+    async def _again(self, http: httpx.AsyncClient, work: Callable[..., Any], number: int) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            try:
+                await work(http, number, turn)
+            except httpx.HTTPError:
+                self.broken += 1
+            turn += 1
+            await asyncio.sleep(0.05)
+
+    async def _post(self, http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
+        answer = await http.post(f"{self._url}/{path}", json={"model": NAME, **body})
+        self.codes[answer.status_code] = self.codes.get(answer.status_code, 0) + 1
+        if answer.status_code in (429, 503):
+            await asyncio.sleep(0.3)
+        return answer
+
+    async def _chat(self, http: httpx.AsyncClient, number: int, turn: int) -> None:
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"Sailor {number} asks, {turn}: what is a fence?"},
+        ]
+        await self._post(
+            http, "chat/completions", messages=messages, max_tokens=60, ignore_eos=True, stream=True
+        )
+
+    async def _structured(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
+        schema = ANSWER if turn % 2 else {**ANSWER, "title": f"ship {turn}"}
+        shape = {"type": "json_schema", "json_schema": {"name": "ship", "schema": schema}}
+        ask = [{"role": "user", "content": "Name a ship."}]
+        await self._post(http, "chat/completions", messages=ask, max_tokens=40, response_format=shape)
+        await self._post(http, "chat/completions", messages=ask, max_tokens=4, ebnf="root ::= (")
+
+    async def _leaver(self, http: httpx.AsyncClient, *_: int) -> None:
+        body = {"model": NAME, "prompt": "Once", "max_tokens": 50, "ignore_eos": True, "stream": True}
+        async with http.stream("POST", f"{self._url}/completions", json=body) as answer:
+            async for _line in answer.aiter_lines():
+                break
+        await asyncio.sleep(0.5)
+
+    async def _wrong(self, http: httpx.AsyncClient, *_: int) -> None:
+        await self._post(http, "chat/completions", messages=[])
+        await self._post(http, "completions", model="nobody", prompt="a")
+        await self._post(http, "completions", prompt="word " * 3000)
+        await asyncio.sleep(0.5)
+
+    async def _crowd(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
+        """Ask more at once than there is room for, now and then."""
+        if turn % 80 == 0:
+            asks = [self._post(http, "completions", prompt="Ahoy", max_tokens=8) for _ in range(24)]
+            await asyncio.gather(*asks, return_exceptions=True)
+        await asyncio.sleep(0.05)
+
+
+ENOUGH = (
+    'sum(mizzen_gateway_requests_total{code="200"}) > 10',
+    "sum(mizzen_engine_grammar_cache_hits_total) > 0",
+    "sum(mizzen_engine_grammars_refused_total) > 0",
+    "sum(mizzen_gateway_cached_prompt_tokens_total) > 0",
+    "sum(mizzen_engine_steps_total) > 200",
+    "sum(mizzen_gateway_aborts_total) > 0",
+    "sum(mizzen_gateway_refused_requests_total) > 0",
+)
+"""What the load must have given at least before anything is broken."""
+
+
+def live_through(world: World, prometheus: Prometheus) -> Load:
+    """Put the service under load until there was enough of it, then break what can break.
+
+    Each fault is followed by what it must leave in the metrics, so that none is cured before it was seen.
+    """
+
+    def seen(*exprs: str) -> None:
+        for expr in exprs:
+            eventually(lambda expr=expr: prometheus.query(expr), expr)
+
+    with Load(world.url(), streams=7) as load:
+        seen(*ENOUGH)
+        first, second = world.pods("engine")
+        hung, last = world.rank(first), world.rank(second)
+        hung.send_signal(signal.SIGSTOP)
+        seen("sum(mizzen_gateway_suspect_engines) > 0")
+        hung.send_signal(signal.SIGCONT)
+        world.garbage(second)
+        seen("sum(mizzen_engine_malformed_frames_total) > 0")
+        hung.kill()
+        seen("sum(mizzen_gateway_resume_seconds_count) > 0")
+        last.kill()
+        seen("sum(mizzen_gateway_stream_errors_total) > 0", "sum(mizzen_gateway_resume_failures_total) > 0")
+        eventually(world.settled, "both engines serve again")
+        seen("sum(mizzen_gateway_retries_total) > 0")
+        for process in world.processes(world.pods("gateway")[0]):
+            process.kill()
+        seen("sum(mizzen_engine_lost_gateways_total) > 0")
+        answered = load.codes.get(200, 0)
+        eventually(lambda: load.codes.get(200, 0) > answered + 3, "answers again")
+        seen("sum(mizzen_gateway_requests_total) > 5")
+    return load
