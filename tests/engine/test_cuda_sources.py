@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import gemv, nvrtc, paged, skinny  # noqa: E402
+from mizzen.kernels import gemv, nvrtc, paged, skinny, wide  # noqa: E402
 
 HOPPER = (9, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -51,6 +51,44 @@ def test_loads_stand_before_the_wait(
     found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", run.stdout)
     # The compiler may move loads of the read-only path behind the wait, and then nothing overlaps.
     assert found.index("ACQBULK") == ahead
+
+
+@pytest.mark.parametrize("batch", [16, 48, 256])
+@pytest.mark.parametrize("cut", [wide.Cut(64, 2, 1), wide.Cut(128, 4, 2), wide.Cut(192, 1, 2)], ids=str)
+def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int, tmp_path: Path) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    assert cut.serves(6144, 4096, batch)
+    defines = wide.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(nvrtc.cubin(wide.text(batch), "wide", defines, HOPPER))
+
+    def dumped(what: str) -> str:
+        run = [DISASSEMBLER, what, path]
+        return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    instructions = dumped("--dump-sass")
+    assert f"HGMMA.64x{batch}x16" in instructions and "UTMALDG" in instructions
+    # A fence in the loop would cost more than the product; sums that leave their registers, too.
+    loop = instructions[: instructions.rindex("HGMMA")]
+    assert loop[instructions.index("HGMMA") :].count("MEMBAR") == 0
+    assert "STACK:0 " in dumped("--dump-resource-usage")
+
+
+def test_cuts_of_served_shapes() -> None:
+    for rows, columns in (
+        (4096, 1024),
+        (24576, 4096),
+        (4096, 12288),
+        (2560, 5120),
+        (2048, 8192),
+        (16384, 2048),
+    ):
+        for batch in range(1, 257):
+            cut = wide.cut_of(rows, columns, batch)
+            assert cut is not None and -(-rows // cut.rows) * cut.split <= wide.MULTIPROCESSORS
+    assert wide.cut_of(4096, 100, 8) is None
+    assert wide.cut_of(4096, 1024, 257) is None
 
 
 def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,8 @@ class Rig:
         for chunk in plan.prefill:
             self.state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         slots = [*plan.decode.tolist(), *(chunk.slot for chunk in plan.prefill if chunk.last)]
-        self.state.last_tokens[torch.tensor(slots, device="cuda")] = torch.from_numpy(tokens[slots]).cuda()
+        where = torch.tensor(slots, dtype=torch.int64, device="cuda")
+        self.state.last_tokens[where] = torch.from_numpy(tokens[slots]).cuda()
 
 
 def plans(rng: np.random.Generator, most: int) -> list[StepPlan]:
@@ -137,25 +138,27 @@ def test_logits_and_kv_equal_the_eager_twin(folder: Path) -> None:
         exact = Rig(folder, dtype="float32", attention="reference")
         eager = Rig(folder, dtype="bfloat16", attention="fa3")
         graphs = Rig(folder, dtype="bfloat16", attention="fa3", sizes=[16, 48, 100, 256])
+        rigs = (exact, eager, graphs)
+        errors, size = {eager: 0.0, graphs: 0.0}, 0.0
         for seed in range(4):
             rng = np.random.default_rng(seed)
-            errors = {"eager": 0.0, "graphs": 0.0, "size": 0.0}
             for plan in plans(rng, 256):
                 tokens = rng.integers(3, VOCABULARY, SLOTS)
-                wanted = exact.logits(plan, captured=False)
-                plain, replayed = eager.logits(plan, captured=False), graphs.logits(plan, captured=True)
+                found = [rig.logits(plan, captured=rig is graphs) for rig in rigs]
                 if plan.samples:
-                    errors["eager"] += float((plain - wanted).square().sum())
-                    errors["graphs"] += float((replayed - wanted).square().sum())
-                    errors["size"] += float(wanted.square().sum())
-                for rig in (exact, eager, graphs):
+                    size += float(found[0].square().sum())
+                    for rig, logits in zip(rigs[1:], found[1:], strict=True):
+                        errors[rig] += float((logits - found[0]).square().sum())
+                for rig in rigs:
                     rig.advance(plan, tokens)
-            assert errors["graphs"] < 1.3 * errors["eager"] < 0.01 * errors["size"], errors
-            # The last page is of padding.
-            pages = SLOTS * COLUMNS * PAGE
-            ours, twins = graphs.attention.kv.keys[:, :pages], eager.attention.kv.keys[:, :pages]
-            assert (ours - twins).norm() < 0.02 * twins.norm()
-            assert bool(torch.isfinite(graphs.attention.kv.values).all())
+        assert errors[graphs] < 1.2 * errors[eager] < 0.04 * size, (errors[graphs], errors[eager], size)
+        # Behind the last page of requests is that of padding.
+        cells = SLOTS * COLUMNS * PAGE
+        keys = [rig.attention.kv.keys[:, :cells].float() for rig in rigs]
+        values = [rig.attention.kv.values[:, :cells].float() for rig in rigs]
+        for wanted, plain, ours in (keys, values):
+            assert (ours - wanted).norm() < 1.2 * (plain - wanted).norm() < 0.2 * wanted.norm()
+        assert bool(torch.isfinite(graphs.attention.kv.values).all())
 
 
 def test_answers_agree_with_the_eager_twin(folder: Path) -> None:

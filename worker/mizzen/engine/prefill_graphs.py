@@ -55,10 +55,14 @@ def token_sizes(largest: int) -> list[int]:
 
 
 def paying_tokens(config: ModelConfig, most: int) -> int:
-    """Return up to how many tokens, of `most`, the GPU takes less time than the launches take the host."""
+    """Return up to how many tokens, of `most`, graphs pay.
+
+    Up to twice as many as take the GPU the time that the launches take the host: behind a short step they
+    are on its way still.
+    """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
-    tokens = int(LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
+    tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
     return min(-(-tokens // 128) * 128, MOST_TOKENS, most)
 
 

@@ -43,7 +43,9 @@ def cubin(source: str, name: str, defines: tuple[tuple[str, int], ...], capabili
     from cuda.bindings import nvrtc
 
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), name)
-    options = [f"-arch=sm_{capability[0]}{capability[1]}", *(f"-D{key}={value}" for key, value in defines)]
+    # Hopper's own instructions are in a target of their own.
+    target = f"sm_{capability[0]}{capability[1]}{'a' if capability == (9, 0) else ''}"
+    options = [f"-arch={target}", *(f"-D{key}={value}" for key, value in defines)]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(status[0]) != 0:
         text = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program), name)
@@ -99,8 +101,27 @@ def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
     return checked(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
 
 
+@functools.cache
+def allow_shared(function: Any, shared: int) -> None:
+    """Let a kernel have so many bytes of shared memory.
+
+    Raises:
+        CompileError: a block cannot have as many here.
+    """
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    checked((*driver.cuFuncSetAttribute(function, attribute, shared), None), "asking for shared memory")
+
+
 @functools.lru_cache(1024)
-def launch_config(blocks: tuple[int, int, int], threads: int, stream: int) -> Any:
+def launch_config(
+    blocks: tuple[int, int, int],
+    threads: int,
+    stream: int,
+    cluster: tuple[int, int, int] | None = None,
+    shared: int = 0,
+) -> Any:
     """Return how a kernel is launched (a CUlaunchConfig): while the one ahead of it still runs."""
     from cuda.bindings import driver
 
@@ -110,8 +131,15 @@ def launch_config(blocks: tuple[int, int, int], threads: int, stream: int) -> An
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.hStream = stream
-    config.attrs, config.numAttrs = [attribute], 1
+    config.hStream, config.sharedMemBytes = stream, shared
+    attributes = [attribute]
+    if cluster is not None:
+        together = driver.CUlaunchAttribute()
+        together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = together.value.clusterDim
+        size.x, size.y, size.z = cluster
+        attributes.append(together)
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 
@@ -119,9 +147,21 @@ def launch(
     function: Any,
     blocks: int | tuple[int, int, int],
     threads: int,
-    arguments: tuple[torch.Tensor | int | float, ...],
+    arguments: tuple[Any, ...],
+    *,
+    cluster: tuple[int, int, int] | None = None,
+    shared: int = 0,
 ) -> None:
-    """Launch on the current stream: tensors by address, whole numbers as int, others as float.
+    """Launch on the current stream.
+
+    Args:
+        function: What `compiled` returned.
+        blocks: The grid.
+        threads: Of a block.
+        arguments: Tensors go by address, whole numbers as int, others as float, the driver's own structures
+            (a CUtensorMap) as they are.
+        cluster: Blocks that run together.
+        shared: Bytes of shared memory that a block has besides what the kernel declares.
 
     Raises:
         CompileError: the driver refused.
@@ -136,7 +176,10 @@ def launch(
             types.append(ctypes.c_void_p)
         else:
             values.append(argument)
-            types.append(ctypes.c_int if isinstance(argument, int) else ctypes.c_float)
+            types.append({int: ctypes.c_int, float: ctypes.c_float}.get(type(argument)))
     grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
-    config = launch_config(grid, threads, torch.cuda.current_stream(device).cuda_stream)
+    if shared:
+        allow_shared(function, shared)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    config = launch_config(grid, threads, stream, cluster, shared)
     checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")

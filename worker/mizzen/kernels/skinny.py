@@ -22,8 +22,8 @@ PART = 8
 """Rows of x in half of a tensor core's tile."""
 PARTS = (1, 2, 4)
 """Halves that the kernel is compiled for."""
-WIDEST = ((8 << 20, 32), (20 << 20, 16), (128 << 20, 8), (256 << 20, 4))
-"""(weights at most, rows of x): for how many rows the kernel beats cuBLAS."""
+WIDEST = ((8 << 20, 16), (128 << 20, 8), (256 << 20, 4))
+"""(weights at most, rows of x): for how many rows the kernel beats cuBLAS and `mizzen.kernels.wide`."""
 SOURCE = source("skinny")
 
 
@@ -50,7 +50,7 @@ def cut_of(rows: int, columns: int) -> Cut:
 
 
 def widest(weight: torch.Tensor) -> int:
-    """Return for how many rows of x the kernel was measured to be no slower than cuBLAS; 1 where for none.
+    """Return for how many rows of x the kernel was measured to be the fastest; 1 where for none.
 
     Every block fetches all of x: with more rows, that comes to more than the weights.
     """

@@ -50,6 +50,8 @@ class SkinnyDense(Dense):
         super().__init__(rows, columns, bias, dtype, device)
         self.widest = 0 if bias else widest_product(self.weight)
         """Most rows that the kernels serve; 0 when none."""
+        self.widest_gated = 0 if bias else widest_product(self.weight, gate=True)
+        """The same where the outputs are gates and what they multiply."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
@@ -59,7 +61,7 @@ class SkinnyDense(Dense):
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, columns] to silu(gates) * others [tokens, rows / 2]; `gates` are the upper rows."""
-        if len(x) <= self.widest:
+        if len(x) <= self.widest_gated:
             return few_rows(self.weight, x, None, gate=True)
         from mizzen.kernels.activation import silu_mul
 
@@ -81,25 +83,28 @@ class SkinnyDense(Dense):
         return gemv(self.weight, x, gate=gate, norm=scaling, after=total), total
 
 
-def widest_product(weight: torch.Tensor) -> int:
+def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
     """Return for how many rows `few_rows` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
     if weight.device.type != "cuda":
         return 0
-    from mizzen.kernels import gemv, skinny
+    from mizzen.kernels import gemv, skinny, wide
 
     if not gemv.serves(weight):
         return 0
-    return skinny.widest(weight)
+    return max(skinny.widest(weight), wide.widest(weight, gate=gate))
 
 
 def few_rows(
     weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, *, gate: bool = False
 ) -> torch.Tensor:
     """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2]."""
-    from mizzen.kernels.gemv import gemv
-    from mizzen.kernels.skinny import skinny
+    from mizzen.kernels import gemv, skinny, wide
 
-    return gemv(weight, x, out, gate=gate) if len(x) == 1 else skinny(weight, x, out, gate=gate)
+    if len(x) == 1:
+        return gemv.gemv(weight, x, out, gate=gate)
+    if len(x) <= skinny.widest(weight):
+        return skinny.skinny(weight, x, out, gate=gate)
+    return wide.wide(weight, x, out, gate=gate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,88 @@
+"""Products of batches equal PyTorch's, whatever the cut, alone and in a chain of kernels that overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mizzen.kernels.wide import BATCHES, Cut, wide
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+CUTS = (
+    Cut(64, 1, 1),
+    Cut(64, 1, 4),
+    Cut(64, 2, 1, blocks=2),
+    Cut(64, 4, 2),
+    Cut(128, 1, 2),
+    Cut(128, 2, 4),
+    Cut(128, 4, 1),
+    Cut(192, 1, 2),
+    Cut(192, 4, 1),
+)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(16, 256), (1040, 1024), (3072, 4352)])
+def test_wide(rows: int, columns: int, cut: Cut) -> None:
+    weight = normal(rows, columns) / columns**0.5
+    for batch in BATCHES:
+        if not cut.serves(rows, columns, batch):
+            continue
+        for count in {batch, batch - 5}:
+            x = normal(count, columns, seed=count)
+            out = torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+            wanted = x.double() @ weight.double().T
+            close(wide(weight, x, cut=cut), wanted)
+            close(wide(weight, x, out, cut=cut), wanted)
+            gate, other = wanted.chunk(2, -1)
+            close(wide(weight, x, gate=True, cut=cut), F.silu(gate) * other)
+
+
+@pytest.mark.parametrize(("count", "cut"), [(20, None), (64, Cut(64, 4, 1)), (100, Cut(128, 2, 2))], ids=str)
+def test_a_chain_of_overlapping_products_is_right_every_time(count: int, cut: Cut | None) -> None:
+    weights = [normal(2048, 2048, seed=i) / 2048**0.5 for i in range(30)]
+    x = normal(count, 2048, seed=99)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        y = x
+        for weight in weights:
+            y = wide(weight, y, cut=cut)
+        out.copy_(y)
+
+    chain()
+    torch.cuda.synchronize()
+    wanted, exact = out.clone(), x.double()
+    for weight in weights:
+        exact = exact @ weight.double().T
+    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(100):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)
+
+
+def test_what_no_cut_serves_is_refused() -> None:
+    with pytest.raises(ValueError, match="no cut"):
+        wide(normal(64, 96), normal(4, 96))
+    with pytest.raises(ValueError, match="no cut"):
+        wide(normal(64, 128), normal(257, 128))

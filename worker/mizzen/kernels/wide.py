@@ -1,0 +1,214 @@
+"""Products of up to 256 rows with a weight matrix, for batches of decodes.
+
+Weights stand where a tensor core has its own 64 rows and the batch where it takes 8 to 256 columns, so that
+small batches waste little and large ones share each weight that was fetched once. The copy engine brings both
+operands to shared memory, weights before the kernel waits for the one ahead of it; parts of the inner
+dimension are summed inside a cluster of blocks, in one order. The technique is that of CUTLASS' kernels for
+Hopper (warp-specialised, with multicast); see `wide.cu`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mizzen.kernels.nvrtc import checked, compiled, launch, source
+
+COLUMNS = 64
+"""Columns of a stage."""
+BATCHES = (16, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of x that the kernel is compiled for."""
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a block at most."""
+ALIGNMENT = 1024
+MULTIPROCESSORS = 132
+LARGEST = 256 << 20
+"""Weights at most: of larger ones, which are output heads, cuBLAS is as fast."""
+SOURCE = source("wide")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is cut into blocks."""
+
+    rows: int
+    """Weight rows of a block: 64, 128 or 192."""
+    split: int
+    """Parts of the inner dimension."""
+    share: int
+    """Blocks that fetch x together."""
+    blocks: int = 1
+    """Blocks that fit on a multiprocessor: of two, one may be the next kernel's, with its first weights."""
+
+    def stages(self, batch: int, steps: int) -> int:
+        """Return the depth of the pipeline; 0 where not even two stages fit."""
+        stage = (self.rows + batch) * COLUMNS * 2
+        fit = (SHARED_BYTES // self.blocks - ALIGNMENT - 512) // stage
+        return 0 if fit < 2 else min(fit, steps, 16)
+
+    def shared_bytes(self, batch: int, steps: int) -> int:
+        """Return the shared memory of a block."""
+        pipeline = self.stages(batch, steps) * (self.rows + batch) * COLUMNS * 2
+        staging = -(-batch // 8 // self.split) * 8 * (self.rows + 8) * 2
+        sums = self.rows * batch * 4 if self.split > 1 else 0
+        return max(pipeline, sums + staging) + ALIGNMENT
+
+    def serves(self, rows: int, columns: int, batch: int) -> bool:
+        """Tell whether a product can be cut so."""
+        steps = columns // COLUMNS // self.split
+        return (
+            columns % (COLUMNS * self.split) == 0
+            and rows % 8 == 0
+            and batch % (8 * self.share) == 0
+            and self.split * self.share <= 8
+            and self.stages(batch, steps) >= 2
+            and self.shared_bytes(batch, steps) <= SHARED_BYTES // self.blocks
+        )
+
+
+def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
+    """Choose how to cut a product of `batch` rows by what was measured; None where nothing serves it.
+
+    Enough blocks for all multiprocessors in one go, but no more parts of the inner dimension than these need:
+    short ones are over before their sums are added up.
+    """
+    batch = next((size for size in BATCHES if batch <= size), 0)
+    height = next((height for height in (64, 128) if -(-rows // height) <= MULTIPROCESSORS), 192)
+    tiles, most = -(-rows // height), MULTIPROCESSORS if columns >= 4096 else MULTIPROCESSORS // 2
+    split = max(split for split in (1, 2, 4) if split == 1 or tiles * split <= most)
+    share = 1 if batch <= 64 or split == 2 else 4 if (height, split) == (64, 1) else 2
+    cut = Cut(height, split, share)
+    return cut if batch and cut.serves(rows, columns, batch) else None
+
+
+def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
+    """Return for how many rows of x the kernel was measured to be no slower than cuBLAS; 0 where for none.
+
+    Beyond 128 rows the blocks' common appetite for x holds it, but where a block has 192 weight rows.
+    """
+    rows, columns = weight.shape
+    if columns % COLUMNS or (gate and rows % 16) or weight.numel() > LARGEST:
+        return 0
+    most = 64 if columns >= 8192 else 128
+    if gate and -(-rows // 128) > MULTIPROCESSORS:
+        most = 256
+    return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
+
+
+def wgmma(name: str, batch: int) -> str:
+    """Return the C++ of the tensor cores' instruction for 64 rows times `batch`, which adds or sets."""
+    count = batch // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return (
+        f"__device__ __forceinline__ void {name}(float* d, u64 a, u64 b, int add) {{\n"
+        f'    asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"\n'
+        f'        "wgmma.mma_async.sync.aligned.m64n{batch}k16.f32.bf16.bf16 "\n'
+        f'        "{{{registers}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0;\\n}}"\n'
+        f'        : {outputs} : "l"(a), "l"(b), "r"(add));\n}}\n'
+    )
+
+
+def definitions(batch: int, cut: Cut, stages: int, *, gate: bool) -> tuple[tuple[str, int], ...]:
+    """Return what the source is compiled with."""
+    return (
+        ("BATCH", batch),
+        ("ROWS", cut.rows),
+        ("SPLIT", cut.split),
+        ("SHARE", cut.share),
+        ("STAGES", stages),
+        ("GATE", int(gate)),
+        ("ROTATE", 1),
+    )
+
+
+@functools.cache
+def text(batch: int) -> str:
+    """Return the whole source for a batch."""
+    half = wgmma("wgmma_half", batch // 2) if batch % 16 == 0 else ""
+    return "typedef unsigned long long u64;\n" + wgmma("wgmma", batch) + half + SOURCE
+
+
+@functools.lru_cache(8192)
+def tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+    """Describe bfloat16 numbers to the copy engine.
+
+    Args:
+        address: Where they are.
+        dims: Sizes, the innermost first.
+        strides: In elements, without the innermost, which is 1.
+        box: Sizes of what is fetched at a time.
+    """
+    from cuda.bindings import driver
+
+    return checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(dims),
+            address,
+            [driver.cuuint64_t(size) for size in dims],
+            [driver.cuuint64_t(2 * stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1)] * len(dims),
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "describing a tensor to the copy engine",
+    )
+
+
+def weight_map(weight: torch.Tensor, cut: Cut, *, gate: bool) -> Any:
+    """Describe weights [rows, columns]; with `gate` eight gates and the eight rows beside them in turn."""
+    rows, columns = weight.shape
+    if not gate:
+        return tensor_map(weight.data_ptr(), (columns, rows), (columns,), (COLUMNS, cut.rows))
+    half = rows // 2
+    dims, strides = (columns, 8, 2, half // 8), (columns, half * columns, 8 * columns)
+    return tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, cut.rows // 16))
+
+
+def wide(
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    gate: bool = False,
+    cut: Cut | None = None,
+) -> torch.Tensor:
+    """Return x [1 to 256, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
+
+    With `gate`, weight's rows are gates and then what they multiply, and the result is
+    silu(gates) * others [len(x), rows / 2]. All are contiguous.
+
+    Raises:
+        ValueError: no cut, or not this one, serves the shape.
+    """
+    rows, columns = weight.shape
+    batch = next((batch for batch in BATCHES if len(x) <= batch), 0)
+    cut = cut or cut_of(rows, columns, batch)
+    if not batch or cut is None or not cut.serves(rows, columns, batch):
+        raise ValueError(f"no cut of {rows} x {columns} weights for {len(x)} rows: {cut}")
+    steps = columns // COLUMNS // cut.split
+    outputs = rows // (1 + gate)
+    if out is None:
+        out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    stages = cut.stages(batch, steps)
+    defines = definitions(batch, cut, stages, gate=gate)
+    function = compiled(text(batch), "wide", defines, x.device.index or 0)
+    inputs = tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
+    tiles = -(-rows // cut.rows)
+    tiles = -(-tiles // cut.share) * cut.share
+    launch(
+        function,
+        (tiles, cut.split, 1),
+        128 * (1 if cut.rows == 64 else 2) + 128,
+        (weight_map(weight, cut, gate=gate), inputs, out, outputs, len(x), steps),
+        cluster=(cut.share, cut.split, 1),
+        shared=cut.shared_bytes(batch, steps),
+    )
+    return out
