@@ -201,7 +201,7 @@ def load(
     Raises:
         ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
     """
-    folder, device = Path(options.model), torch.device(options.device)
+    folder = Path(options.model)
     with phases("config"):
         config = read_config(folder)
         check_options(options, config)
@@ -209,8 +209,27 @@ def load(
         if (join is None) != (options.tensor == 1):
             raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")
         group = join() if join else None
-        if group:
-            device = group.place.device
+    if group is None:
+        return assemble(options, config, end_token_ids, phases, progress, delay, None, make_masks)
+    try:
+        return assemble(options, config, end_token_ids, phases, progress, delay, group, make_masks)
+    except BaseException:
+        group.close()
+        raise
+
+
+def assemble(
+    options: EngineOptions,
+    config: ModelConfig,
+    end_token_ids: tuple[int, ...],
+    phases: Phases,
+    progress: Progress,
+    delay: Delay | None,
+    group: Group | None,
+    make_masks: MakeMasks,
+) -> Loaded:
+    """Do what `load` does once the configuration is known and the ranks have met."""
+    device = group.place.device if group else torch.device(options.device)
     with phases("weights"):
         model = make_model(options, config, progress, group)
     with phases("kv"):

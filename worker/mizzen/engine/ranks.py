@@ -18,6 +18,7 @@ from mizzen.parallel.group import Group
 WAIT_SECONDS = 0.5
 """A rank that has nothing to do shows this often that it is alive."""
 CPU_NAP_SECONDS = 0.0005
+BLAME_SECONDS = 1.0
 IN_FLIGHT = 8
 """Steps that other ranks have launched at most: less than buffers of graphs, and no less than rank 0."""
 
@@ -103,19 +104,27 @@ class LeadingRunner:
 
     def collect(self) -> StepTokens:
         """Wait for the oldest step in flight and return its tokens."""
-        if self._lead.check is not None:
-            while not self._runner.ready():
-                self._look(self._lead.check)
-                time.sleep(self._nap)
-        tokens = self._runner.collect()
+        if self._lead.check is None:
+            tokens = self._runner.collect()
+        else:
+            tokens = self._watched(self._lead.check)
         self._lead.pulse.done(tokens.step)
         return tokens
 
-    def _look(self, check: Callable[[], None]) -> None:
+    def _watched(self, check: Callable[[], None]) -> StepTokens:
+        """Wait while looking after the others."""
         try:
-            check()
+            while not self._runner.ready():
+                check()
+                time.sleep(self._nap)
+            return self._runner.collect()
         except Exception:
             self._failed = True
+            # Where another rank died, this one may first hear of a closed connection: the other tells why.
+            end = time.monotonic() + BLAME_SECONDS
+            while time.monotonic() < end:
+                check()
+                time.sleep(BLAME_SECONDS / 20)
             raise
 
     def close(self) -> None:

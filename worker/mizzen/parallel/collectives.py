@@ -6,14 +6,10 @@ current stream (or done at once, on the CPU), so that captured graphs contain th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-
-# Newer releases of PyTorch call it otherwise.
-all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class Collectives(Protocol):
@@ -82,17 +78,18 @@ class Alone:
 ALONE = Alone()
 
 
-class ProcessGroupCollectives:
-    """The operations of a torch.distributed process group: gloo on the CPU, NCCL on CUDA."""
+class GlooCollectives:
+    """The operations on the CPU, by gloo."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank = group.rank()
-        self.size = group.size()
+    def __init__(self, group: Any) -> None:
+        """Take a `torch.distributed.ProcessGroupGloo`."""
+        self.group: Any = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum x over ranks, in place."""
-        dist.all_reduce(x, group=self.group)
+        self.group.allreduce([x]).wait()
         return x
 
     def add_norm(
@@ -103,17 +100,19 @@ class ProcessGroupCollectives:
 
     def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """Gather whole blocks, then put them side by side."""
-        rows, share = x.shape
-        blocks = torch.empty((self.size * rows, share), dtype=x.dtype, device=x.device)
-        all_gather(blocks, x.contiguous(), group=self.group)
-        return side_by_side(blocks.view(self.size, rows, share), total, out)
+        blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
+        self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
+        return side_by_side(blocks, total, out)
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""
-        dist.broadcast(x, src=0, group=self.group)
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self.group.broadcast([x], options).wait()
 
     def close(self) -> None:
-        """Do nothing: the process group is its owner's."""
+        """Part from the others."""
+        self.group = None
 
 
 def side_by_side(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:

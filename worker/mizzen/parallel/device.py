@@ -8,14 +8,20 @@ bytes from four ranks on. All of it may be captured in graphs. NVLink multicast 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mizzen.parallel.collectives import ProcessGroupCollectives
+from mizzen.parallel.collectives import side_by_side
 
 log = logging.getLogger(__name__)
+
+# Newer releases of PyTorch call it otherwise.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 KIB = 1 << 10
 ALIGNMENT = 16
@@ -177,7 +183,41 @@ class FusedNorm:
         return None
 
 
-class DeviceCollectives(ProcessGroupCollectives):
+class NcclCollectives:
+    """The operations by NCCL."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x over ranks, in place."""
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def add_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor | None:
+        """Return None: there is no such operation."""
+        return None
+
+    def gather_columns(self, x: torch.Tensor, total: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Gather whole blocks, then put them side by side."""
+        rows, share = x.shape
+        blocks = torch.empty((self.size * rows, share), dtype=x.dtype, device=x.device)
+        all_gather(blocks, x.contiguous(), group=self.group)
+        return side_by_side(blocks.view(self.size, rows, share), total, out)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Overwrite x with rank 0's."""
+        dist.broadcast(x, src=0, group=self.group)
+
+    def close(self) -> None:
+        """Do nothing: the process group is its owner's."""
+
+
+class DeviceCollectives(NcclCollectives):
     """NCCL, and peer memory where a message is small."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, way: str) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mizzen.parallel.collectives import Collectives, ProcessGroupCollectives
+from mizzen.parallel.collectives import Collectives, GlooCollectives
 
 log = logging.getLogger(__name__)
 
@@ -116,35 +116,29 @@ class Group:
     def close(self) -> None:
         """Part from the others, who may be gone; no graph that holds a collective may be left."""
         self.collectives.close()
-        if not dist.is_initialized():
-            return
-        if self.place.device.type == "cuda":
-            # To destroy NCCL's part waits for all ranks, to abort it does not.
-            distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
+        if self.place.device.type == "cuda" and dist.is_initialized():
+            distributed_c10d._abort_process_group()  # to destroy it would wait for the others
 
     def _join(self) -> Collectives:
-        place = self.place
-        cuda = place.device.type == "cuda"
-        if cuda:
-            torch.cuda.set_device(place.device)
+        place, store = self.place, dist.PrefixStore("group", self._store)
+        timeout = timedelta(seconds=place.timeout_seconds)
+        if place.device.type == "cpu":
+            return GlooCollectives(dist.ProcessGroupGloo(store, self.rank, self.size, timeout))
+        torch.cuda.set_device(place.device)
         for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"):
             os.environ.setdefault(name, "0")  # whoever watches the ranks ends them
-        store = dist.PrefixStore("group", self._store)
+        # Symmetric memory finds groups by their names, which only the default one and its children have.
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            "nccl",
             store=store,
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=place.timeout_seconds),
-            device_id=place.device if cuda else None,
+            timeout=timeout,
+            device_id=place.device,
         )
         world = dist.group.WORLD
         if world is None:
             raise RanksFailed("torch.distributed made no process group")
-        if not cuda:
-            return ProcessGroupCollectives(world)
         from mizzen.parallel.device import DeviceCollectives
 
         return DeviceCollectives(world, place.device, place.all_reduce)

@@ -38,6 +38,7 @@ class LocalRanks:
         self._pulses = PulseReader(self._links.pulses, size)
         self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS)
         self._looked = 0.0
+        self._fault: str | None = None
         self._processes = [self._spawn(rank) for rank in range(1, size)]
 
     def lead(self) -> Lead:
@@ -55,10 +56,11 @@ class LocalRanks:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        fault = self._ended() or self._watch.look(self._pulses.read(), now)
-        if fault:
+        # The first fault is the reason of all that follow, such as that the others were ended.
+        self._fault = self._fault or self._ended() or self._watch.look(self._pulses.read(), now)
+        if self._fault:
             self._kill()
-            raise RanksFailed(fault)
+            raise RanksFailed(self._fault)
 
     def close(self) -> None:
         """Let them end, which they do at the end of plans; those that do not are killed."""

@@ -1,0 +1,114 @@
+"""The ranks of a model as threads of this process, with gloo between them and plans as bytes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mizzen.core.plan import StepPlan
+from mizzen.engine.build import load_engine, load_follower
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.engine import Engine
+from mizzen.engine.ranks import Lead
+from mizzen.parallel.collectives import GlooCollectives
+from mizzen.parallel.group import Group, Place
+from mizzen.wire.ring import decode_plan, encode_plan
+
+SECONDS = 120.0
+
+
+class ThreadGroup(Group):
+    """A rank whose others are threads."""
+
+    def __init__(self, rank: int, size: int, store: dist.Store) -> None:
+        self.place = Place(
+            rank=rank, size=size, rendezvous="", device=torch.device("cpu"), timeout_seconds=SECONDS
+        )
+        self.rank, self.size = rank, size
+        self._check = lambda: None
+        self._words = 0
+        self._store = dist.PrefixStore("words", store)
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=SECONDS))
+        self.collectives = GlooCollectives(gloo)
+
+    def close(self) -> None:
+        pass
+
+
+class Plans:
+    """A channel of bytes to each other rank."""
+
+    def __init__(self, readers: int) -> None:
+        self.queues: list[queue.Queue[bytes]] = [queue.Queue() for _ in range(readers)]
+        self.sent = 0
+
+    def send(self, plan: StepPlan) -> None:
+        self.sent += 1
+        for each in self.queues:
+            each.put(encode_plan(plan))
+
+    def end(self) -> None:
+        for each in self.queues:
+            each.put(b"")
+
+
+class Receiver:
+    def __init__(self, plans: queue.Queue[bytes]) -> None:
+        self.plans = plans
+        self.ended = False
+
+    def receive(self, seconds: float) -> StepPlan | None:
+        try:
+            frame = self.plans.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        self.ended = not frame
+        return decode_plan(frame) if frame else None
+
+
+class Pulse:
+    def beat(self) -> None: ...
+
+    def launched(self, step: int) -> None: ...
+
+    def done(self, step: int) -> None: ...
+
+
+@contextmanager
+def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
+    """Load a model on so many ranks; yields rank 0's engine."""
+    options = EngineOptions(
+        model=str(folder), device="cpu", threads=1, tensor=size, page_size=4, kv_cache_tokens=2048, **settings
+    )
+    store, plans, failures = dist.HashStore(), Plans(size - 1), []
+
+    def follow(rank: int) -> None:
+        try:
+            follower = load_follower(options, lambda: ThreadGroup(rank, size, store))
+            follower.run(Receiver(plans.queues[rank - 1]), Pulse())
+            follower.close()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, size)]
+    for thread in threads:
+        thread.start()
+    lead = Lead(join=lambda: ThreadGroup(0, size, store), plans=plans, pulse=Pulse()) if size > 1 else None
+    engine = load_engine(options, lead=lead)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert not failures
+    assert not any(thread.is_alive() for thread in threads)
