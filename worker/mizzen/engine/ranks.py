@@ -104,10 +104,8 @@ class LeadingRunner:
 
     def collect(self) -> StepTokens:
         """Wait for the oldest step in flight and return its tokens."""
-        if self._lead.check is None:
-            tokens = self._runner.collect()
-        else:
-            tokens = self._watched(self._lead.check)
+        check = self._lead.check
+        tokens = self._runner.collect() if check is None else self._watched(check)
         self._lead.pulse.done(tokens.step)
         return tokens
 
