@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from mizzen_local.cluster import Cluster
 from mizzen_local.kubectl import Kubectl
+from mizzen_local.urls import service_url
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("chart")]
 
@@ -160,18 +162,23 @@ def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
     home, elsewhere = make_namespace("solo"), make_namespace("elsewhere")
     values = "rbac.scope=namespace,crds.enabled=false,operator.replicas=1"
     helm("install", "solo", CHART, "--namespace", home, *WAIT, "--set", values)
-    example = str(ROOT / "examples/inferenceservice.yaml")
+    example = str(ROOT / "examples/shared-gateway.yaml")
     kubectl("apply", "--namespace", elsewhere, "-f", example)
     kubectl("apply", "--namespace", home, "-f", example)
-    kubectl(
-        "wait", "--namespace", home, "infsvc/demo", "--for=condition=Ready", "--timeout=180s", timeout=200
-    )
-    binding = json.loads(kubectl("get", "rolebinding", "demo-gateway", "--namespace", home, "-o", "json"))
+    ready = ("--for=condition=Ready", "--timeout=240s")
+    kubectl("wait", "--namespace", home, "infsvc/demo", "infsvc/ship", *ready, timeout=260)
+    binding = json.loads(kubectl("get", "rolebinding", "mizzen-shared", "--namespace", home, "-o", "json"))
     assert binding["roleRef"]["kind"] == "Role"
     ignored = json.loads(kubectl("get", "infsvc", "demo", "--namespace", elsewhere, "-o", "json"))
     assert "status" not in ignored
+    url = f"{service_url(kubectl, 'ship', home)}/chat/completions"
+    body = {"model": "ship", "messages": [{"role": "user", "content": "What is Mizzen?"}], "max_tokens": 4}
+    assert httpx.post(url, json=body, timeout=60, trust_env=False).status_code == 401
+    keyed = {"Authorization": "Bearer sk-change-me-batch"}
+    answer = httpx.post(url, json=body, headers=keyed, timeout=60, trust_env=False)
+    assert answer.json()["usage"]["completion_tokens"] == 4
     assert "Phase:          Succeeded" in helm("test", "solo", "--namespace", home)
-    kubectl("delete", "infsvc", "demo", "--namespace", home, "--cascade=foreground", timeout=200)
+    kubectl("delete", "infsvc", "--all", "--namespace", home, "--cascade=foreground", timeout=200)
     helm("uninstall", "solo", "--namespace", home, *WAIT)
 
 
