@@ -29,6 +29,7 @@ from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
 from mizzen.engine.memory import KvNeed, agreed_pages, count_pages, share_memory
 from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
+from mizzen.engine.profile import ProfiledRunner
 from mizzen.engine.ranks import Follower, Lead
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.state import SlotState, Uploader
@@ -341,7 +342,11 @@ def load_engine(
     runner: Runner = loaded.runner
     if lead and loaded.group:
         runner = lead.over(loaded.runner, loaded.group)
-    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, grammars[0])
+    profiled: ProfiledRunner | None = None
+    if options.profile:
+        device = torch.device(options.device)
+        runner = profiled = ProfiledRunner(runner, Path(options.profile), options.profile_steps, device)
+    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, grammars[0], profiled)
 
 
 def load_follower(

@@ -77,6 +77,10 @@ class EngineOptions:
         "auto", "Run several plain operations as one kernel, on cuda", choices=("auto", "off")
     )
     steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
+    profile: str = option(
+        "", "Folder for traces of steps, one at each SIGUSR2; steps are NVTX ranges, too. Empty: no profiling"
+    )
+    profile_steps: int = option(32, "Steps in a trace", low=1, high=10000)
     check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the engine is idle")
 
     def __post_init__(self) -> None:

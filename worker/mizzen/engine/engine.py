@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,6 +15,14 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.engine.grammar.intake import GrammarIntake, Grammars
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loop import OverlapLoop
+
+
+class Profiled(Protocol):
+    """A runner that can be traced."""
+
+    def request(self) -> None:
+        """Let a trace begin with the next step."""
+        ...
 
 
 class Engine:
@@ -29,9 +38,11 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         grammars: Grammars | None = None,
+        profiled: Profiled | None = None,
     ) -> None:
         """Take what was loaded; without `grammars` they are passed over, as a simulated device does."""
         self.info = info
+        self._profiled = profiled
         self._loop = OverlapLoop(scheduler, runner)
         self._grammars = GrammarIntake(grammars) if grammars is not None else None
         self._events: deque[Event] = deque()
@@ -105,6 +116,16 @@ class Engine:
     def grammar_counts(self) -> GrammarCounts:
         """What structured output cost so far."""
         return self._grammars.counts if self._grammars is not None else GrammarCounts()
+
+    def profile(self) -> None:
+        """Let a trace of the next steps be taken; safe in a signal handler.
+
+        Raises:
+            ValueError: the engine was loaded without a folder for traces.
+        """
+        if self._profiled is None:
+            raise ValueError("traces need a folder: start the engine with --profile FOLDER")
+        self._profiled.request()
 
     def close(self) -> None:
         """Wait for what is in flight and free the device."""

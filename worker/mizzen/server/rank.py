@@ -17,7 +17,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
@@ -42,6 +42,14 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=EngineConfig)
 Report = Callable[[str], None]
 """Called by what loads an engine, with the name of the phase that begins: config, weights, kv, warmup."""
+
+
+class Traceable(Engine, Protocol):
+    """An engine whose steps can be traced."""
+
+    def profile(self) -> None:
+        """Let a trace of the next steps be taken; safe in a signal handler."""
+        ...
 
 
 def engine_name(config: EngineConfig) -> str:
@@ -129,7 +137,7 @@ def main(config_type: type[C], importer: Callable[[Links | None], Callable[[C, R
     parser.add_argument("--config", type=json.loads, required=True)
     parser.add_argument("--links", type=Links.from_json)
     args = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
     die_with_parent(args.parent)
     set_up_logging(process=f"rank{args.rank}")
@@ -163,12 +171,19 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _traceable(config: EngineConfig, engine: Traceable) -> Engine:
+    """Let SIGUSR2, which the supervisor passes on, take a trace, where there is a folder for it."""
+    if config.profile:
+        signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
+    return engine
+
+
 def import_engine(links: Links | None) -> Callable[[EngineConfig, Report], Engine]:
     """Import the real engine; only this imports torch."""
     from mizzen.engine.build import load_engine
 
     if links is None:
-        return load_engine
+        return lambda config, report: _traceable(config, load_engine(config, report))
     from mizzen.engine.place import local_place, take_processors
     from mizzen.engine.ranks import Lead
     from mizzen.parallel.group import Group
@@ -180,7 +195,7 @@ def import_engine(links: Links | None) -> Callable[[EngineConfig, Report], Engin
         lead = Lead(join=lambda: Group(place), plans=RingWriter(links.ring), pulse=pulse)
         engine = load_engine(config, report, lead=lead)
         pulse.start()
-        return engine
+        return _traceable(config, engine)
 
     return load
 

@@ -33,6 +33,11 @@ class RankProcess:
         except BrokenPipeError:
             pass
 
+    def signal(self, number: int) -> None:
+        """Send a signal; one that ended gets none."""
+        if self.code is None:
+            self.process.send_signal(number)
+
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         if self.code is None:

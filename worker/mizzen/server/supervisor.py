@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 TURN_SECONDS = 0.25
 GRACE_SECONDS = 4.0
 """Beyond the drain timeout, for ranks to send their last frames and free the device."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 RANK_MODULE = "mizzen.server.rank"
 FOLLOWER_MODULE = "mizzen.server.follower"
 """Runs the ranks behind the first."""
@@ -85,7 +86,7 @@ class Supervisor:
     def run(self) -> int:
         """Serve until a signal or a failure; return the exit code."""
         config = self._config
-        with SignalQueue(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD) as signals:
+        with SignalQueue(*SIGNALS) as signals:
             metrics = registry(self._model, self._view, config.page_size)
             routes = Routes(self._healthy, self._ready, self._drain, metrics)
             http = HttpServer(config.http_host, config.http_port, routes)
@@ -119,6 +120,8 @@ class Supervisor:
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._on_signal(number)
+            elif number == signal.SIGUSR2:
+                self._profile()
         self._end = self._end or self._ended_rank() or self._late(time.monotonic())
 
     def _on_signal(self, number: int) -> None:
@@ -134,6 +137,15 @@ class Supervisor:
         self._draining = True
         for rank in self._ranks:
             rank.tell(Command.END)
+
+    def _profile(self) -> None:
+        """Let rank 0 take a trace; where none can be, the signal would end it."""
+        if not self._config.profile or self._phase() < Phase.SERVING:
+            log.warning(
+                "SIGUSR2 takes a trace of an engine that serves, and was started with --profile FOLDER"
+            )
+            return
+        self._ranks[0].signal(signal.SIGUSR2)
 
     def _ended_rank(self) -> End | None:
         ended = [rank for rank in self._ranks if rank.code is not None]
