@@ -1,0 +1,132 @@
+"""Plans go through shared memory in order and whole, however slow a reader is, and its end is seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.wire.plan_ring import (
+    PlanChannelStalled,
+    RingHandles,
+    RingReader,
+    RingWriter,
+    create_ring,
+)
+from mizzen.wire.ring import MalformedPlan
+
+SECONDS = 60.0
+
+
+def plan(step: int, tokens: int = 0) -> StepPlan:
+    chunk = PrefillChunk(slot=1, start=0, tokens=np.arange(tokens, dtype=np.int32), last=True)
+    return StepPlan(
+        step=step,
+        decode=np.arange(step % 7, dtype=np.int32),
+        decode_version=step,
+        pages=PageWrites(),
+        prefill=(chunk,) if tokens else (),
+    )
+
+
+@pytest.fixture
+def ring() -> Iterator[RingHandles]:
+    handles = create_ring(2, capacity=4096)
+    yield handles
+    handles.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes=st.lists(st.integers(0, 250), max_size=40), ahead=st.integers(0, 2))
+def test_every_reader_gets_every_plan_in_order(sizes: list[int], ahead: int) -> None:
+    handles = create_ring(2, capacity=4096)
+    try:
+        writer, readers = RingWriter(handles), [RingReader(handles, i) for i in range(2)]
+        waiting: list[int] = []
+        for step, size in enumerate([*sizes, None], 1):
+            writer.end() if size is None else writer.send(plan(step, size))
+            waiting.append(-1 if size is None else size)
+            while len(waiting) > (0 if size is None else ahead):
+                expected = waiting.pop(0)
+                for reader in readers:
+                    got = reader.receive(SECONDS)
+                    if expected < 0:
+                        assert got is None
+                        assert reader.ended
+                    else:
+                        assert got is not None
+                        assert sum(len(chunk.tokens) for chunk in got.prefill) == expected
+    finally:
+        handles.close()
+
+
+def test_nothing_is_overwritten_before_all_have_it(ring: RingHandles) -> None:
+    writer = RingWriter(ring, timeout_seconds=0.2)
+    fast, slow = RingReader(ring, 0), RingReader(ring, 1)
+    sent = 0
+    with pytest.raises(PlanChannelStalled, match=r"rank 2 has taken no plan for 0\.2 s"):
+        while True:
+            writer.send(plan(sent + 1, 100))
+            sent += 1
+            assert fast.receive(SECONDS) is not None
+    assert sent > 4
+    for step in range(1, sent + 1):
+        got = slow.receive(SECONDS)
+        assert got is not None
+        assert got.step == step
+    writer.send(plan(sent + 1, 100))
+
+
+def test_a_reader_that_sleeps_is_woken(ring: RingHandles) -> None:
+    reader, found = RingReader(ring, 0), []
+    thread = threading.Thread(target=lambda: found.append(reader.receive(SECONDS)))
+    thread.start()
+    RingWriter(ring).send(plan(5))
+    thread.join(SECONDS)
+    assert [got.step for got in found] == [5]
+
+
+def test_none_comes_back_when_no_plan_does(ring: RingHandles) -> None:
+    reader = RingReader(ring, 0)
+    assert reader.receive(0.01) is None
+    assert not reader.ended
+
+
+def test_a_plan_that_cannot_fit_names_the_option(ring: RingHandles) -> None:
+    with pytest.raises(ValueError, match="lower --prefill-chunk-tokens"):
+        RingWriter(ring).send(plan(1, 2000))
+
+
+def test_what_is_no_plan_is_refused(ring: RingHandles) -> None:
+    RingWriter(ring)._write(b"x" * 80)
+    with pytest.raises(MalformedPlan):
+        RingReader(ring, 0).receive(SECONDS)
+
+
+def test_another_process_reads(ring: RingHandles) -> None:
+    code = (
+        "import sys; from mizzen.wire.plan_ring import RingHandles, RingReader\n"
+        "memory, *wake = map(int, sys.argv[1:])\n"
+        "reader = RingReader(RingHandles(memory, tuple(wake)), 1)\n"
+        "while not reader.ended:\n"
+        "    plan = reader.receive(60)\n"
+        "    if plan: print(plan.step, sum(len(c.tokens) for c in plan.prefill))\n"
+    )
+    words = [str(number) for number in ring.all]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words], pass_fds=ring.all, stdout=subprocess.PIPE, text=True
+    ) as process:
+        writer, other = RingWriter(ring, timeout_seconds=SECONDS), RingReader(ring, 0)
+        for step in range(1, 200):
+            writer.send(plan(step, step))
+            assert other.receive(SECONDS) is not None
+        writer.end()
+        out, _ = process.communicate(timeout=SECONDS)
+    assert out.split() == [word for step in range(1, 200) for word in (str(step), str(step))]
