@@ -1,7 +1,9 @@
-"""Yarn: frequencies and scale as Transformers computes them, contexts as far as they are stretched."""
+"""Yarn and dynamic: frequencies as Transformers computes them, contexts as far as they are stretched."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +54,29 @@ def test_a_context_is_what_yarn_stretches_it_to() -> None:
     assert context(factor=4.0, original_max_position_embeddings=32768) == 131072
     assert context(factor=1.1, original_max_position_embeddings=32768) == 40960
     assert context(factor=4.0) == 40960
+
+
+@pytest.mark.parametrize("length", [100, 4096, 4097, 6000, 8192])
+def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    shape = {**SHAPE, "max_position_embeddings": 4096}
+    config = read(Fields({**shape, "rope_scaling": scaling}))
+    theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
+    inverse, scale = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), seq_len=length)
+    rope = config.for_context(length).rope
+    torch.testing.assert_close(inverse_frequencies(rope, 128), inverse, rtol=1e-5, atol=0)
+    assert (rope.scale, scale) == (1.0, 1.0)
+    assert config.context_length == config.rope.served_context == 8192
+
+
+def test_a_dynamic_model_gives_the_logits_of_transformers(kit: SimpleNamespace, tmp_path: Path) -> None:
+    """At the length that both stretch to: a prompt as long as the context that is served."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    theirs = kit.save_model(tmp_path, "llama", max_position_embeddings=64, rope_parameters=scaling)
+    bench, prompt = kit.Bench(tmp_path), kit.tokens(128)
+    got = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    torch.testing.assert_close(got, kit.oracle(theirs, prompt), atol=1e-4, rtol=1e-4)
+    assert bench.model.config.context_length == 128
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def load(
     with phases("config"):
         config = read_config(folder)
         check_options(options, config)
+        config = config.for_context(options.context_length or config.context_length)
         end_token_ids = read_end_tokens(folder, config)
         if (join is None) != (options.tensor == 1):
             raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")

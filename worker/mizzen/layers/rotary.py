@@ -12,7 +12,8 @@ from mizzen.models.config import RopeConfig
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Return the angle of one position, float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    inverse = 1.0 / rope.theta**exponents
+    base = dynamic_base(rope, head_dim) if rope.kind == "dynamic" else rope.theta
+    inverse = 1.0 / base**exponents
     if rope.kind == "linear":
         return inverse / rope.factor
     if rope.kind == "llama3":
@@ -20,6 +21,13 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     if rope.kind == "yarn":
         return yarn_frequencies(rope, inverse)
     return inverse
+
+
+def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
+    """Raise the base so that the slowest turn reaches the context that is served ("NTK-aware")."""
+    length = max(rope.served_context, rope.original_context)
+    stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
+    return rope.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:

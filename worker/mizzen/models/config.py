@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mizzen.models.fields import Fields
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -16,14 +16,18 @@ class RopeConfig:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) and how it is stretched."""
 
     kind: str = "default"
-    """default, linear (positions divided by `factor`), llama3 (frequencies interpolated by wavelength) or
-    yarn (interpolated by turns within the original context, arXiv 2309.00071)."""
+    """default, linear (positions divided by `factor`), dynamic (a larger base the longer the context), llama3
+    (frequencies interpolated by wavelength) or yarn (interpolated by turns within the original context, arXiv
+    2309.00071)."""
     theta: float = 10000.0
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context: int = 8192
-    """Context length of pre-training, in tokens (llama3, yarn)."""
+    """Context length of pre-training, in tokens (dynamic, llama3, yarn)."""
+    served_context: int = 0
+    """Context length that dynamic stretches to. It is the same for all requests: keys in the cache are
+    shared, and keep the rotation that they were stored with."""
     fast_turns: float = 32.0
     """yarn keeps the frequencies of at least so many turns within the original context."""
     slow_turns: float = 1.0
@@ -62,6 +66,10 @@ class ModelConfig:
     """Precision that the weights were saved for."""
     end_token_ids: tuple[int, ...] = ()
 
+    def for_context(self, length: int) -> ModelConfig:
+        """Return what serves contexts of so many tokens."""
+        return replace(self, rope=replace(self.rope, served_context=length))
+
 
 def rope_fields(fields: Fields) -> Fields:
     """Return the object that describes the rotary embedding; empty where there is none."""
@@ -92,6 +100,9 @@ def read_rope(fields: Fields) -> RopeConfig:
         return RopeConfig(kind=kind, theta=theta, factor=factor)
     if kind == "yarn":
         return read_yarn(fields, rope, theta, factor)
+    if kind == "dynamic":
+        original = fields.integer("max_position_embeddings", 2048)
+        return RopeConfig(kind=kind, theta=theta, factor=factor, original_context=original)
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
@@ -136,8 +147,10 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
 
 
 def context_of(fields: Fields, rope: RopeConfig, default: int) -> int:
-    """Return how many positions a model serves; yarn may stretch to more than its config.json says."""
+    """Return how many positions a model serves; yarn and dynamic stretch to more than config.json says."""
     length = fields.integer("max_position_embeddings", default)
+    if rope.kind == "dynamic":
+        return max(length, int(rope.factor * length))
     if rope.kind != "yarn" or "original_max_position_embeddings" not in rope_fields(fields).values:
         return length
     return max(length, int(rope.factor * rope.original_context))
@@ -210,6 +223,7 @@ def read_decoder(
         raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")
     rope = read_rope(fields)
+    context = context_of(fields, rope, context_length)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
         raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
@@ -223,8 +237,8 @@ def read_decoder(
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_epsilon=fields.number("rms_norm_eps", 1e-6),
-        context_length=context_of(fields, rope, context_length),
-        rope=rope,
+        context_length=context,
+        rope=replace(rope, served_context=context),
         windows=read_windows(fields, layers, window),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
         qkv_bias=qkv_bias,
