@@ -109,6 +109,20 @@ def make_namespace(kubectl: Kubectl) -> Iterator[Callable[[str], str]]:
         kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.fixture
+def no_crd(kubectl: Kubectl) -> None:
+    """Begins without the CRD that another test has left."""
+    kubectl("delete", "crd", "inferenceservices.mizzen.dev", "--ignore-not-found", "--wait")
+
+
+@pytest.fixture
+def crd(kubectl: Kubectl) -> None:
+    """The CRD of this tree, as an administrator applies it."""
+    path = str(ROOT / "crds/inferenceservices.yaml")
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", path)
+    kubectl("wait", "--for=condition=Established", "-f", path, "--timeout=60s")
+
+
 @pytest.fixture(scope="session")
 def stand_ins(kubectl: Kubectl) -> None:
     """The APIs of others, as far as the chart and the examples use them."""

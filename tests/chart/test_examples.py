@@ -24,15 +24,12 @@ def documents(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def places(kubectl: Kubectl, stand_ins: None) -> None:
-    """The CRD of this tree, and the namespaces that the examples name."""
-    crd = ROOT / "crds/inferenceservices.yaml"
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd))
-    kubectl("wait", "--for=condition=Established", "-f", str(crd), "--timeout=60s")
+def argocd(kubectl: Kubectl) -> None:
+    """The namespace that an example names."""
     kubectl("create", "namespace", "argocd")
 
 
-@pytest.mark.usefixtures("places")
+@pytest.mark.usefixtures("crd", "stand_ins", "argocd")
 @pytest.mark.parametrize("example", [pytest.param(path, id=path.stem, marks=cluster) for path in EXAMPLES])
 def test_the_api_server_takes_the_example(example: Path, dry_run: Callable[..., list[str]]) -> None:
     taken = dry_run(example.read_text())

@@ -82,6 +82,7 @@ def test_in_one_namespace_the_api_has_nothing_cluster_scoped(helm: Any, kubectl:
     assert not unscoped & {manifest["kind"] for manifest in helm.template(RENDERED["namespace"])}
 
 
+@pytest.mark.usefixtures("no_crd")
 def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]) -> None:
     """From the previous version through upgrade, test, rollback and uninstall to a second life."""
     home = make_namespace("mizzen-system")
@@ -154,11 +155,10 @@ def left(kubectl: Kubectl, namespace: str) -> set[str]:
     return {f"{item['kind']}/{item['metadata']['name']}" for item in there} | set(wide.splitlines())
 
 
+@pytest.mark.usefixtures("crd")
 def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
     helm: Any, kubectl: Kubectl, make_namespace: Callable[[str], str]
 ) -> None:
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/inferenceservices.yaml"))
-    kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
     home, elsewhere = make_namespace("solo"), make_namespace("elsewhere")
     values = "rbac.scope=namespace,crds.enabled=false,operator.replicas=1"
     helm("install", "solo", CHART, "--namespace", home, *WAIT, "--set", values)
@@ -182,11 +182,11 @@ def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
     helm("uninstall", "solo", "--namespace", home, *WAIT)
 
 
+@pytest.mark.usefixtures("no_crd")
 def test_a_failing_check_says_what_is_wrong(
     bare: Cluster, kubectl: Kubectl, make_namespace: Callable[[str], str]
 ) -> None:
     home = make_namespace("empty")
-    kubectl("delete", "crd", CRD, "--ignore-not-found", "--wait")
     assert "mizzen.dev/v1alpha1 is not served: install the CRD" in check(bare, home)
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds/inferenceservices.yaml"))
     kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
