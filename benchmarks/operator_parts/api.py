@@ -1,0 +1,89 @@
+"""A client of the API server for the benchmark's own processes: requests, and watches as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """The API server's refusal, with its status code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Api:
+    """The API server as its administrator sees it."""
+
+    def __init__(self, server: str, folder: Path, agent: str) -> None:
+        context = ssl.create_default_context(cafile=str(folder / "pki/ca.crt"))
+        context.load_cert_chain(folder / "pki/admin.crt", folder / "pki/admin.key")
+        self._server = server
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context, limit=64),
+            headers={"User-Agent": agent},
+            timeout=aiohttp.ClientTimeout(total=60),
+        )
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.close()
+
+    async def request(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
+    ) -> Any:
+        """Send a request; returns the decoded answer.
+
+        Raises:
+            ApiError: it was refused.
+        """
+        headers = {"Content-Type": content_type}
+        data = None if body is None else json.dumps(body).encode()
+        async with self._http.request(
+            method, self._server + path, data=data, headers=headers, params=query
+        ) as answer:
+            text = await answer.read()
+            if answer.status >= 400:
+                raise ApiError(answer.status, text[:300].decode(errors="replace"))
+            return json.loads(text) if text.startswith(b"{") else text.decode()
+
+    async def quietly(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> None:
+        """Send a request that may come too late: the object is gone, or another."""
+        try:
+            await self.request(method, path, body, content_type)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+
+    async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """What is there as ADDED, then each change, for as long as this goes on."""
+        listed = await self.request("GET", path, **query)
+        for item in listed.get("items") or ():
+            yield "ADDED", item
+        version = listed["metadata"]["resourceVersion"]
+        while True:
+            given = {**query, "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+            timeout = aiohttp.ClientTimeout(total=None)
+            async with self._http.get(self._server + path, params=given, timeout=timeout) as answer:
+                rest = b""
+                async for part in answer.content.iter_any():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise ApiError(event["object"].get("code", 0), str(event["object"]))
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] != "BOOKMARK":
+                            yield event["type"], event["object"]
+            await asyncio.sleep(0.05)
