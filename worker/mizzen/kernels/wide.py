@@ -72,29 +72,42 @@ class Cut:
 def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
     """Choose how to cut a product of `batch` rows by what was measured; None where nothing serves it.
 
-    Enough blocks for all multiprocessors in one go, but no more parts of the inner dimension than these need:
-    short ones are over before their sums are added up.
+    Blocks for about all multiprocessors in one go; of long inner dimensions rather many parts than blocks of
+    few weight rows, each of which fetches all of x.
     """
     batch = next((size for size in BATCHES if batch <= size), 0)
-    height = next((height for height in (64, 128) if -(-rows // height) <= MULTIPROCESSORS), 192)
-    tiles, most = -(-rows // height), MULTIPROCESSORS if columns >= 4096 else MULTIPROCESSORS // 2
-    split = max(split for split in (1, 2, 4) if split == 1 or tiles * split <= most)
-    share = 1 if batch <= 64 or split == 2 else 4 if (height, split) == (64, 1) else 2
-    cut = Cut(height, split, share)
+    cut = Cut(*choose(rows, columns, batch))
     return cut if batch and cut.serves(rows, columns, batch) else None
+
+
+def choose(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
+    """Return weight rows of a block, parts of the inner dimension, and blocks that share x."""
+
+    def tiles(height: int) -> int:
+        return -(-rows // height)
+
+    if tiles(64) > MULTIPROCESSORS:
+        height = 128 if tiles(128) <= MULTIPROCESSORS else 192
+        return height, 1, 2 if batch > 128 else 1
+    if rows <= columns >= 4096 and (columns < 8192 or batch > 64) and tiles(192) * 4 <= MULTIPROCESSORS:
+        return 192, 4, 1
+    most = MULTIPROCESSORS if columns >= 4096 else MULTIPROCESSORS // 2
+    split = max(split for split in (1, 2, 4) if split == 1 or tiles(64) * split <= most)
+    return 64, split, 1 if batch <= 64 else 2
 
 
 def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
     """Return for how many rows of x the kernel was measured to be no slower than cuBLAS; 0 where for none.
 
-    Beyond 128 rows the blocks' common appetite for x holds it, but where a block has 192 weight rows.
+    Measured inside whole steps. What attention follows (more outputs than inputs) loses there from 64 rows on
+    what it gains by itself.
     """
     rows, columns = weight.shape
     if columns % COLUMNS or (gate and rows % 16) or weight.numel() > LARGEST:
         return 0
-    most = 64 if columns >= 8192 else 128
-    if gate and -(-rows // 128) > MULTIPROCESSORS:
-        most = 256
+    most = (256 if -(-rows // 128) > MULTIPROCESSORS else 128) if gate else 32 if rows > columns else 192
+    if columns < 4096:
+        most = min(most, 64)
     return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
 
 
