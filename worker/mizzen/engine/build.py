@@ -27,8 +27,9 @@ from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.graphs import DecodeGraphs, batch_sizes
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
-from mizzen.engine.memory import KvNeed, agreed_pages, count_pages, share_memory
+from mizzen.engine.memory import KvNeed, MemoryShortage, agreed_pages, count_pages, share_memory
 from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
+from mizzen.engine.probe import largest_plan, measured_bytes
 from mizzen.engine.profile import ProfiledRunner
 from mizzen.engine.ranks import Follower, Lead
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
@@ -238,29 +239,35 @@ def assemble(
         context = options.context_length or config.context_length
         kv_dtype = kv_dtype_of(options, model.embedding.weight.dtype)
         need = KvNeed.of(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
+        upload = Uploader(device)
+
+        def make_step(pages: int, columns: int) -> Step:
+            attention = make_kv(
+                model,
+                options.page_size,
+                pages + (device.type == "cuda"),  # the last one is scratch
+                prefill=options.attention_prefill,
+                decode=options.attention_decode,
+                dtype=kv_dtype,
+            )
+            state = SlotState(
+                options.max_running_requests,
+                columns,
+                upload,
+                pages if device.type == "cuda" else None,
+                vocab=config.vocab_size,
+                ranks=group.collectives if group else ALONE,
+            )
+            return Step(model, attention, state, upload, fused=is_fused(options))
+
+        if device.type == "cuda" and group is None and options.kv_cache_tokens is None:
+            columns = -(-context // options.page_size)
+            need = measured(options, context, need, device, lambda pages: make_step(pages, columns))
         pages = fitting_pages(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
-        attention = make_kv(
-            model,
-            options.page_size,
-            pages + (device.type == "cuda"),  # the last one is scratch
-            prefill=options.attention_prefill,
-            decode=options.attention_decode,
-            dtype=kv_dtype,
-        )
-        upload = Uploader(device)
-        scratch = pages if device.type == "cuda" else None
-        state = SlotState(
-            options.max_running_requests,
-            scheduling.columns,
-            upload,
-            scratch,
-            vocab=config.vocab_size,
-            ranks=group.collectives if group else ALONE,
-        )
-    state.extras.masks = make_masks(config, end_token_ids, upload)
+        step = make_step(pages, scheduling.columns)
+    step.state.extras.masks = make_masks(config, end_token_ids, upload)
     with phases("warmup"):
-        step = Step(model, attention, state, upload, fused=is_fused(options))
         runner = make_runner(options, step, device, delay)
         warm_up(runner, config)
         if group:
@@ -275,6 +282,7 @@ def assemble(
         pages_total=pages,
         weights_bytes=sum(size_of(target) for target in model.targets()),
         kv_bytes=pages * options.page_size * need.token_bytes,
+        step_bytes=need.step_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         phases=phases.seconds,
@@ -287,6 +295,30 @@ def assemble(
         info=info,
         group=group,
     )
+
+
+def measured(
+    options: EngineOptions,
+    context: int,
+    need: KvNeed,
+    device: torch.device,
+    make_step: Callable[[int], Step],
+) -> KvNeed:
+    """Run the largest step over KV of its own; return what it took (graphs are still estimated).
+
+    Raises:
+        MemoryShortage: not even that step fits.
+    """
+    page_bytes = options.page_size * need.token_bytes
+    try:
+        taken = measured_bytes(make_step, largest_plan(options, context), page_bytes, device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise MemoryShortage(
+            f"the largest step of {options.prefill_chunk_tokens} prompt tokens and "
+            f"{options.max_running_requests} requests finds no memory beside the weights: lower "
+            f"--prefill-chunk-tokens or --max-running-requests ({error})"
+        ) from error
+    return need.taking(taken)
 
 
 def fitting_pages(

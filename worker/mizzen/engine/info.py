@@ -19,6 +19,8 @@ class EngineInfo:
     kv_bytes: int
     dtype: str
     device: str
+    step_bytes: int = 0
+    """Kept free for steps: slots, workspaces, graphs, intermediate results. On one GPU it is measured."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds that each phase of start-up took: config, weights, kv, warmup.
 

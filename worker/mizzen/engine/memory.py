@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.machine import DeviceMemory
+from mizzen.engine.prefill_graphs import MOST_TOKENS
 from mizzen.models.config import ModelConfig
 
 GIB = 1 << 30
@@ -25,6 +26,8 @@ class KvNeed:
     """KV of one token in all layers."""
     step_bytes: int
     """Intermediate results of the largest step, and what slots may come to hold."""
+    graph_bytes: int = 0
+    """Intermediate results that captured steps keep for themselves."""
 
     @classmethod
     def of(
@@ -42,10 +45,30 @@ class KvNeed:
         heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         logits = options.max_running_requests * config.vocab_size * (24 + element * (ranks > 1))
+        rows, captured = captured_rows(options), captured_tokens(options)
         return cls(
             token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
             step_bytes=tokens * (width + heads) * element + logits,
+            graph_bytes=captured * (width + heads) * element + rows * config.vocab_size * (element + 4),
         )
+
+    def taking(self, taken: int) -> KvNeed:
+        """Return the need of steps that were measured to take so many bytes without graphs."""
+        return replace(self, step_bytes=taken + self.graph_bytes)
+
+
+def captured_rows(options: EngineOptions) -> int:
+    """Return the most rows of a captured step of decodes."""
+    if options.device != "cuda" or options.cuda_graph == "off":
+        return 0
+    return min(options.cuda_graph_max_batch, options.max_running_requests)
+
+
+def captured_tokens(options: EngineOptions) -> int:
+    """Return the most tokens of a captured step; all share one pool of memory."""
+    rows = captured_rows(options)
+    prompts = MOST_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
+    return max(rows, min(prompts, options.prefill_chunk_tokens + rows)) if rows else 0
 
 
 def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memory: DeviceMemory) -> int:

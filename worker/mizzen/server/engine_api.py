@@ -31,6 +31,21 @@ class EngineInfo(Protocol):
         """Tokens in a page."""
         ...
 
+    @property
+    def weights_bytes(self) -> int:
+        """Memory of its weights, of rank 0."""
+        ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of its KV cache."""
+        ...
+
+    @property
+    def step_bytes(self) -> int:
+        """Memory that it keeps for slots and steps."""
+        ...
+
 
 class Engine(Protocol):
     """An engine that is stepped from one thread. Requests' ids are small and dense."""

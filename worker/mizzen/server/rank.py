@@ -109,6 +109,7 @@ def serve(
         greeting = welcome(config, engine, files)
         waiting = config.max_waiting_requests
         wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
+        status.memory(engine.info)
         status.serving(wire.endpoint)
         log.info("serving", extra={"fields": {"wire": wire.endpoint, "model": greeting.model}})
         ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()

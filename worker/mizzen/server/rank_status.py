@@ -18,6 +18,7 @@ from mizzen.server.catalogue import (
     STEP_SECONDS,
     Phase,
 )
+from mizzen.server.engine_api import EngineInfo
 from mizzen.server.phases import PhaseStatus
 from mizzen.server.status import StatusWriter
 from mizzen.wire.messages import RefusalCode
@@ -49,6 +50,11 @@ class RankStatus(PhaseStatus):
         """Start-up is over; gateways may connect to an endpoint."""
         self._writer.set_text(endpoint)
         self.phase(Phase.SERVING)
+
+    def memory(self, info: EngineInfo) -> None:
+        """Say what the engine's memory is for."""
+        for name in ("weights_bytes", "kv_bytes", "step_bytes"):
+            self._values[INDEX[name]] = getattr(info, name)
 
     def step(self, seconds: float, tokens: int) -> None:
         """Count a step that took some seconds and gave some tokens."""

@@ -1,0 +1,83 @@
+"""The step that memory is measured with is the largest of its options; and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.engine import build
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.memory import KvNeed
+from mizzen.engine.probe import largest_plan, measured_bytes
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.step import Step
+from mizzen.models.registry import read_config
+
+
+@given(
+    slots=st.integers(1, 40),
+    chunk=st.integers(1, 500),
+    page=st.sampled_from((1, 4, 16)),
+    context=st.integers(2, 300),
+)
+def test_no_step_has_more_tokens_or_samples(slots: int, chunk: int, page: int, context: int) -> None:
+    options = EngineOptions(model="m", max_running_requests=slots, prefill_chunk_tokens=chunk, page_size=page)
+    plan = largest_plan(options, context)
+    tokens = sum(len(part.tokens) for part in plan.prefill)
+    assert tokens >= min(chunk + slots, slots * (context - 1))
+    assert plan.samples == slots == len(plan.starts)
+    assert len(np.unique(plan.pages.pages)) == len(plan.pages.pages)
+    held = np.bincount(plan.pages.slots, minlength=slots)
+    assert (held * page >= len(plan.prefill[0].tokens)).all()
+
+
+def test_it_runs(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "qwen3")
+    options = EngineOptions(
+        model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=32, page_size=4
+    )
+    config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
+    plan = largest_plan(options, 64)
+    model = build.make_model(options, config, lambda done, total: None)
+    attention = build.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    state = SlotState(5, 16, upload, vocab=config.vocab_size)
+    with torch.inference_mode():
+        outcome = Step(model, attention, state, upload)(plan)
+    assert outcome.tokens.shape == (5,)
+    assert outcome.side is not None
+    assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
+
+
+def test_what_a_step_takes_is_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by a stand-in for PyTorch's allocator."""
+    reserved = [1000]
+    peaks: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: max(peaks))
+    options = EngineOptions(model="m", max_running_requests=2, prefill_chunk_tokens=30, page_size=16)
+
+    def make_step(pages: int) -> Step:
+        assert pages == 2
+        return lambda plan: peaks.append(reserved[0] + 3 * 100 + 77)  # type: ignore[return-value]
+
+    plan = largest_plan(options, 1000)
+    assert measured_bytes(make_step, plan, 100, torch.device("cuda")) == 77
+
+
+def test_the_measure_takes_the_place_of_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "qwen3")
+    config = read_config(tmp_path)
+    graphs = KvNeed.of(config, EngineOptions(model="m"), 2)
+    eager = KvNeed.of(config, EngineOptions(model="m", cuda_graph="off"), 2)
+    assert eager.taking(500).step_bytes == 500
+    assert graphs.taking(500).step_bytes == 500 + graphs.graph_bytes > 500
+    assert graphs.token_bytes == graphs.taking(500).token_bytes

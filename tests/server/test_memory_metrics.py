@@ -1,0 +1,35 @@
+"""What an engine's memory is for gets from its rank to the metrics."""
+
+from __future__ import annotations
+
+import os
+
+from mizzen.engine.info import EngineInfo
+from mizzen.server.catalogue import METRICS, Phase
+from mizzen.server.rank_status import RankStatus
+from mizzen.server.status import StatusReader, StatusWriter, create_block
+
+
+def test_memory_is_told_by_what_it_is_for() -> None:
+    info = EngineInfo(
+        context_length=8,
+        vocab_size=8,
+        end_token_ids=(),
+        page_size=4,
+        pages_total=2,
+        weights_bytes=11,
+        kv_bytes=22,
+        step_bytes=33,
+        dtype="bfloat16",
+        device="cuda",
+    )
+    block = create_block(1)
+    try:
+        status, reader = RankStatus(StatusWriter(block, 0)), StatusReader(block, 0)
+        status.memory(info)
+        status.phase(Phase.SERVING)
+        snapshot = reader.read()
+    finally:
+        os.close(block)
+    assert [snapshot[name] for name in ("weights_bytes", "kv_bytes", "step_bytes")] == [11, 22, 33]
+    assert {"weights_bytes", "kv_bytes", "step_bytes"} <= {metric.name for metric in METRICS}
