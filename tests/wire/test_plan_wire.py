@@ -1,0 +1,138 @@
+"""Plans go to ranks that share nothing but the network, in order, or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.wire.endpoint import UnsafeEndpoint
+from mizzen.wire.keys import load_keys, write_keys
+from mizzen.wire.plan_ring import PlanChannelStalled
+from mizzen.wire.plan_wire import PlanChannelBroken, PlanClient, PlanServer
+
+SECONDS = 60.0
+LOCAL = "tcp://127.0.0.1:*"
+READ = """
+import sys
+from pathlib import Path
+from mizzen.wire.keys import load_keys
+from mizzen.wire.plan_wire import PlanClient
+client = PlanClient(sys.argv[1], load_keys(Path(sys.argv[2]), "engine"), int(sys.argv[3]))
+while not client.ended:
+    plan = client.receive(60)
+    if plan is not None:
+        print(plan.step, sum(len(chunk.tokens) for chunk in plan.prefill))
+client.close()
+"""
+
+
+def plan(step: int, tokens: int = 0) -> StepPlan:
+    chunk = PrefillChunk(slot=1, start=0, tokens=np.arange(tokens, dtype=np.int32), last=True)
+    return StepPlan(
+        step=step,
+        decode=np.arange(step % 7, dtype=np.int32),
+        decode_version=step,
+        pages=PageWrites(),
+        prefill=(chunk,) if tokens else (),
+    )
+
+
+def test_two_processes_get_every_plan(tmp_path: Path) -> None:
+    write_keys(tmp_path)
+    server = PlanServer(LOCAL, load_keys(tmp_path, "engine"), readers=2, timeout_seconds=SECONDS)
+    words = [sys.executable, "-c", READ, server.endpoint, str(tmp_path)]
+    readers = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
+    try:
+        server.wait(SECONDS)
+        for step in range(1, 300):
+            server.send(plan(step, step))
+        server.end()
+        said = [reader.communicate(timeout=SECONDS)[0].split() for reader in readers]
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+        server.close()
+    assert said == [[word for step in range(1, 300) for word in (str(step), str(step))]] * 2
+
+
+def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        folder.mkdir()
+        write_keys(folder)
+    keys = load_keys(ours, "engine")
+    server = PlanServer(LOCAL, keys, readers=1)
+    strangers = [
+        PlanClient(server.endpoint, load_keys(folder, side), 1)
+        for folder, side in ((theirs, "engine"), (ours, "gateway"))
+    ]
+    with pytest.raises(PlanChannelStalled, match="rank1 did not come"):
+        server.wait(0.5)
+    friend = PlanClient(server.endpoint, keys, 1)
+    server.wait(SECONDS)
+    server.send(plan(1))
+    got = friend.receive(SECONDS)
+    assert got is not None
+    assert got.step == 1
+    for client in (*strangers, friend):
+        client.close()
+    server.close()
+
+
+def test_other_machines_need_keys() -> None:
+    with pytest.raises(UnsafeEndpoint):
+        PlanServer("tcp://0.0.0.0:*", None, readers=1)
+    with pytest.raises(UnsafeEndpoint):
+        PlanClient("tcp://192.0.2.1:5558", None, 1)
+
+
+def test_a_plan_that_was_lost_breaks_the_channel() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.bind("tcp://127.0.0.1:*")
+    client = PlanClient(socket.get_string(zmq.LAST_ENDPOINT), None, 3)
+    name, _ = socket.recv_multipart()
+    assert name == b"rank3"
+    socket.send_multipart((name, (2).to_bytes(8, "little")))
+    with pytest.raises(PlanChannelBroken, match="plan 2 came where 1 was due"):
+        client.receive(SECONDS)
+    client.close()
+    context.destroy(linger=0)
+
+
+def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
+    server = PlanServer(LOCAL, None, readers=1, timeout_seconds=SECONDS)
+    client = PlanClient(server.endpoint, None, 1)
+    server.wait(SECONDS)
+    client.close()
+    with pytest.raises(PlanChannelBroken, match="rank1 is gone"):
+        for step in range(1, 1_000_000):
+            server.send(plan(step))
+    again = PlanClient(server.endpoint, None, 1)
+    server.wait(SECONDS)
+    again._socket.send(b"here")
+    with pytest.raises(PlanChannelBroken, match="come again"):
+        for step in range(1, 1_000_000):
+            server.send(plan(step))
+            again.receive(0)
+    again.close()
+    server.close()
+
+
+def test_a_rank_that_takes_nothing_stalls_the_channel() -> None:
+    server = PlanServer(LOCAL, None, readers=1, timeout_seconds=0.3)
+    client = PlanClient(server.endpoint, None, 1)
+    server.wait(SECONDS)
+    with pytest.raises(PlanChannelStalled, match=r"rank1 has taken no plan for 0\.3 s"):
+        for step in range(1, 1_000_000):
+            server.send(plan(step, 50_000))
+    client.close()
+    server._socket.linger = 0
+    server.close()

@@ -1,0 +1,184 @@
+"""Plans from rank 0 to ranks of other pods, over TCP: the other form of the plan channel.
+
+Rank 0 listens (ROUTER); every other rank connects (DEALER), says who it is, and from then on gets numbered
+frames. Both ends have the engine's own CURVE keys, and nobody else is let in. ZMQ drops what a peer does not
+take and joins again after a lost connection: the numbers tell, and the channel then is broken rather than
+short.
+"""
+
+from __future__ import annotations
+
+import time
+
+import zmq
+
+from mizzen.core.plan import StepPlan
+from mizzen.wire.allow import AllowList
+from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
+from mizzen.wire.keys import WireKeys
+from mizzen.wire.plan_ring import PlanChannelStalled
+from mizzen.wire.ring import decode_plan, encode_plan
+
+HERE = b"here"
+FRAMES = 64
+"""Frames that wait for a rank at most."""
+NUMBER = 8
+"""Bytes of a frame's number."""
+HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
+RETRY_MILLISECONDS = 1
+
+
+class PlanChannelBroken(RuntimeError):
+    """Plans were lost on the way, or a rank is gone."""
+
+
+def name_of(rank: int) -> bytes:
+    """Return how a rank calls itself."""
+    return b"rank%d" % rank
+
+
+class PlanServer:
+    """Rank 0's end. Used from one thread."""
+
+    def __init__(
+        self, endpoint: str, keys: WireKeys | None, readers: int, timeout_seconds: float = 10.0
+    ) -> None:
+        """Listen for so many ranks.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed, or cannot be bound.
+        """
+        require_safe(endpoint, keys)
+        self._timeout = timeout_seconds
+        self._names = [name_of(rank) for rank in range(1, readers + 1)]
+        self._number = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._allow = AllowList(self._context, keys.public) if keys else None
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket.router_mandatory = True
+        socket.sndhwm = FRAMES
+        socket.maxmsgsize = 1024
+        socket.linger = int(timeout_seconds * 1000)
+        socket.ipv6 = "[" in endpoint
+        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+        if keys:
+            secure_server(socket, keys)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
+        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        """Where the other ranks connect; with the port that was chosen when `*` was asked for."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            PlanChannelStalled: one did not come in time.
+        """
+        missing, deadline = set(self._names), time.monotonic() + seconds
+        while missing:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._socket.poll(max(1, int(left * 1000))):
+                names = ", ".join(sorted(name.decode() for name in missing))
+                raise PlanChannelStalled(f"{names} did not come within {seconds:g} s")
+            name, word = self._socket.recv_multipart()[:2]
+            if word == HERE:
+                missing.discard(name)
+
+    def send(self, plan: StepPlan) -> None:
+        """Hand a plan to all other ranks.
+
+        Raises:
+            PlanChannelStalled: one does not take its frames.
+            PlanChannelBroken: one is gone, or has come again.
+        """
+        self._send(encode_plan(plan))
+
+    def end(self) -> None:
+        """Tell them that nothing more comes; one that is gone is not waited for."""
+        try:
+            self._send(b"")
+        except (PlanChannelStalled, PlanChannelBroken):
+            pass
+
+    def close(self) -> None:
+        """Stop listening, once what was sent is on its way."""
+        self._socket.close()
+        self._context.destroy()
+
+    def _send(self, content: bytes) -> None:
+        if self._socket.poll(0):
+            name = self._socket.recv_multipart()[0]
+            raise PlanChannelBroken(f"{name.decode(errors='replace')} has lost its connection and come again")
+        self._number += 1
+        frame = self._number.to_bytes(NUMBER, "little") + content
+        deadline = time.monotonic() + self._timeout
+        for name in self._names:
+            self._send_to(name, frame, deadline)
+
+    def _send_to(self, name: bytes, frame: bytes, deadline: float) -> None:
+        while True:
+            try:
+                self._socket.send_multipart((name, frame), zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                if time.monotonic() > deadline:
+                    who = name.decode()
+                    raise PlanChannelStalled(f"{who} has taken no plan for {self._timeout:g} s") from None
+                self._socket.poll(RETRY_MILLISECONDS)
+            except zmq.ZMQError as error:
+                raise PlanChannelBroken(f"{name.decode()} is gone: {error.strerror}") from None
+
+
+class PlanClient:
+    """Another rank's end. Used from one thread."""
+
+    def __init__(self, endpoint: str, keys: WireKeys | None, rank: int) -> None:
+        """Connect to rank 0, which may not listen yet.
+
+        Raises:
+            UnsafeEndpoint: on another machine, and no keys.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        socket.identity = name_of(rank)
+        socket.rcvhwm = FRAMES
+        socket.linger = 0
+        socket.ipv6 = "[" in endpoint
+        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+        if keys:
+            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+            socket.curve_serverkey = keys.public
+        socket.connect(endpoint)
+        socket.send(HERE)
+        self._number = 0
+        self.ended = False
+        """Nothing more comes."""
+
+    def receive(self, seconds: float) -> StepPlan | None:
+        """Return the next plan; None when none came within so many seconds, or the end did.
+
+        Raises:
+            PlanChannelBroken: plans were lost.
+            MalformedPlan: what came is no plan.
+        """
+        if self.ended or not self._socket.poll(max(0, int(seconds * 1000))):
+            return None
+        frame = self._socket.recv()
+        self._number += 1
+        number = int.from_bytes(frame[:NUMBER], "little")
+        if number != self._number:
+            raise PlanChannelBroken(f"plan {number} came where {self._number} was due")
+        if len(frame) == NUMBER:
+            self.ended = True
+            return None
+        return decode_plan(frame[NUMBER:])
+
+    def close(self) -> None:
+        """Leave."""
+        self._context.destroy(linger=0)
