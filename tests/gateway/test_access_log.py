@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from mizzen.gateway.access_log import MAX_PROMPT_CHARACTERS, AccessLog
+from mizzen.gateway.access_log import MAX_PROMPT_CHARACTERS, MAX_WAITING, AccessLog
 from mizzen.gateway.record import MAX_ATTEMPTS, Record
 
 SECRET = "the word is swordfish"
@@ -115,7 +116,9 @@ async def test_it_can_be_off(scripted: Any, live: Any) -> None:
 
 def line_of(record: Record, prompts: bool = False) -> dict[str, Any]:
     stream = io.BytesIO()
-    AccessLog(prompts, stream).write(record)
+    log = AccessLog(prompts, stream)
+    log.write(record)
+    log.close(60)
     return json.loads(stream.getvalue())
 
 
@@ -146,4 +149,36 @@ def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb", buffering=0) as stream:
-        AccessLog(False, stream).write(new_record())  # type: ignore[arg-type]
+        log = AccessLog(False, stream)  # type: ignore[arg-type]
+        log.write(new_record())
+        log.close(60)
+        assert log._thread is None
+
+
+class Slow(io.BytesIO):
+    """Takes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def write(self, data: Any) -> int:
+        self.go.wait(60)
+        return super().write(data)
+
+
+def test_a_reader_that_is_slow_holds_up_nobody_and_lost_lines_are_counted() -> None:
+    slow = Slow()
+    log = AccessLog(False, slow)
+    record = Record(request_id="r", method="POST", path="/v1/completions")
+    record.ended = record.began
+    for _ in range(MAX_WAITING + 50):
+        log.write(record)  # more than may wait: returns all the same
+    slow.go.set()
+    log.close(60)
+    log.write(record)
+    log.close(60)
+    lines = [json.loads(line) for line in slow.getvalue().splitlines()]
+    lost = [line["lines"] for line in lines if line["event"] == "dropped"]
+    assert len(lost) == 1
+    assert sum(line["event"] == "request" for line in lines) + lost[0] == MAX_WAITING + 51

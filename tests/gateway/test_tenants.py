@@ -351,6 +351,31 @@ async def test_priority_is_bounded_by_the_key_and_reaches_the_engine(
         await ask(BOB, priority=9)
 
 
+async def test_without_keys_nobody_gets_a_high_priority_unless_all_may(live: Any, scripted: Any) -> None:
+    for most, wanted in ((0, (0, 0, -5)), (3, (2, 3, -5))):
+        engine = scripted()
+        gateway = await live(engine, keyless_max_priority=most, route_header=most == 0)
+        for asked, given in zip((2, 8, -5), wanted, strict=True):
+            raw = await gateway.client().completions.with_raw_response.create(
+                model="demo", prompt="a", max_tokens=1, extra_body={"priority": asked}
+            )
+            assert engine.requests[-1].priority == given
+            assert ("x-mizzen-route" in raw.headers) is (most == 0)
+        with pytest.raises(openai.BadRequestError, match="priority"):
+            await gateway.client().completions.create(model="demo", prompt="a", extra_body={"priority": 9})
+
+
+async def test_health_needs_no_key_and_tells_whether_requests_are_served(
+    live: Any, scripted: Any, keys: Path
+) -> None:
+    gateway = await live(scripted(), api_keys_file=(str(keys),))
+    async with httpx.AsyncClient() as http:
+        assert (await http.get(f"{gateway.url}/v1/models")).status_code == 401
+        assert (await http.get(f"{gateway.url}/health")).status_code == 200
+        gateway.gateway.draining = True
+        assert (await http.get(f"{gateway.url}/health")).status_code == 503
+
+
 async def test_a_key_may_have_a_prefix_cache_of_its_own(live: Any, scripted: Any, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     alone = [{"name": f"k{n}", "key": f"sk-isolated-{n}", "isolateCache": True} for n in range(2)]

@@ -151,3 +151,16 @@ def test_errors_say_what_is_wrong() -> None:
         Tokenizer.from_files({})
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_files({"tokenizer.json": b"{]"})
+
+
+def test_a_long_stop_string_that_nearly_comes_costs_each_token_little() -> None:
+    stopper, got = StopStrings(tuple("a" * 4000 + end for end in "bcde")), 0
+    began = time.process_time()
+    for _ in range(20_000):
+        got += len(stopper.add("aaa"))
+    assert (
+        time.process_time() - began < 8
+    )  # 10 times of what it takes; by the longest ends it would be a minute
+    assert got == 60_000 - 4000
+    assert stopper.add("bcd") == ""
+    assert stopper.found == "a" * 4000 + "b"

@@ -1,11 +1,15 @@
 """The access log: one line of JSON a request, on standard output; the process's own log is on standard error.
 
-Prompts and answers are not in it. `--access-log prompts` adds the prompt, for whoever may read it.
+A thread writes them, so that whoever reads slowly holds up no request; lines that find no room are counted,
+and the count is written once there is some. Prompts and answers are not in it. `--access-log prompts` adds
+the prompt, for whoever may read it.
 """
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
@@ -15,6 +19,8 @@ from mizzen.gateway.record import Record
 
 MAX_PROMPT_CHARACTERS = 32_768
 """Of the JSON of a prompt; the rest is cut off."""
+MAX_WAITING = 4096
+"""Lines that wait to be written."""
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -52,20 +58,48 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class AccessLog:
-    """Writes a line for each request that has ended."""
+    """Writes a line for each request that has ended. Used from one thread."""
 
     def __init__(self, prompts: bool, stream: BinaryIO | None = None) -> None:
         self.prompts = prompts
         self._stream = stream or sys.stdout.buffer
         self._encode = msgspec.json.Encoder().encode
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
 
     def write(self, record: Record) -> None:
-        """Write a request's line."""
+        """Have a request's line written."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+            self._thread.start()
         try:
-            self._stream.write(self._encode(self._line(record)) + b"\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
-            pass
+            if self._dropped:
+                self._waiting.put_nowait(self._encode({"event": "dropped", "lines": self._dropped}) + b"\n")
+                self._dropped = 0
+            self._waiting.put_nowait(self._encode(self._line(record)) + b"\n")
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Wait until all lines are written, for so long at most."""
+        if self._thread is None:
+            return
+        try:
+            self._waiting.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+        self._thread = None
+
+    def _run(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            try:
+                self._stream.write(line)
+                if self._waiting.empty():
+                    self._stream.flush()
+            except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
+                pass
 
     def _line(self, record: Record) -> Line:
         last = record.attempts[-1] if record.attempts else None

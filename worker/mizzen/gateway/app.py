@@ -14,7 +14,7 @@ from mizzen import __version__
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.debug import explain_route
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.front import Front
+from mizzen.gateway.front import Front, Health
 from mizzen.gateway.news import seconds_of, table, version
 from mizzen.gateway.openai.bodies import Model, ModelList
 from mizzen.gateway.openai.describe import answered, describe
@@ -47,6 +47,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     app.state.gateway = gateway
     protect(app, gateway)
     app.add_middleware(Front, metrics=gateway.metrics, access_log=gateway.access_log, tracing=gateway.tracing)
+    app.add_middleware(Health, gateway=gateway)
     handle_errors(app)
     add_generation(app, gateway, Parser(families(gateway.config)))
     add_vectors(app, gateway)

@@ -40,6 +40,10 @@ class GatewayConfig:
     api_keys_file: tuple[str, ...] = option(
         (), "File with API keys, or folder of such files; repeatable. Without any, everyone is served"
     )
+    keyless_max_priority: int = option(
+        0, "Without API keys, a request that asks for a higher priority gets this one", low=-8, high=8
+    )
+    route_header: bool = option(True, "Tell clients by x-mizzen-route which engine answered, and why")
     cors_origin: tuple[str, ...] = option((), "Origin of web pages that may call the API; repeatable")
     tls_cert: str | None = option(None, "Certificate chain of the OpenAI API (PEM); read when it changes")
     tls_key: str | None = option(None, "Private key of the certificate (PEM)")

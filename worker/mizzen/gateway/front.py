@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import Protocol
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.access_log import AccessLog
@@ -15,6 +17,15 @@ from mizzen.gateway.tenants.gate import tenant_of
 from mizzen.gateway.tracing import Tracing
 
 MAX_REQUEST_ID = 128
+
+
+class Readiness(Protocol):
+    """Knows whether requests are served; see `mizzen.gateway.service.Gateway`."""
+
+    @property
+    def ready(self) -> str:
+        """Why not; empty when they are."""
+        ...
 
 
 class Front:
@@ -65,6 +76,22 @@ class Front:
         self._metrics.ended(record, endpoint(scope))
         if self._access_log is not None:
             self._access_log.write(record)
+
+
+class Health:
+    """Answers `GET /health` of the API's port, as vLLM and SGLang do: for those that have no other to ask."""
+
+    def __init__(self, app: ASGIApp, gateway: Readiness) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 200 where a request may be sent, 503 where none should be; pass on all other requests."""
+        if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        response = Response(status_code=503 if self._gateway.ready else 200)
+        await response(scope, receive, send)
 
 
 def usable(given: bytes) -> bytes:

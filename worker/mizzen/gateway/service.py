@@ -48,7 +48,7 @@ class Gateway:
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
         self.news = News()
-        self.tenants = Tenants(config.api_keys_file)
+        self.tenants = Tenants(config.api_keys_file, max_priority=config.keyless_max_priority)
         self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
         self.services = Services(self._new_service, config.drain_timeout_seconds)
         self._token = read_token(config.admin_token_file)
@@ -80,6 +80,8 @@ class Gateway:
         await self.services.close(reason)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+        if self.access_log is not None:
+            await asyncio.to_thread(self.access_log.close)
 
     @property
     def ready(self) -> str:

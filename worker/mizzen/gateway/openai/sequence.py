@@ -104,7 +104,8 @@ class Sequence:
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of a response: where the sequence went, and why."""
-        return [(b"x-mizzen-route", self._job.route.encode())] if self._job.route else []
+        shown = self._job.route and self._gateway.config.route_header
+        return [(b"x-mizzen-route", self._job.route.encode())] if shown else []
 
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 

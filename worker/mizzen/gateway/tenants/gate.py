@@ -26,8 +26,10 @@ MAX_KEY_BYTES = 4096
 class Tenants:
     """All tenants. Without files of keys, everyone is one and the same tenant without limits."""
 
-    def __init__(self, paths: Sequence[str], reload_seconds: float = RELOAD_SECONDS) -> None:
-        """Read the keys.
+    def __init__(
+        self, paths: Sequence[str], reload_seconds: float = RELOAD_SECONDS, max_priority: int = 0
+    ) -> None:
+        """Read the keys. Without any, `max_priority` is the highest that a request gets.
 
         Raises:
             KeysUnusable: a file is missing or malformed.
@@ -37,7 +39,7 @@ class Tenants:
         self._files: dict[Path, bytes] = {}
         self._ring: KeyRing | None = None
         self._tenants: dict[str, Tenant] = {}
-        self._everyone = everyone()
+        self._everyone = everyone(max_priority)
         self._problem = ""
         if self._paths:
             files = read_files(self._paths)

@@ -13,8 +13,12 @@ from mizzen.gateway.tenants.limits import Bucket
 class Tenant:
     """What one key's holder may do, and what it does now. It outlives a reload of the keys."""
 
-    def __init__(self, grant: Grant, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, grant: Grant, clock: Callable[[], float] = time.monotonic, *, max_priority: int = 0
+    ) -> None:
         self._clock = clock
+        self._max_priority = max_priority
+        """Of everyone, where there are no keys."""
         self.running = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
@@ -70,6 +74,8 @@ class Tenant:
     def priority(self, asked: int | None) -> int:
         """Return the priority of a request that asks for one, or for none.
 
+        Without keys, one that is too high is taken for the highest.
+
         Raises:
             ApiError: 400 for one out of range, 403 for one above the key's.
         """
@@ -78,7 +84,9 @@ class Tenant:
         if abs(asked) > MAX_PRIORITY:
             text = f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {asked}"
             raise ApiError(400, text, param="priority", code="invalid_value")
-        if self.name and asked > self.grant.priority:
+        if not self.name:
+            return min(asked, self._max_priority)
+        if asked > self.grant.priority:
             text = f"priority must be at most {self.grant.priority} with the key {self.name}, not {asked}"
             raise ApiError(403, text, param="priority", code="priority_not_allowed")
         return asked
@@ -148,6 +156,6 @@ class Tenant:
         return found
 
 
-def everyone() -> Tenant:
-    """Return the tenant of a gateway without keys."""
-    return Tenant(Grant(name="", digest=b""))
+def everyone(max_priority: int = 0) -> Tenant:
+    """Return the tenant of a gateway without keys, whose requests get at most such a priority."""
+    return Tenant(Grant(name="", digest=b""), max_priority=max_priority)

@@ -7,7 +7,8 @@ class StopStrings:
     """Cuts one stream of text at the first stop string that completes.
 
     Of the text that came, only what may still become the start of a stop string is held back. Where several
-    stop strings complete with the same character, the longest counts.
+    stop strings complete with the same character, the longest counts. Each character is looked at once for
+    each stop string (Knuth, Morris and Pratt), however much is held back.
     """
 
     __slots__ = ("_held", "_stops", "found")
@@ -15,8 +16,9 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
-        self._stops = stops
-        self._held = ""
+        self._stops = [_Stop(stop) for stop in stops]
+        self._held: list[str] = []
+        """What is held back, as it came."""
         self.found: str | None = None
         """The stop string that ended the text."""
 
@@ -24,21 +26,67 @@ class StopStrings:
         """Take the next text and return what is certain to come before any stop string."""
         if self.found is not None or not text:
             return ""
-        text = self._held + text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if matches:
-            _, start, self.found = min(matches)
-            self._held = ""
-            return text[:start]
-        keep = max((partial(text, stop) for stop in self._stops), default=0)
-        cut = len(text) - keep
-        self._held = text[cut:]
-        return text[:cut]
+        held = max((stop.seen for stop in self._stops), default=0)
+        ends = [
+            (end, end - len(stop.text), stop) for stop in self._stops if (end := stop.add(text)) is not None
+        ]
+        if ends:
+            _, start, stop = min(ends, key=lambda one: one[:2])
+            self.found = stop.text
+            # Positions count from the beginning of `text`; what is held comes before it.
+            before, self._held = "".join(self._held), []
+            return (before + text)[: held + start]
+        keep = max((stop.seen for stop in self._stops), default=0)
+        if keep >= held + len(text):
+            self._held.append(text)
+            return ""
+        whole = "".join(self._held) + text
+        cut = len(whole) - keep
+        self._held = [whole[cut:]] if keep else []
+        return whole[:cut]
 
     def flush(self) -> str:
         """Return what was held back; the stream has ended without completing it."""
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         return held
+
+
+class _Stop:
+    """How much of one stop string the text ends with."""
+
+    __slots__ = ("_back", "seen", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.seen = 0
+        """Characters of the stop string that the text so far ends with."""
+        self._back = [0] * len(text)
+        """For each length less 1: the next shorter beginning that such a beginning ends with."""
+        length = 0
+        for at in range(1, len(text)):
+            while length and text[at] != text[length]:
+                length = self._back[length - 1]
+            length += text[at] == text[length]
+            self._back[at] = length
+
+    def add(self, text: str) -> int | None:
+        """Take the next text; return where in it the stop string first ends, or None."""
+        own, back, seen, first = self.text, self._back, self.seen, self.text[0]
+        at, last = 0, len(text)
+        while at < last:
+            if not seen:  # most text holds nothing of it: that is found out quickly
+                at = text.find(first, at)
+                if at < 0:
+                    break
+            character = text[at]
+            while seen and character != own[seen]:
+                seen = back[seen - 1]
+            seen += character == own[seen]
+            at += 1
+            if seen == len(own):
+                return at
+        self.seen = seen
+        return None
 
 
 def partial(text: str, stop: str) -> int:
