@@ -20,6 +20,7 @@ async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tm
     url = f"{gateway.admin}/admin/engines"
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
         now = (await http.get(url)).json()
+        assert now["engines"][0]["stats"]["pagesTotal"] >= now["engines"][0]["stats"]["pagesUsed"] >= 0
         assert (await http.get(url, params={"version": now["version"], "wait": 0.2})).status_code == 304
         other = await http.get(url, params={"version": "another", "wait": 30})
         assert other.json()["version"] == now["version"]
@@ -45,11 +46,12 @@ async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path
     body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
         now = (await http.get(url)).json()
-        assert now["waiting"] == 0
+        assert (now["waiting"], now["queued"], now["inFlight"]) == (0, 0, 0)
+        assert now["idleSeconds"] >= 0
         news = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
         request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
         told = (await news).json()
-        assert told["waiting"] == 1
+        assert (told["waiting"], told["queued"], told["idleSeconds"]) == (1, 1, 0)
         assert (await request).status_code == 503  # its time in the queue is up
         again = await http.get(url, params={"version": told["version"], "wait": "50"})
         assert again.json()["waiting"] == 0

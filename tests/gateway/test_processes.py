@@ -164,7 +164,16 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
         {"service": "s", "name": name, "uid": name, "state": state, "requests": requests, "problem": ""}
         for name, state, requests in engines
     ]
-    return {"synced": synced, "version": f"v{len(found)}", "waiting": 1, "engines": found}
+    idle = {"idleSeconds": 1.0 if synced else 0.5}
+    return {
+        "synced": synced,
+        "version": f"v{len(found)}",
+        "waiting": 1,
+        "queued": 1,
+        "inFlight": 2,
+        **idle,
+        "engines": found,
+    }
 
 
 def test_an_engine_serves_when_it_does_for_all() -> None:
@@ -178,6 +187,7 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
         "d": ("broken", 0),
     }
     assert (merged["synced"], merged["waiting"], merged["version"]) == (False, 2, "v4,v3")
+    assert (merged["queued"], merged["inFlight"], merged["idleSeconds"]) == (2, 4, 0.5)
 
 
 def test_metrics_are_merged_by_family() -> None:

@@ -79,11 +79,18 @@ class Admission:
         self.empty = asyncio.Event()
         """Set while nothing is in work."""
         self.empty.set()
+        self.quiet_since = time.monotonic()
+        """When the last request left."""
         self.closed: str | None = None
         """Why nothing waits any more, once the gateway ends."""
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the last request left; 0 while one is in work or waits."""
+        return 0.0 if self.in_flight or self._queue else time.monotonic() - self.quiet_since
 
     async def enter(self, ticket: Ticket) -> None:
         """Wait for a turn; `leave` gives it back.
@@ -157,6 +164,7 @@ class Admission:
 
     def _let_out(self, ticket: Ticket) -> None:
         self.in_flight -= 1
+        self.quiet_since = time.monotonic()
         self.tokens_in_flight -= ticket.expected_tokens
         if not self.in_flight:
             self.empty.set()
@@ -210,6 +218,7 @@ class Admission:
             self._give_up(ticket, turn)
             raise
         finally:
+            self.quiet_since = time.monotonic()
             ticket.waited += time.monotonic() - began
             if not self._queue:
                 self._on_wait()

@@ -140,7 +140,8 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),
-        "waiting": sum(table["waiting"] for table in tables),
+        **{name: sum(table[name] for table in tables) for name in ("waiting", "queued", "inFlight")},
+        "idleSeconds": min(table["idleSeconds"] for table in tables),
         "engines": list(engines.values()),
     }
 

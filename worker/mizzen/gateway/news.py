@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the parent of several processes has no services
+    from mizzen.gateway.engine import Engine
     from mizzen.gateway.served import Service
 
 MOST_WAITING = 64
@@ -76,7 +77,7 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
 
 
 def version(services: Iterable[Service], synced: bool) -> str:
-    """Name of what a routing table says, but for the number of requests: equal names mean equal tables."""
+    """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
     parts = [str(synced)]
     for service in services:
         parts.append(f"{service.name} {service.waiting > 0}")
@@ -91,6 +92,9 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
         "synced": synced,
         "version": version(chosen, synced),
         "waiting": sum(service.waiting for service in chosen),
+        "queued": sum(len(service.admission) for service in chosen),
+        "inFlight": sum(service.admission.in_flight for service in chosen),
+        "idleSeconds": round(min((service.admission.idle_seconds for service in chosen), default=0.0), 1),
         "engines": [
             {
                 "service": service.name,
@@ -100,10 +104,25 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
                 "revision": engine.revision,
                 "requests": engine.requests,
                 "problem": engine.problem,
+                "stats": _stats(engine),
             }
             for service in chosen
             for engine in service.table
         ],
+    }
+
+
+def _stats(engine: Engine) -> dict[str, int] | None:
+    """What an engine said of its load last; None before it did."""
+    stats = engine.link.stats
+    if stats is None:
+        return None
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "waitingTokens": stats.waiting_tokens,
+        "pagesTotal": stats.pages_total,
+        "pagesUsed": stats.pages_used,
     }
 
 
