@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from small_models import FAMILIES, VOCABULARY, save_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
@@ -18,38 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-FAMILIES: dict[str, tuple[Any, Any]] = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-}
-VOCABULARY = 512
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-
-
-def save_model(folder: Path, family: str) -> Any:
-    """Save a seeded random model whose greedy choices are clear; return Transformers' own on the GPU."""
-    config_class, model_class = FAMILIES[family]
-    torch.manual_seed(0)
-    config = config_class(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        eos_token_id=2,
-        **({"sliding_window": None} if family == "mistral" else {}),
-    )
-    model = model_class(config).float().eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
-    model.save_pretrained(folder)
-    return model.cuda()
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:

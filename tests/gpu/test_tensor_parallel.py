@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 import transformers
-from test_engine import FAMILIES, save_model
+from small_models import FAMILIES, save_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
