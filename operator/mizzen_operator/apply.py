@@ -9,6 +9,8 @@ from mizzen_operator import labels
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.metrics import Metrics
 
+_ABSENT = "absent"
+
 
 class Refused(Exception):
     """The cluster does not let a service have what it needs, and trying again alone does not help.
@@ -68,6 +70,30 @@ class Applier:
             if kind == "Deployment":
                 deployment = live
         return deployment
+
+    async def keep(
+        self,
+        manifests: Sequence[dict[str, Any]],
+        digests: dict[tuple[str, str], str],
+        require: Callable[[Mapping[str, Any]], None],
+        *,
+        wanted: bool,
+    ) -> None:
+        """Apply what differs, or remove it where it is not wanted; as `apply`."""
+        if wanted:
+            await self.apply(manifests, {}, digests, require)
+            return
+        for manifest in manifests:
+            kind, meta = manifest["kind"], manifest["metadata"]
+            if digests.get((kind, meta["name"])) == _ABSENT:
+                continue
+            ref = Ref(kind, meta["namespace"], meta["name"])
+            live = await self._kube.get(ref)
+            if live is not None and labels.APPLIED in live["metadata"].get("annotations", {}):
+                require(live)
+                self._metrics.actions.labels(f"Delete{kind}").inc()
+                await self._kube.delete(ref, live["metadata"]["uid"])
+            digests[(kind, meta["name"])] = _ABSENT
 
     async def _one(
         self,

@@ -19,6 +19,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Observed, owned
 from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
+from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pod
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.keys import (
@@ -31,6 +32,7 @@ from mizzen_operator.render.keys import (
     restored_keys,
     root_keys,
 )
+from mizzen_operator.revisions import Revisions
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +55,25 @@ class Executor:
     """
 
     def __init__(
-        self, kube: Kube, config: OperatorConfig, metrics: Metrics, labelled: LabelledSecrets
+        self,
+        kube: Kube,
+        config: OperatorConfig,
+        metrics: Metrics,
+        labelled: LabelledSecrets,
+        revisions: Revisions,
     ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
         self._labelled = labelled
+        self._revisions = revisions
         self._applier = Applier(kube, metrics)
         self._checked: dict[Key, tuple[str, _Checked]] = {}
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service."""
         self._checked.pop(key, None)
+        self._revisions.forget(key)
 
     def refresh(self, service: InferenceService, *, settled: bool) -> None:
         """Drop what is remembered of a service when it is too old for how the service is."""
@@ -125,6 +134,8 @@ class Executor:
 
     async def _root(self, service: InferenceService) -> Mapping[str, Any]:
         """The Secret that the others follow from; when it is lost, it is made of those that are left."""
+        if not service.status and (made := await self._made(service, root_keys(service))):
+            return made
         ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
         if await self._kube.get(ref) is not None:
             return await self._secret(service, root_keys(service))
@@ -139,14 +150,21 @@ class Executor:
             return await self._secret(service, restored_engine_key(service, left[0]))
         return await self._secret(service, restored_keys(service, *left))
 
+    async def _made(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
+        """Create a Secret; None when one of its name is there."""
+        if not await self._kube.create(manifest):
+            return None
+        self._metrics.actions.labels("CreateSecret").inc()
+        self._keys_made(service, manifest)
+        return manifest
+
     async def _secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
+        """The Secret of a manifest's name; made when it is missing, which it is while a service is new."""
         ref = Ref("Secret", service.namespace, manifest["metadata"]["name"])
-        live = await self._kube.get(ref)
+        live = await self._kube.get(ref) if service.status else None
         if live is None:
-            if await self._kube.create(manifest):
-                self._metrics.actions.labels("CreateSecret").inc()
-                self._keys_made(service, manifest)
-                return manifest
+            if made := await self._made(service, manifest):
+                return made
             live = await self._kube.get(ref) or manifest
         require_ours(service, live)
         self._keys_made(service, live)
@@ -171,10 +189,29 @@ class Executor:
         front = replace(front, labelled=await self._labelled.find(front))
         manifests = gateway_manifests(front, self._config)
         digests = self._memory(service).digests
-        return await self._applier.apply(manifests, seen, digests, partial(require_ours, service))
+        require = partial(require_ours, service)
+        live = await self._applier.apply(manifests, seen, digests, require)
+        await self._applier.keep([gateway_budget(front)], digests, require, wanted=front.disruption_budgets)
+        return live
 
-    async def groups(self, service: InferenceService, actions: Sequence[Action]) -> None:
+    async def budget(self, service: InferenceService) -> None:
+        """Apply the PodDisruptionBudget of the groups, or remove it where the spec asks for none.
+
+        Raises:
+            Refused: an object of the name belongs to something else.
+            KubeError: the API server failed.
+        """
+        wanted = service.availability.disruption_budgets
+        digests, require = self._memory(service).digests, partial(require_ours, service)
+        await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted)
+
+    async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.
+
+        Args:
+            service: whose pods they are.
+            newest: the revision of its spec as it is now; groups of another are made of what is recorded.
+            actions: the plan.
 
         Raises:
             Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
@@ -192,7 +229,9 @@ class Executor:
             )
             self._metrics.actions.labels("CreatePod" if made else "DeletePod").inc()
             if isinstance(action, CreateGroup):
-                await self._create(service, action)
+                former = action.revision != newest
+                at = await self._revisions.service_at(service, action.revision) if former else service
+                await self._create(at, action)
             else:
                 await self._kube.delete(Ref("Pod", service.namespace, action.name), action.uid)
 

@@ -17,6 +17,7 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.render.budget import gateway_budget
 from mizzen_operator.render.gateway import Front, gateway_manifests
 from mizzen_operator.render.keys import read
 from mizzen_operator.render.shared import owners_patch, services_config_map, shared, shared_keys
@@ -142,6 +143,8 @@ class SharedGateways:
             ]
             seen = {"Deployment": deployment, "Service": endpoint}
             live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
+            budgets, wanted = [gateway_budget(front)], front.disruption_budgets
+            await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
             uids = {service.name: service.uid for service in sharing.services}
             changed = uids != memory.uids or memory.last != memory.digests
             memory.uids, memory.last = uids, dict(memory.digests)

@@ -65,6 +65,16 @@ def gateway_keys(service: str) -> str:
     return f"{service}-gateway-keys"
 
 
+def engine_budget(service: str) -> str:
+    """Name of the PodDisruptionBudget of a service's groups."""
+    return f"{service}-engine"
+
+
+def controller_revision(service: str, revision: str) -> str:
+    """Name of the ControllerRevision of a revision."""
+    return f"{service}-{revision}"
+
+
 def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:
     """Name of a group's leading pod; at most 63 characters for a service name of 40."""
     return f"{service}-{revision}-{group}-{incarnation}"

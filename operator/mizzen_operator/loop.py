@@ -121,6 +121,8 @@ class Loop:
         outcome = await self._reconciler.reconcile(key)
         for other in outcome.others:
             self._queue.add(other)
+        if outcome.again is not None:
+            self._queue.add(key, outcome.again)
         if outcome.failure is not None:
             self._failed(key, outcome.failure.reason, outcome.failure.message)
             return "failure"

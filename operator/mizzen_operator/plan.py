@@ -2,17 +2,25 @@
 
 `plan` is level-triggered: it is called again after every change and knows nothing of earlier calls. So a
 revert in the middle of a rollout, a change of `replicas` during one, and a pod that dies during either are no
-cases of their own. The rules, in the order in which they apply:
+cases of their own. *New* groups are of the revision that is wanted, *old* ones of any other; the *stable*
+revision is the one that served last with all its groups. Two numbers say what is aimed at, `_aims`: how many
+new groups there shall be, and how many old ones shall stay. Then the rules, in the order in which they apply:
 
 1. *ended*: a pod that will not run again is deleted. One that ended before it served *rests* for a while
    first, in the place of its replacement: what ends at once would otherwise be made again without pause.
-2. *superseded*: a group of an old revision that never served is deleted, for nothing is lost with it.
-3. *surplus*: more groups of the wanted revision than wanted: the worst ones are retired.
-4. *missing*: groups of the wanted revision are made, up to `groups + MAX_SURGE` in all.
-5. *replaced*: a group of an old revision that serves, or did, is retired when enough others serve.
+2. *given up*: a new group that failed too often is deleted once it is not ready, and its number is not
+   used again.
+3. *superseded*: an old group that never served is deleted, for nothing is lost with it, unless it is one
+   of the stable revision that shall stay.
+4. *surplus*: more new groups than aimed at: the worst ones are retired; of those that serve, only as long as
+   enough others do.
+5. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay.
+6. *missing*: new groups are made. With what rule 5 made there are never more than `groups + surge` in all.
+7. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
+   serve.
 
-Serving means that every ready gateway, and at least one, routes to the group now. A terminating pod counts
-for nothing: its replacement does not wait for its end.
+Enough is `groups - unavailable`. Serving means that every ready gateway, and at least one, routes to the
+group now. A terminating pod counts for nothing: its replacement does not wait for its end.
 """
 
 from __future__ import annotations
@@ -23,9 +31,6 @@ from dataclasses import dataclass
 from mizzen_operator import labels
 from mizzen_operator.observe import Group
 
-MAX_SURGE = 1
-MAX_UNAVAILABLE = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -34,11 +39,30 @@ class Wanted:
     Attributes:
         groups: number of groups; 0 while the service is suspended.
         revision: what they should run.
+        stable: the revision that served last with all its groups; empty when none did.
+        restorable: the stable revision is known well enough to make groups of it.
+        surge: groups beyond `groups` that may be there.
+        unavailable: groups that may be missing; not 0 when `surge` is.
+        partition: old groups that stay.
+        paused: no new group is made and no old one retired for the sake of the rollout.
+        given_up: numbers of new groups that failed too often.
     """
 
     service: str
     groups: int
     revision: str
+    stable: str = ""
+    restorable: bool = False
+    surge: int = 1
+    unavailable: int = 0
+    partition: int = 0
+    paused: bool = False
+    given_up: frozenset[int] = frozenset()
+
+    @property
+    def enough(self) -> int:
+        """Groups that shall serve at any time."""
+        return max(0, self.groups - self.unavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +107,116 @@ def plan(
         done now.
     """
     groups = sorted(groups, key=lambda group: group.name)
-    resting = _resting(wanted, groups)
-    ended = [group for group in groups if group.ended and not group.terminating and group not in resting]
     live = [group for group in groups if group.live]
-    old = [group for group in live if group.revision != wanted.revision]
-    current = [group for group in live if group.revision == wanted.revision]
     serving = frozenset(group.uid for group in live if group.uid in serving and group.containers_ready)
+    old = [group for group in live if group.revision != wanted.revision]
+    every_new = [group for group in live if group.revision == wanted.revision]
+    given_up = [g for g in every_new if g.group in wanted.given_up and not g.containers_ready]
+    new = [group for group in every_new if group not in given_up]
+    aim, stay = _aims(wanted, old, new, serving)
 
-    superseded = [group for group in old if not (group.was_routable or group.uid in serving)]
-    surplus = _surplus(current, serving, wanted.groups)
-    kept = [group for group in live if group not in superseded and group not in surplus]
-    made = _missing(wanted, groups, [*kept, *resting], taken)
-    replaced = _replaced(wanted, kept, serving)
+    served = [group for group in old if group.was_routable or group.uid in serving]
+    fresh = [group for group in old if group not in served]
+    coming = [group for group in fresh if group.revision == wanted.stable]
+    coming = _worst_first(coming, serving)[::-1][: max(0, stay - len(served))]
+    superseded = [group for group in fresh if group not in coming]
+    surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving)
+
+    kept = [group for group in live if group not in (*superseded, *surplus, *given_up)]
+    resting = _resting(groups, wanted.revision, aim - len(new))
+    resting_old = _resting(groups, wanted.stable, stay - len(served) - len(coming)) if old or stay else []
+    ended = [
+        group
+        for group in groups
+        if group.ended and not group.terminating and group not in (*resting, *resting_old)
+    ]
+    places = wanted.groups + wanted.surge - len(kept) - len(resting) - len(resting_old)
+    restored = stay - len(served) - len(coming) - len(resting_old) if wanted.restorable else 0
+    missing = aim - sum(group.revision == wanted.revision for group in kept) - len(resting)
+    made = _made(
+        wanted,
+        [wanted.stable] * min(restored, places) + [wanted.revision] * min(missing, places - max(0, restored)),
+        groups,
+        {group.group for group in (*kept, *resting, *resting_old)},
+        taken,
+    )
+    foreign = [group for group in served if group.revision != wanted.stable]
+    stable = [group for group in served if group.revision == wanted.stable]
+    going = [*_worst_first(foreign, serving), *_worst_first(stable, serving)]
+    replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving)
     return [
-        *(DeleteGroup(group.name, group.uid, "Ended") for group in ended),
-        *(DeleteGroup(group.name, group.uid, "Superseded") for group in superseded),
-        *(DeleteGroup(group.name, group.uid, "Surplus") for group in surplus),
+        *_deleted(ended, "Ended"),
+        *_deleted(given_up, "GivenUp"),
+        *_deleted(superseded, "Superseded"),
+        *_deleted(surplus, "Surplus"),
         *made,
-        *(DeleteGroup(group.name, group.uid, "Replaced") for group in replaced),
+        *_deleted(replaced, "Replaced"),
     ]
 
 
-def _resting(wanted: Wanted, groups: Sequence[Group]) -> list[Group]:
-    """Groups that have ended and keep their places, as many as are missing."""
-    mine = [group for group in groups if group.revision == wanted.revision and not group.terminating]
-    resting = sorted((group for group in mine if group.resting), key=lambda group: -group.incarnation)
-    return resting[: max(0, wanted.groups - sum(group.live for group in mine))]
+def _aims(
+    wanted: Wanted, old: Sequence[Group], new: Sequence[Group], serving: frozenset[str]
+) -> tuple[int, int]:
+    """How many new groups there shall be, and how many old ones shall stay."""
+    gone = wanted.given_up - {group.group for group in new}
+    rest = min(wanted.groups, max(wanted.groups - len(gone), len(new)))  # nothing that is there goes for it
+    known = wanted.stable not in ("", wanted.revision)
+    # Case 1: there is nothing old: no rollout, or the first one, which neither partition nor pause concerns.
+    if not (known or old):
+        return rest, 0
+    proven = any(group.was_routable or group.uid in serving for group in new)
+    partition = min(wanted.partition, wanted.groups) if known else 0
+    aim = min(rest, wanted.groups - partition)
+    # Case 2: nothing shall go on, for it is paused, or the revision failed before it ever served.
+    if wanted.paused or (wanted.given_up and not proven):
+        aim = min(aim, len(new))
+        return aim, wanted.groups - aim
+    # Case 3: the revision has not shown yet that it serves: it takes no place that must not be empty.
+    if not proven and known:
+        return aim, max(partition, wanted.enough)
+    # Case 4: it serves, and takes the places of all but the partition.
+    return aim, partition
+
+
+def _surplus(
+    wanted: Wanted, new: Sequence[Group], number: int, stay: int, serving: frozenset[str]
+) -> tuple[list[Group], int]:
+    """New groups that go because there are too many; and how many groups serve then.
+
+    Where old ones take their places, those that served wait until enough others do.
+    """
+    worst = _worst_first(new, serving)[: max(0, number)]
+    waiting = [group for group in worst if stay and (group.was_routable or group.uid in serving)]
+    free = [group for group in worst if group not in waiting]
+    left = len(serving) - sum(group.uid in serving for group in free)
+    retired, left = _retired(waiting, len(waiting), left, wanted.enough, serving)
+    return [*free, *retired], left
+
+
+def _retired(
+    going: Sequence[Group], number: int, left: int, enough: int, serving: frozenset[str]
+) -> tuple[list[Group], int]:
+    """At most `number` of `going` that may go while `left` groups serve; and how many serve then.
+
+    One that is not seen to serve goes no sooner: it may be that no gateway answers.
+    """
+    retired: list[Group] = []
+    for group in going:
+        after = left - (group.uid in serving)
+        if len(retired) < number and after >= enough:
+            retired.append(group)
+            left = after
+    return retired, left
+
+
+def _deleted(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
+    return [DeleteGroup(group.name, group.uid, reason) for group in groups]
+
+
+def _resting(groups: Sequence[Group], revision: str, missing: int) -> list[Group]:
+    """Groups of a revision that have ended and keep their places, as many as are missing."""
+    resting = [g for g in groups if g.revision == revision and g.resting and not g.terminating]
+    return sorted(resting, key=lambda group: -group.incarnation)[: max(0, missing)]
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:
@@ -127,44 +235,27 @@ def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group
     )
 
 
-def _surplus(current: Sequence[Group], serving: frozenset[str], groups: int) -> list[Group]:
-    return _worst_first(current, serving)[: max(0, len(current) - groups)]
-
-
-def _missing(
-    wanted: Wanted, groups: Sequence[Group], kept: Sequence[Group], taken: frozenset[str]
+def _made(
+    wanted: Wanted, revisions: Sequence[str], groups: Sequence[Group], used: set[int], taken: frozenset[str]
 ) -> list[CreateGroup]:
-    current = sum(group.revision == wanted.revision for group in kept)
-    number = min(wanted.groups - current, wanted.groups + MAX_SURGE - len(kept))
-    used = {group.group for group in kept}
+    """One group of each of the revisions, with the lowest numbers that are free."""
     made: list[CreateGroup] = []
-    index = 0
-    while len(made) < number:
-        if index not in used:
-            made.append(_create(wanted, index, groups, taken))
-        index += 1
+    for revision in revisions:
+        index = 0
+        while index in used or (revision == wanted.revision and index in wanted.given_up):
+            index += 1
+        used = used | {index}
+        made.append(_create(wanted, revision, index, groups, taken))
     return made
 
 
-def _create(wanted: Wanted, index: int, groups: Sequence[Group], taken: frozenset[str]) -> CreateGroup:
+def _create(
+    wanted: Wanted, revision: str, index: int, groups: Sequence[Group], taken: frozenset[str]
+) -> CreateGroup:
     """The next incarnation of a group: one above the highest seen of its number and revision."""
-    seen = [
-        group.incarnation for group in groups if (group.revision, group.group) == (wanted.revision, index)
-    ]
+    seen = [group.incarnation for group in groups if (group.revision, group.group) == (revision, index)]
     incarnation = max(seen, default=-1) + 1
-    while (name := labels.pod_name(wanted.service, wanted.revision, index, incarnation)) in taken:
+    while (name := labels.pod_name(wanted.service, revision, index, incarnation)) in taken:
         incarnation += 1
-    return CreateGroup(name, index, wanted.revision, incarnation, "Replaces" if seen else "Missing")
-
-
-def _replaced(wanted: Wanted, kept: Sequence[Group], serving: frozenset[str]) -> list[Group]:
-    left = sum(group.uid in serving for group in kept)
-    enough = wanted.groups - MAX_UNAVAILABLE
-    replaced: list[Group] = []
-    old = [group for group in kept if group.revision != wanted.revision]
-    for group in _worst_first(old, serving):
-        after = left - (group.uid in serving)
-        if after >= enough:
-            replaced.append(group)
-            left = after
-    return replaced
+    reason = "Replaces" if seen else "Restored" if revision != wanted.revision else "Missing"
+    return CreateGroup(name, index, revision, incarnation, reason)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator import labels, status
+from mizzen_operator import labels, rollout, status
 from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Refused
 from mizzen_operator.config import OperatorConfig
@@ -20,9 +20,10 @@ from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Group, Observed, observe
-from mizzen_operator.plan import Wanted, plan
+from mizzen_operator.plan import plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
+from mizzen_operator.revisions import Revisions
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,14 @@ class Outcome:
         settled: everything that is there runs; otherwise it may lack something that no watch tells of.
         failure: what kept the operator from its work; it tries again, ever more slowly.
         others: services for which this look has changed something: they share its gateway.
+        again: seconds until another look is due whatever happens; None when none is.
     """
 
     waits: bool = False
     settled: bool = True
     failure: status.Failure | None = None
     others: tuple[Key, ...] = ()
+    again: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class Reconciler:
         self._config = config
         self._metrics = metrics
         self._labelled = LabelledSecrets(kube, config.namespace)
-        self._executor = Executor(kube, config, metrics, self._labelled)
+        self._revisions = Revisions(kube, config, metrics)
+        self._executor = Executor(kube, config, metrics, self._labelled, self._revisions)
         self._fronts = SharedGateways(kube, config, metrics, self._labelled)
         self._sharing: set[Key] = set()
         self._true: dict[Key, frozenset[str]] = {}
@@ -115,8 +119,9 @@ class Reconciler:
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
-        wanted = Wanted(service.name, service.groups, revision(service, self._config))
+        newest, now = revision(service, self._config), datetime.now(UTC)
         acknowledged, groups = Acknowledgements(), observed.groups
+        memory = rollout.recall(service.status)
         deployment: Mapping[str, Any] = observed.deployment or {}
         failure: status.Failure | None = None
         gateway: _Gateway | None = None
@@ -128,8 +133,13 @@ class Reconciler:
             if acknowledged.refused:
                 failure = _refused(service)
             groups = await self._gates(service, observed, acknowledged)
+            memory = rollout.learn(service, newest, groups, acknowledged.by_all, now)
+            used = {memory.current, *(group.revision for group in groups)}
+            recorded = await self._revisions.sync(service, newest, used)
+            wanted = rollout.wanted(service, newest, memory, restorable=memory.current in recorded)
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
-            await self._executor.groups(service, actions)
+            await self._executor.groups(service, newest, actions)
+            await self._executor.budget(service)
         except Refused as error:
             failure = status.Failure(error.reason, str(error))
         except KubeError as error:
@@ -138,19 +148,23 @@ class Reconciler:
             failure = status.Failure("Rejected", f"the API server rejects a change: {error}")
         facts = status.Facts(
             service,
-            wanted.revision,
+            newest,
             engine_image(service, self._config),
             groups,
             observed.gateways,
             deployment,
             failure,
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
+            memory,
+            rollout.overdue(service, memory, now),
         )
         await self._write(key, facts)
         waits = any(group.resting for group in groups)
         changed = gateway is not None and gateway.shared is not None and gateway.shared.changed
         others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
-        return Outcome(waits=waits, settled=observed.settled, failure=failure, others=others)
+        left = rollout.seconds_left(service, memory, now)
+        again = left + 1 if left is not None and left > 0 else None
+        return Outcome(waits, observed.settled, failure, others, again)
 
     async def _gateway(self, key: Key, service: InferenceService, observed: Observed) -> _Gateway:
         """Make what the service's gateway needs, and the gateway itself."""
@@ -207,7 +221,7 @@ class Reconciler:
             "type": labels.ROUTABLE,
             "status": "True" if value else "False",
             "reason": reason,
-            "lastTransitionTime": status.timestamp(datetime.now(UTC)),
+            "lastTransitionTime": rollout.stamp(datetime.now(UTC)),
         }
         patch = {"metadata": {"uid": group.uid}, "status": {"conditions": [condition]}}
         ref = Ref("Pod", service.namespace, group.name, "status")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.observe import GatewayPod, Group
 from mizzen_operator.render.gateway import LABELLED_VOLUME
+from mizzen_operator.rollout import Memory, stamp
 from mizzen_operator.shared import Sharing
 
 MAX_GROUPS = 64
@@ -35,6 +36,8 @@ class Facts:
         deployment: the gateway's Deployment as it is now; empty when there is none.
         failure: what kept the operator from its work, if anything did.
         sharing: who shares the service's gateway with it; None when it has its own, or nobody knows yet.
+        memory: what the status remembers of the rollout.
+        overdue: the rollout has got nowhere for too long.
     """
 
     service: InferenceService
@@ -45,6 +48,8 @@ class Facts:
     deployment: Mapping[str, Any]
     failure: Failure | None = None
     sharing: Sharing | None = None
+    memory: Memory = field(default_factory=Memory)
+    overdue: bool = False
 
     @property
     def gateway(self) -> Gateway:
@@ -60,6 +65,13 @@ class Facts:
     def live(self) -> list[Group]:
         """Groups that are there to stay."""
         return [group for group in self.groups if group.live]
+
+    @property
+    def stay(self) -> int:
+        """Groups that shall stay at the old revision."""
+        if self.memory.current in ("", self.revision):
+            return 0
+        return min(self.service.rollout.partition, self.service.groups)
 
     @property
     def current(self) -> list[Group]:
@@ -94,7 +106,8 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "availableReplicas": len(facts.routable),
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
         "url": url(service, facts.gateway),
-        "revision": facts.revision,
+        **facts.memory.as_status(),
+        "updateRevision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
         "engineImage": facts.engine_image,
@@ -138,7 +151,7 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
     """True when the spec as it is now is in force."""
     if failed.status:
         return Condition("Ready", False, failed.reason, failed.message)
-    if progressing.status:
+    if progressing.status or progressing.reason in _STANDSTILLS:
         return Condition("Ready", False, progressing.reason, progressing.message)
     if facts.service.suspend:
         return Condition("Ready", False, "Suspended", "set spec.suspend to false to serve again")
@@ -149,9 +162,14 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
     if facts.service.groups == 0:
         words = "spec.replicas is 0; a request waits for a group, and gets 503 when none comes"
         return Condition("Ready", True, "ScaledToZero", words)
+    if facts.stay:
+        return Condition("Ready", True, progressing.reason, progressing.message)
     return Condition(
         "Ready", True, "AllGroupsServing", _of(len(facts.current), facts.service.groups, "serve")
     )
+
+
+_STANDSTILLS = ("Paused", "ProgressDeadlineExceeded")
 
 
 def _available(facts: Facts) -> Condition:
@@ -178,14 +196,26 @@ def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Conditi
     serving = [group for group in facts.routable if group.revision == facts.revision]
     counts = f"{len(serving)} of {wanted} groups of revision {facts.revision} serve"
     old = len(facts.live) - len(current)
-    if old:
+    short = len(serving) < wanted - facts.stay or old > facts.stay
+    paused = facts.service.rollout.paused and facts.memory.current not in ("", facts.revision)
+    if paused and short:
+        words = f"{counts}; {old} of older revisions stay until spec.rollout.paused is false"
+        return Condition("Progressing", False, "Paused", words)
+    if facts.overdue:
+        limit = facts.service.rollout.progress_deadline
+        words = f"{counts}; {old} of older revisions are left, and nothing got further for {limit} s"
+        return Condition("Progressing", False, "ProgressDeadlineExceeded", words)
+    if old > facts.stay:
         return progress("ReplacingGroups", f"{counts}; {old} of older revisions are left")
-    if len(current) > wanted:
-        return progress("RemovingGroups", f"{len(current)} groups are there, {wanted} are wanted")
-    if len(serving) < wanted:
+    if len(facts.live) > wanted:
+        return progress("RemovingGroups", f"{len(facts.live)} groups are there, {wanted} are wanted")
+    if len(serving) < wanted - facts.stay or old < facts.stay:
         return progress("StartingGroups", counts)
     if not gateway.status:
         return progress("StartingGateway", gateway.message)
+    if facts.stay:
+        words = f"{counts}; {old} of revision {facts.memory.current} stay by spec.rollout.partition"
+        return Condition("Progressing", False, "PartitionReached", words)
     return Condition("Progressing", False, "Settled", "nothing is left to do")
 
 
@@ -266,6 +296,9 @@ def _failed(facts: Facts) -> Condition:
     """True when the newest spec cannot come into force without a change."""
     if facts.failure is not None:
         return Condition("Failed", True, facts.failure.reason, facts.failure.message)
+    given_up = facts.memory.given_up
+    if given_up is not None:
+        return Condition("Failed", True, given_up.reason, given_up.message)
     resting = [group for group in facts.groups if group.resting and group.revision == facts.revision]
     failing = [group for group in (*facts.current, *resting) if group.failing]
     if failing:
@@ -284,13 +317,8 @@ def _entry(condition: Condition, before: Mapping[str, Any], generation: int, now
         "reason": condition.reason,
         "message": condition.message[:MAX_MESSAGE],
         "observedGeneration": generation,
-        "lastTransitionTime": before["lastTransitionTime"] if same else timestamp(now),
+        "lastTransitionTime": before["lastTransitionTime"] if same else stamp(now),
     }
-
-
-def timestamp(now: datetime) -> str:
-    """A time as Kubernetes writes it, in whole seconds."""
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Draining", "Serving")

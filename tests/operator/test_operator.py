@@ -380,7 +380,7 @@ def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_named(
 ) -> None:
     demo = service(replicas=0)
     demo.eventually(lambda: demo.condition("Ready")["reason"] == "ScaledToZero")
-    name = f"demo-{demo.status()['revision']}-0-0"
+    name = f"demo-{demo.status()['updateRevision']}-0-0"
     spec = {"containers": [{"name": "c", "image": "example/none"}]}
     metadata = {"name": name, "namespace": demo.namespace}
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})

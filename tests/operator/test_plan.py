@@ -1,17 +1,15 @@
-"""The planner: a table of its rules, and a state machine that does to a service whatever can happen to it."""
+"""The planner: a table of its rules. `test_rollouts.py` does to a service whatever can happen to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mizzen_operator.observe import Group, rests
-from mizzen_operator.plan import MAX_SURGE, CreateGroup, DeleteGroup, Wanted, plan
+from mizzen_operator.plan import CreateGroup, Wanted, plan
 
 
 def pod(text: str) -> Group:
@@ -103,11 +101,220 @@ CASES: list[tuple[str, tuple[int, str], list[str], list[str]]] = [
 ]
 
 
-def act(wanted: tuple[int, str], there: list[str], taken: frozenset[str] = frozenset()) -> list[str]:
+STABLE = {"stable": "A", "restorable": True}
+NO_SURGE = {**STABLE, "surge": 0, "unavailable": 1}
+FAST = {**STABLE, "surge": 2, "unavailable": 1}
+
+
+def given_up(*numbers: int) -> dict[str, Any]:
+    return {**STABLE, "given_up": frozenset(numbers)}
+
+
+# The same of a service whose stable revision is known to be A, with fields of spec.rollout.
+ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]] = [
+    ("the first one is surplus", (2, "B"), STABLE, ["A0-0 serving", "A1-0 serving"], ["+demo-B-2-0"]),
+    (
+        "what is lost before the new one serves is restored",
+        (2, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-0 ending", "B2-0 broken"],
+        ["+demo-A-1-1"],
+    ),
+    (
+        "what is restored stays until the new one serves",
+        (2, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-1 starting", "B2-0 broken"],
+        [],
+    ),
+    (
+        "and goes when it does",
+        (2, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-1 starting", "B2-0 serving"],
+        ["-A1-1", "+demo-B-1-0"],
+    ),
+    (
+        "nothing is restored of what nobody knows",
+        (2, "B"),
+        {**STABLE, "restorable": False},
+        ["A0-0 serving", "B2-0 starting"],
+        ["+demo-B-1-0"],
+    ),
+    (
+        "what is lost once the new one serves is made new",
+        (2, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-0 ending", "B2-0 serving"],
+        ["+demo-B-1-0"],
+    ),
+    (
+        "scale up before the new one serves",
+        (3, "B"),
+        STABLE,
+        ["A0-0 serving", "B1-0 starting"],
+        ["+demo-A-2-0", "+demo-A-3-0"],
+    ),
+    (
+        "scale down before the new one serves",
+        (1, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-0 serving", "B2-0 starting"],
+        ["-A1-0"],
+    ),
+    ("a revert", (2, "A"), STABLE, ["A0-0 serving", "A1-0 serving", "B2-0 serving"], ["-B2-0"]),
+    (
+        "a revert keeps what serves until enough do",
+        (2, "A"),
+        STABLE,
+        ["A0-0 serving", "B1-0 serving", "B2-0 serving"],
+        ["-B2-0"],
+    ),
+    (
+        "a third revision takes the second's place first",
+        (2, "C"),
+        STABLE,
+        ["A0-0 serving", "B1-0 serving", "C2-0 serving"],
+        ["-B1-0"],
+    ),
+    ("without surge an old one goes first", (2, "B"), NO_SURGE, ["A0-0 serving", "A1-0 serving"], ["-A1-0"]),
+    ("then a new one comes", (2, "B"), NO_SURGE, ["A0-0 serving", "A1-0 ending"], ["+demo-B-1-0"]),
+    ("no second one goes", (2, "B"), NO_SURGE, ["A0-0 serving", "B1-0 starting"], []),
+    (
+        "what is missing is not missing twice",
+        (2, "B"),
+        NO_SURGE,
+        ["A0-0 lost", "A1-0 serving", "B2-0 starting"],
+        ["-A0-0"],
+    ),
+    (
+        "two more and one less",
+        (4, "B"),
+        FAST,
+        ["A0-0 serving", "A1-0 serving", "A2-0 serving", "A3-0 serving"],
+        ["+demo-B-4-0", "+demo-B-5-0", "-A3-0"],
+    ),
+    (
+        "a partition stays",
+        (3, "B"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "A1-0 serving", "B2-0 serving"],
+        [],
+    ),
+    (
+        "a lost one of the partition is restored",
+        (3, "B"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "B2-0 serving"],
+        ["+demo-A-1-0"],
+    ),
+    (
+        "a partition that grows restores first",
+        (3, "B"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "B1-0 serving", "B2-0 serving"],
+        ["+demo-A-3-0"],
+    ),
+    (
+        "and retires then",
+        (3, "B"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "A3-0 serving", "B1-0 serving", "B2-0 serving"],
+        ["-B2-0"],
+    ),
+    (
+        "a partition of all",
+        (2, "B"),
+        {**STABLE, "partition": 9},
+        ["A0-0 serving", "A1-0 serving", "B2-0 serving"],
+        ["-B2-0"],
+    ),
+    (
+        "nor does a revert",
+        (2, "A"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "A1-0 serving", "B2-0 serving"],
+        ["-B2-0"],
+    ),
+    ("the first rollout knows no partition", (2, "A"), {"partition": 2}, [], ["+demo-A-0-0", "+demo-A-1-0"]),
+    ("nor a pause", (1, "A"), {"paused": True}, [], ["+demo-A-0-0"]),
+    (
+        "a pause",
+        (2, "B"),
+        {**STABLE, "paused": True},
+        ["A0-0 serving", "A1-0 serving", "B2-0 serving"],
+        ["-A1-0"],
+    ),
+    ("paused", (2, "B"), {**STABLE, "paused": True}, ["A0-0 serving", "B2-0 serving"], []),
+    ("paused before it begins", (1, "B"), {**STABLE, "paused": True}, ["A0-0 serving"], []),
+    (
+        "scale up while paused",
+        (3, "B"),
+        {**STABLE, "paused": True},
+        ["A0-0 serving", "B2-0 serving"],
+        ["+demo-A-1-0"],
+    ),
+    (
+        "scale down while paused",
+        (1, "B"),
+        {**STABLE, "paused": True},
+        ["A0-0 serving", "B2-0 serving"],
+        ["-A0-0"],
+    ),
+    (
+        "a group that failed too often before any served",
+        (2, "B"),
+        given_up(2),
+        ["A0-0 serving", "A1-0 serving", "B2-0 broken"],
+        ["-B2-0"],
+    ),
+    (
+        "the rollout stands still then, and the old ones are kept up",
+        (2, "B"),
+        given_up(2),
+        ["A0-0 serving"],
+        ["+demo-A-1-0"],
+    ),
+    (
+        "a group that failed too often beside others that serve",
+        (3, "A"),
+        given_up(1),
+        ["A0-0 serving", "A1-0 broken", "A2-0 serving"],
+        ["-A1-0"],
+    ),
+    (
+        "others are still replaced, its number is not used",
+        (3, "A"),
+        given_up(1),
+        ["A0-0 serving", "A2-0 ending"],
+        ["+demo-A-2-1"],
+    ),
+    ("a scale-down keeps one that serves", (1, "A"), given_up(1), ["A0-0 serving"], []),
+    (
+        "what serves again after too many failures stays",
+        (2, "A"),
+        given_up(1),
+        ["A0-0 serving", "A1-0 serving"],
+        [],
+    ),
+    ("nothing is tried again", (3, "A"), given_up(1), ["A0-0 serving", "A2-0 serving"], []),
+]
+
+
+def act(
+    wanted: tuple[int, str], there: list[str], taken: frozenset[str] = frozenset(), **rollout: Any
+) -> list[str]:
     groups = [pod(text) for text in there]
     serving = frozenset(text.split()[0] for text in there if text.endswith(" serving"))
-    actions = plan(Wanted("demo", *wanted), groups, serving, taken)
+    actions = plan(Wanted("demo", *wanted, **rollout), groups, serving, taken)
     return [f"+{a.name}" if isinstance(a, CreateGroup) else f"-{a.uid}" for a in actions]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rollout", "there", "done"), [c[1:] for c in ROLLOUTS], ids=[c[0] for c in ROLLOUTS]
+)
+def test_rollout(wanted: tuple[int, str], rollout: dict[str, Any], there: list[str], done: list[str]) -> None:
+    assert act(wanted, there, **rollout) == done
 
 
 @pytest.mark.parametrize(("wanted", "there", "done"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -132,147 +339,3 @@ def test_what_gateways_say_of_a_pod_that_is_not_ready_counts_for_nothing() -> No
 def test_the_rest_doubles_up_to_a_limit(incarnation: int, age: float, expected: bool) -> None:
     now = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
     assert rests(f"{now - timedelta(seconds=age):%Y-%m-%dT%H:%M:%SZ}", incarnation, now) is expected
-
-
-@dataclass
-class Pod:
-    """A pod of the state machine."""
-
-    group: Group
-    acknowledged: bool = False
-
-
-class Rollouts(RuleBasedStateMachine):
-    """Specs change, pods start, serve, fail, are deleted and vanish, and the planner is asked at any time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wanted = Wanted("demo", 1, "a")
-        self.pods: dict[str, Pod] = {}
-        self.names: set[str] = set()
-        self.count = 0
-
-    def serving(self) -> frozenset[str]:
-        return frozenset(
-            p.group.uid
-            for p in self.pods.values()
-            if p.acknowledged and p.group.containers_ready and p.group.live
-        )
-
-    def look(self) -> bool:
-        """One look of the operator; whether it did anything."""
-        groups = [p.group for p in self.pods.values()]
-        serving, live = self.serving(), sum(group.live for group in groups)
-        actions = plan(self.wanted, groups, serving, frozenset(self.pods))
-        assert actions == plan(self.wanted, list(reversed(groups)), serving, frozenset(self.pods))
-        for action in actions:
-            if isinstance(action, CreateGroup):
-                assert action.name not in self.pods, "no name twice"
-                self.count += 1
-                uid = f"uid-{self.count}"
-                self.pods[action.name] = Pod(
-                    Group(action.name, uid, action.group, action.revision, action.incarnation)
-                )
-            else:
-                assert isinstance(action, DeleteGroup)
-                self.change(action.name, terminating=True)
-        assert len(self.serving()) >= min(len(serving), self.wanted.groups), "no gap by our own doing"
-        now = [p.group for p in self.pods.values() if p.group.live]
-        assert len(now) <= max(live, self.wanted.groups + MAX_SURGE), "no more than one surplus group"
-        assert len({group.group for group in now}) == len(now), "no number twice"
-        return bool(actions)
-
-    def change(self, name: str, **changes: object) -> None:
-        self.pods[name].group = replace(self.pods[name].group, **changes)
-
-    def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.pods)))
-
-    @initialize(groups=st.integers(1, 4))
-    def come_up(self, groups: int) -> None:
-        self.wanted = replace(self.wanted, groups=groups)
-        self.go_well(2)
-
-    @rule(looks=st.integers(1, 4))
-    def go_well(self, looks: int) -> None:
-        """Time passes, and every pod does what it should."""
-        for _ in range(looks):
-            self.look()
-            self.advance()
-
-    def advance(self) -> None:
-        for name in list(self.pods):
-            if self.pods[name].group.terminating:
-                del self.pods[name]
-                continue
-            self.change(name, containers_ready=True, reason="")
-            self.acknowledge(name)
-
-    @rule(groups=st.integers(0, 5))
-    def scale(self, groups: int) -> None:
-        self.wanted = replace(self.wanted, groups=groups)
-
-    @rule(revision=st.sampled_from("abc"))
-    def change_spec(self, revision: str) -> None:
-        self.wanted = replace(self.wanted, revision=revision)
-
-    @rule()
-    def reconcile(self) -> None:
-        self.look()
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def become_ready(self, data: st.DataObject) -> None:
-        self.change(self.pick(data), containers_ready=True, reason="")
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def be_acknowledged(self, data: st.DataObject) -> None:
-        self.acknowledge(self.pick(data))
-
-    def acknowledge(self, name: str) -> None:
-        if self.pods[name].group.containers_ready:
-            self.pods[name].acknowledged = True
-            self.change(name, routable=True, was_routable=True)
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def be_unheard(self, data: st.DataObject) -> None:
-        self.pods[self.pick(data)].acknowledged = False
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def crash(self, data: st.DataObject) -> None:
-        self.change(self.pick(data), containers_ready=False, routable=False, reason="CrashLoopBackOff")
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data(), ended=st.booleans())
-    def be_deleted_or_evicted(self, data: st.DataObject, ended: bool) -> None:
-        name = self.pick(data)
-        self.change(name, **{"ended" if ended else "terminating": True})
-
-    @precondition(lambda self: self.pods)
-    @rule(data=st.data())
-    def vanish(self, data: st.DataObject) -> None:
-        name = self.pick(data)
-        if self.pods[name].group.terminating:
-            del self.pods[name]
-
-    @invariant()
-    def names_are_valid(self) -> None:
-        assert all(len(name) <= 63 for name in self.pods)
-
-    def teardown(self) -> None:
-        """Whatever happened, once all goes well the service comes to what its spec says, and stays there."""
-        for _ in range(60):
-            acted = self.look()
-            self.advance()
-            if not acted and not self.look():
-                break
-        live = [p.group for p in self.pods.values()]
-        assert [group.revision for group in live] == [self.wanted.revision] * self.wanted.groups
-        assert len(self.serving()) == self.wanted.groups
-
-
-Rollouts.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestRollouts = Rollouts.TestCase

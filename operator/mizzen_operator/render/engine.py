@@ -21,6 +21,8 @@ from mizzen_operator.render.meta import (
 
 MODEL_MOUNT = "/mnt/mizzen/model"
 CLAIM = "accelerator"
+DEREGISTER_SECONDS = 1
+"""A group that goes still takes requests this long: gateways leave it out meanwhile, before it drains."""
 STARTUP_MARGIN_SECONDS = 30
 """The engine ends itself, with a reason, before the probe would end it without one."""
 GRACE_MARGIN_SECONDS = 30
@@ -224,6 +226,7 @@ def _container(service: InferenceService, config: OperatorConfig, revision: str)
         "startupProbe": probe("/readyz", "http", 1, startup),
         "readinessProbe": probe("/readyz", "http", 2, 3),
         "livenessProbe": probe("/healthz", "http", 10, 3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": _resources(service),
         "securityContext": CONTAINER_SECURITY,

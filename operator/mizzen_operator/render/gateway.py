@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen_operator import labels
@@ -51,7 +51,7 @@ class Front:
     gateway: Gateway
     drain_timeout: int
     image_pull_secrets: tuple[Mapping[str, Any], ...]
-    tracing: Tracing = Tracing()
+    tracing: Tracing = field(default_factory=Tracing)
     disruption_budgets: bool = True
     flags: tuple[str, ...] = ()
     labelled: tuple[str, ...] = ()

@@ -1,0 +1,192 @@
+"""ControllerRevisions: what each revision of a service was, so that groups of a former one can be made.
+
+One holds the fields of the spec that reach the engine and the image that was in force. It is never changed
+but for its number, which says which came last: a spec that is applied again has its old name again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.apply import Refused, name_taken
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import owned
+from mizzen_operator.queue import Key
+from mizzen_operator.render.engine import engine_image
+from mizzen_operator.render.meta import metadata
+
+logger = logging.getLogger(__name__)
+
+KIND = "ControllerRevision"
+_PARTS = ("parallelism", "accelerator", "engine", "podTemplate")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A ControllerRevision: its number, and its uid where it was read back."""
+
+    number: int
+    uid: str = ""
+
+
+class Revisions:
+    """The ControllerRevisions of all services, listed once a service and then remembered."""
+
+    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+        self._kube = kube
+        self._config = config
+        self._metrics = metrics
+        self._known: dict[tuple[Key, str], dict[str, _Known]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a service."""
+        for one in [one for one in self._known if one[0] == key]:
+            del self._known[one]
+
+    async def sync(self, service: InferenceService, revision: str, used: Collection[str]) -> frozenset[str]:
+        """Record what a service should run as the newest of its revisions; returns those that are recorded.
+
+        Args:
+            service: their owner.
+            revision: name of what it should run.
+            used: names of revisions that are kept whatever their age.
+
+        Raises:
+            Refused: an object of the name belongs to something else.
+            KubeError: the API server failed.
+        """
+        memory = (Key(service.namespace, service.name), service.uid)
+        known = self._known.get(memory)
+        if known is not None and _newest(known) == revision:
+            return frozenset(known)
+        if known is None and not service.status and await self._create(service, revision, 1):
+            self._known[memory] = {revision: _Known(1)}
+            return frozenset({revision})
+        known = await self._list(service)
+        number = max((one.number for one in known.values()), default=0) + 1
+        if revision not in known:
+            if not await self._create(service, revision, number):
+                name = labels.controller_revision(service.name, revision)
+                raise name_taken({"kind": KIND, "metadata": {"name": name}})
+            known[revision] = _Known(number)
+        elif _newest(known) != revision:
+            self._metrics.actions.labels("PatchControllerRevision").inc()
+            await self._kube.patch(self._ref(service, revision), {"revision": number})
+            known[revision] = _Known(number, known[revision].uid)
+        await self._prune(service, known, {revision, *used})
+        self._known[memory] = known
+        return frozenset(known)
+
+    async def service_at(self, service: InferenceService, revision: str) -> InferenceService:
+        """The service as its spec was at a revision; what reaches no engine is as it is now.
+
+        Raises:
+            Refused: the revision is not recorded, or not as this release can read it.
+            KubeError: the API server failed.
+        """
+        body = await self._kube.get(self._ref(service, revision))
+        if body is None:
+            self.forget(Key(service.namespace, service.name))
+            raise Refused("RevisionLost", f"ControllerRevision of revision {revision} is gone")
+        try:
+            return restored(service, body["data"])
+        except (ApiError, KeyError, TypeError) as error:
+            raise Refused(
+                "RevisionUnreadable", f"revision {revision} cannot be made again: {error}"
+            ) from error
+
+    def _ref(self, service: InferenceService, revision: str) -> Ref:
+        return Ref(KIND, service.namespace, labels.controller_revision(service.name, revision))
+
+    async def _list(self, service: InferenceService) -> dict[str, _Known]:
+        listed = await self._kube.list(Ref(KIND, service.namespace), f"{labels.SERVICE}={service.name}")
+        return {
+            body["metadata"]["labels"][labels.REVISION]: _Known(body["revision"], body["metadata"]["uid"])
+            for body in listed
+            if owned(body, service.uid) and labels.REVISION in body["metadata"]["labels"]
+        }
+
+    async def _create(self, service: InferenceService, revision: str, number: int) -> bool:
+        made = await self._kube.create(manifest(service, self._config, revision, number))
+        if made:
+            self._metrics.actions.labels("CreateControllerRevision").inc()
+        return made
+
+    async def _prune(self, service: InferenceService, known: dict[str, _Known], used: set[str]) -> None:
+        former = sorted((name for name in known if name not in used), key=lambda name: known[name].number)
+        for name in former[: max(0, len(former) - service.history_limit)]:
+            self._metrics.actions.labels("DeleteControllerRevision").inc()
+            await self._kube.delete(self._ref(service, name), known.pop(name).uid)
+
+
+def _newest(known: Mapping[str, _Known]) -> str:
+    return max(known, key=lambda name: known[name].number, default="")
+
+
+def manifest(service: InferenceService, config: OperatorConfig, revision: str, number: int) -> dict[str, Any]:
+    """The ControllerRevision of a service's spec as it is now."""
+    spec = service.spec
+    model = {key: value for key, value in spec["model"].items() if key != "aliases"}
+    lifecycle = {key: spec["lifecycle"][key] for key in ("startupTimeoutSeconds", "drainTimeoutSeconds")}
+    data = {
+        "image": engine_image(service, config),
+        "spec": {
+            **{part: spec[part] for part in _PARTS},
+            "model": model,
+            "lifecycle": lifecycle,
+            "availability": {"spreadTopologyKey": service.availability.spread_key},
+        },
+    }
+    name = labels.controller_revision(service.name, revision)
+    more = {labels.REVISION: revision}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": KIND,
+        "metadata": metadata(service, name, labels.ENGINE, more_labels=more),
+        "data": data,
+        "revision": number,
+    }
+
+
+def restored(service: InferenceService, data: Mapping[str, Any]) -> InferenceService:
+    """A service as a ControllerRevision holds it. Fields that it does not know are as they are now.
+
+    Raises:
+        ApiError: a field is not as the CRD wants it.
+        KeyError: the data are not a ControllerRevision's of ours.
+    """
+    spec = dict(service.spec)
+    for part, saved in data["spec"].items():
+        below = {key: value for key, value in spec[part].items() if key not in _OPTIONAL.get(part, ())}
+        spec[part] = {**below, **saved}
+    spec["engine"] = {**spec["engine"], "image": data["image"]}
+    meta = {
+        "name": service.name,
+        "namespace": service.namespace,
+        "uid": service.uid,
+        "generation": service.generation,
+        "creationTimestamp": service.created,
+    }
+    return parse({"metadata": meta, "spec": spec, "status": service.status})
+
+
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "model": ("servedName", "contextLength", "credentialsSecretRef"),
+    "accelerator": ("perPod", "resourceClaimTemplateName"),
+    "engine": ("image",),
+    "podTemplate": (
+        "serviceAccountName",
+        "priorityClassName",
+        "schedulerName",
+        "runtimeClassName",
+        "affinity",
+    ),
+}
+"""Fields without a default: where the saved spec lacks one, it had none."""

@@ -1,0 +1,310 @@
+"""What a service's status remembers of its rollout from one look to the next: pure functions.
+
+Everything else follows from what is there. Remembered are the revision that served last with all its groups,
+how far the newest one came and when, failures of groups within the last hour, and what was given up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from mizzen_operator.api import InferenceService
+from mizzen_operator.observe import Group
+from mizzen_operator.plan import Wanted
+from mizzen_operator.render.meta import digest
+
+WINDOW = timedelta(hours=1)
+"""Within which failures of a group are counted."""
+MAX_FAILURES = 64
+RESTART_BUDGET = "RestartBudgetExceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the groups of a revision came.
+
+    Attributes:
+        groups: groups that were wanted.
+        serving: groups of the revision that served at most.
+        old: groups of other revisions that were left at least.
+        time: when one of these changed for the better last.
+    """
+
+    revision: str
+    groups: int
+    serving: int
+    old: int
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of a group: its engine ended and was started again."""
+
+    group: int
+    name: str
+    revision: str
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A revision that is not tried again until the spec, replicas aside, changes.
+
+    Attributes:
+        spec: hash of the spec that was given up.
+        groups: numbers of the groups that failed too often.
+    """
+
+    revision: str
+    spec: str
+    groups: tuple[int, ...]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered.
+
+    Attributes:
+        current: the revision that served last with all its groups; empty when none did.
+        given_up: of the spec as it is now; None when nothing of it was.
+    """
+
+    current: str = ""
+    progress: Progress | None = None
+    failures: tuple[Failure, ...] = ()
+    given_up: GivenUp | None = None
+
+    def as_status(self) -> dict[str, Any]:
+        """The fields of a status."""
+        found: dict[str, Any] = {"currentRevision": self.current}
+        if self.progress is not None:
+            one = self.progress
+            found["progress"] = {
+                "revision": one.revision,
+                "groups": one.groups,
+                "serving": one.serving,
+                "old": one.old,
+                "time": stamp(one.time),
+            }
+        if self.failures:
+            found["recentFailures"] = [
+                {"group": f.group, "name": f.name, "revision": f.revision, "time": stamp(f.time)}
+                for f in self.failures
+            ]
+        if self.given_up is not None:
+            one = self.given_up
+            found["givenUp"] = {
+                "revision": one.revision,
+                "spec": one.spec,
+                "groups": list(one.groups),
+                "reason": one.reason,
+                "message": one.message,
+            }
+        return {key: value for key, value in found.items() if value != ""}
+
+
+def stamp(time: datetime) -> str:
+    """A time as Kubernetes writes it, in whole seconds."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def spec_hash(service: InferenceService) -> str:
+    """Hash of a spec without its replicas, which others write too."""
+    return digest({key: value for key, value in service.spec.items() if key != "replicas"})
+
+
+def recall(status: Mapping[str, Any]) -> Memory:
+    """Read what a status remembers; what it does not hold, or not as it should, is forgotten."""
+    progress, given_up = status.get("progress"), status.get("givenUp")
+    return Memory(
+        current=status.get("currentRevision", ""),
+        progress=Progress(
+            progress.get("revision", ""),
+            progress.get("groups", 0),
+            progress.get("serving", 0),
+            progress.get("old", 0),
+            datetime.fromisoformat(progress["time"]),
+        )
+        if progress and "time" in progress
+        else None,
+        failures=tuple(
+            Failure(one["group"], one["name"], one.get("revision", ""), datetime.fromisoformat(one["time"]))
+            for one in status.get("recentFailures", ())
+        ),
+        given_up=GivenUp(
+            given_up["revision"],
+            given_up["spec"],
+            tuple(given_up.get("groups", ())),
+            given_up["reason"],
+            given_up["message"],
+        )
+        if given_up
+        else None,
+    )
+
+
+def learn(
+    service: InferenceService,
+    revision: str,
+    groups: Sequence[Group],
+    serving: frozenset[str],
+    now: datetime,
+) -> Memory:
+    """Bring what the status remembers up to date.
+
+    Args:
+        service: with the status that was written last.
+        revision: what its groups should run.
+        groups: its pods as they are now.
+        serving: uids of the pods that every ready gateway routes to.
+        now: the time, in UTC.
+    """
+    now = now.replace(microsecond=0)
+    before = recall(service.status)
+    live = [group for group in groups if group.live]
+    serves = [g for g in live if g.revision == revision and g.uid in serving and g.containers_ready]
+    old = [group for group in live if group.revision != revision]
+    failures = _failures(service.status, before.failures, groups, now)
+    given_up = before.given_up
+    if given_up is not None and (given_up.revision, given_up.spec) != (revision, spec_hash(service)):
+        given_up = None
+        failures = tuple(failure for failure in failures if failure.revision != revision)
+    return Memory(
+        current=_current(service, before.current, revision, len(serves), old, live),
+        progress=_progress(service, before.progress, revision, len(serves), len(old), now),
+        failures=failures,
+        given_up=_given_up(service, given_up, revision, failures, groups),
+    )
+
+
+def _current(
+    service: InferenceService,
+    before: str,
+    revision: str,
+    serving: int,
+    old: Sequence[Group],
+    live: Sequence[Group],
+) -> str:
+    """The stable revision: the newest one once it alone serves, or nothing at all is there."""
+    if service.rollout.paused and before:
+        return before
+    if not live and service.groups == 0:
+        return revision
+    if serving >= service.groups > 0 and not old:
+        return revision
+    if before:
+        return before
+    # The status is of a release that did not remember it, or was lost.
+    served = Counter(group.revision for group in old if group.was_routable)
+    return max(served, key=lambda name: (served[name], name), default="")
+
+
+def _progress(
+    service: InferenceService, before: Progress | None, revision: str, serving: int, old: int, now: datetime
+) -> Progress:
+    same = before is not None and (before.revision, before.groups) == (revision, service.groups)
+    if before is None or not same or service.rollout.paused:
+        if before is not None and same and (before.serving, before.old) == (serving, old):
+            return before  # paused: the clock begins anew with the first change
+        return Progress(revision, service.groups, serving, old, now)
+    if serving > before.serving or old < before.old:
+        return Progress(revision, service.groups, max(serving, before.serving), min(old, before.old), now)
+    return before
+
+
+def _failures(
+    status: Mapping[str, Any], before: Sequence[Failure], groups: Sequence[Group], now: datetime
+) -> tuple[Failure, ...]:
+    """Failures within the window: those remembered, and restarts that the status does not count yet."""
+    counted = {entry["name"]: entry.get("restarts", 0) for entry in status.get("groups", ())}
+    listed = len(counted)
+    for name, number in Counter(failure.name for failure in before).items():
+        counted[name] = max(number, counted.get(name, 0))  # also of a pod that a look has missed
+    found = [failure for failure in before if now - failure.time < WINDOW]
+    for group in sorted(groups, key=lambda group: group.name):
+        if group.name not in counted and listed >= MAX_FAILURES:
+            continue  # the status lists the worst groups alone
+        number = min(group.restarts - counted.get(group.name, 0), MAX_FAILURES)
+        found += [Failure(group.group, group.name, group.revision, now)] * max(0, number)
+    return tuple(found[-MAX_FAILURES:])
+
+
+def _given_up(
+    service: InferenceService,
+    before: GivenUp | None,
+    revision: str,
+    failures: Sequence[Failure],
+    groups: Sequence[Group],
+) -> GivenUp | None:
+    most = service.lifecycle.max_group_restarts
+    if not most:
+        return before if before is not None and before.reason != RESTART_BUDGET else None
+    numbers = Counter(failure.group for failure in failures if failure.revision == revision)
+    over = {number for number, count in numbers.items() if count > most}
+    known = set(before.groups) if before is not None else set[int]()
+    if over <= known:
+        return before
+    worst = min(over - known)
+    words = next((g.message for g in groups if (g.group, g.revision) == (worst, revision) and g.message), "")
+    message = (
+        f"group {worst} of revision {revision} failed more than {most} times within an hour"
+        f"{f' ({words})' if words else ''}: it is not started again until the spec changes"
+    )
+    every = tuple(sorted(known | over))
+    if before is not None:
+        return replace(before, groups=every)
+    return GivenUp(revision, spec_hash(service), every, RESTART_BUDGET, message)
+
+
+def wanted(service: InferenceService, revision: str, memory: Memory, *, restorable: bool) -> Wanted:
+    """What the planner is asked for.
+
+    Args:
+        service: whose spec it is.
+        revision: what its groups should run.
+        memory: what is remembered as of now.
+        restorable: the stable revision is known well enough to make groups of it.
+    """
+    surge, unavailable = service.rollout.surge(service.groups), service.rollout.unavailable(service.groups)
+    return Wanted(
+        service=service.name,
+        groups=service.groups,
+        revision=revision,
+        stable=memory.current,
+        restorable=restorable,
+        surge=surge,
+        unavailable=unavailable,
+        partition=service.rollout.partition,
+        paused=service.rollout.paused,
+        given_up=frozenset(memory.given_up.groups) if memory.given_up is not None else frozenset(),
+    )
+
+
+def overdue(service: InferenceService, memory: Memory, now: datetime) -> bool:
+    """Whether a rollout that is not done has got nowhere for too long."""
+    left = seconds_left(service, memory, now)
+    return left is not None and left <= 0
+
+
+def seconds_left(service: InferenceService, memory: Memory, now: datetime) -> float | None:
+    """Time until a rollout is overdue; None when nothing is waited for, or it is paused."""
+    if memory.progress is None or service.rollout.paused or done(service, memory):
+        return None
+    return service.rollout.progress_deadline - (now - memory.progress.time).total_seconds()
+
+
+def done(service: InferenceService, memory: Memory) -> bool:
+    """Whether all that the rollout is to reach was reached."""
+    progress = memory.progress
+    if progress is None:
+        return False
+    partition = service.rollout.partition if memory.current not in ("", progress.revision) else 0
+    stay = min(partition, service.groups)
+    return progress.serving >= service.groups - stay and progress.old <= stay

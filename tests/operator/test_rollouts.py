@@ -1,0 +1,395 @@
+"""Rollouts under everything that can happen: a state machine of a service, its pods and its operator.
+
+Specs change, pods start, serve, fail, are evicted and vanish; the operator is killed between two actions,
+loses its last write of the status, meets conflicts, or looks at what was there a while ago. Two things must
+always hold: no look takes a group away that must serve, and no pod is made twice. And whatever has happened,
+once all goes well the service comes to what its spec says, and stays there. No mutant of the planner may
+survive.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from mizzen_operator import plan as planner
+from mizzen_operator import rollout
+from mizzen_operator.api import (
+    Accelerator,
+    Admission,
+    Engine,
+    Gateway,
+    InferenceService,
+    Lifecycle,
+    Model,
+    Rollout,
+)
+from mizzen_operator.observe import Group
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+Plan = Callable[..., list[planner.Action]]
+
+BASE = InferenceService(
+    name="demo",
+    namespace="llm",
+    uid="u",
+    generation=1,
+    deleting=False,
+    model=Model("file:///m", "demo", (), "Auto", None),
+    replicas=2,
+    tensor=1,
+    accelerator=Accelerator("nvidia.com/gpu", 1, {}),
+    engine=Engine(
+        "", "CUDA", 1, "0.9", 1, 1, 16, "Radix", "Auto", "Auto", (), (), "Auto", "Enabled", "Auto", 1
+    ),
+    pod_template={},
+    gateway=Gateway(1, "ClusterIP", 8000, {}, (), "", (), Admission(1, 0, 1, 1)),
+    lifecycle=Lifecycle(60, 60, max_group_restarts=3),
+    suspend=False,
+    status={},
+)
+
+
+@dataclass
+class Pod:
+    """A pod of the simulated cluster."""
+
+    group: Group
+    acknowledged: bool = False
+
+
+@dataclass
+class Cluster:
+    """A service and what is there of it."""
+
+    service: InferenceService = BASE
+    revision: str = "a"
+    pods: dict[str, Pod] = field(default_factory=dict)
+    recorded: set[str] = field(default_factory=set)
+    made: int = 0
+    now: datetime = NOW
+
+    @property
+    def groups(self) -> list[Group]:
+        return [pod.group for pod in self.pods.values()]
+
+    @property
+    def live(self) -> list[Group]:
+        return [group for group in self.groups if group.live]
+
+    def serving(self) -> frozenset[str]:
+        """Uids of the pods that every gateway routes to, as the gateways say it now."""
+        pods = self.pods.values()
+        return frozenset(
+            p.group.uid for p in pods if p.acknowledged and p.group.containers_ready and p.group.live
+        )
+
+    def doubles(self) -> int:
+        """Groups whose number another one of their revision has; only a look at what was makes some."""
+        return len(self.live) - len({(group.group, group.revision) for group in self.live})
+
+    def change(self, name: str, **changes: object) -> None:
+        self.pods[name].group = replace(self.pods[name].group, **changes)
+
+    def create(self, action: planner.CreateGroup) -> bool:
+        if action.name in self.pods:
+            return False
+        self.made += 1
+        uid = f"uid-{self.made}"
+        self.pods[action.name] = Pod(
+            Group(action.name, uid, action.group, action.revision, action.incarnation)
+        )
+        return True
+
+    def delete(self, action: planner.DeleteGroup) -> None:
+        if action.name in self.pods and self.pods[action.name].group.uid == action.uid:
+            self.change(action.name, terminating=True)
+
+    def acknowledge(self, name: str) -> None:
+        if self.pods[name].group.containers_ready:
+            self.pods[name].acknowledged = True
+            self.change(name, routable=True, was_routable=True)
+
+
+def machine(plan: Plan) -> type[RuleBasedStateMachine]:
+    """The state machine with a planner."""
+
+    class Rollouts(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cluster = Cluster()
+            self.snapshot: list[Group] = []
+
+        def look(self, stop_after: int = 1 << 30, *, stale: bool = False, keep_status: bool = True) -> bool:
+            """One look of the operator; whether it did anything."""
+            it = self.cluster
+            it.now += timedelta(seconds=1)
+            service = it.service
+            groups = self.snapshot if stale else it.groups
+            serving, live, doubles = it.serving(), len(it.live), it.doubles()
+            memory = rollout.learn(service, it.revision, groups, serving, it.now)
+            it.recorded.add(it.revision)
+            wanted = rollout.wanted(service, it.revision, memory, restorable=memory.current in it.recorded)
+            taken = frozenset(group.name for group in groups)
+            actions = plan(wanted, groups, serving, taken)
+            assert actions == plan(wanted, groups[::-1], serving, taken), "the order of pods is no input"
+            for action in actions[:stop_after]:
+                if isinstance(action, planner.CreateGroup):
+                    made = it.create(action)
+                    assert made or stale, "no name twice"
+                else:
+                    it.delete(action)
+            if not stale:
+                enough = min(len(serving), wanted.enough)
+                assert len(it.serving()) >= enough, "no gap by our own doing"
+                most = max(live, wanted.groups + wanted.surge)
+                assert len(it.live) <= most, "no more than the surge"
+                assert it.doubles() <= doubles, "no number twice"
+            if keep_status and stop_after >= len(actions):
+                status = memory.as_status()
+                status["groups"] = [{"name": g.name, "restarts": g.restarts} for g in groups]
+                it.service = replace(service, status=status)
+            return bool(actions)
+
+        def pick(self, data: st.DataObject) -> str:
+            return data.draw(st.sampled_from(sorted(self.cluster.pods)))
+
+        @initialize(groups=st.integers(1, 4))
+        def come_up(self, groups: int) -> None:
+            self.scale(groups)
+            self.go_well(2)
+
+        @rule(looks=st.integers(1, 4))
+        def go_well(self, looks: int) -> None:
+            """Time passes, and every pod does what it should."""
+            for _ in range(looks):
+                self.look()
+                self.advance()
+
+        def advance(self) -> None:
+            it = self.cluster
+            for name in list(it.pods):
+                if it.pods[name].group.terminating:
+                    del it.pods[name]
+                    continue
+                if it.pods[name].group.ended:
+                    it.change(name, resting=False)
+                    continue
+                it.change(name, containers_ready=True, reason="")
+                it.acknowledge(name)
+
+        @rule(groups=st.integers(0, 5))
+        def scale(self, groups: int) -> None:
+            self.cluster.service = replace(self.cluster.service, replicas=groups)
+
+        @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
+        def change_spec(self, revision: str, edit: int) -> None:
+            it = self.cluster
+            it.revision = revision
+            it.service = replace(it.service, spec={"revision": revision, "edit": edit})
+
+        @rule(
+            surge=st.integers(0, 2),
+            unavailable=st.integers(0, 2),
+            partition=st.sampled_from([0, 0, 0, 1, 2]),
+            paused=st.sampled_from([False, False, False, True]),
+        )
+        def change_rollout(self, surge: int, unavailable: int, partition: int, paused: bool) -> None:
+            given = Rollout(surge, unavailable, partition, paused)
+            self.cluster.service = replace(self.cluster.service, rollout=given)
+
+        @rule()
+        def remember(self) -> None:
+            """From here on a stale look may see what is there now."""
+            self.snapshot = self.cluster.groups
+
+        @rule()
+        def reconcile(self) -> None:
+            self.look()
+
+        @rule(after=st.integers(0, 3))
+        def be_killed_in_a_look(self, after: int) -> None:
+            self.look(stop_after=after)
+
+        @rule()
+        def lose_the_write_of_the_status(self) -> None:
+            self.look(keep_status=False)
+
+        @rule()
+        def look_at_what_was(self) -> None:
+            self.look(stale=True)
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data())
+        def become_ready(self, data: st.DataObject) -> None:
+            self.cluster.change(self.pick(data), containers_ready=True, reason="")
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data())
+        def be_acknowledged(self, data: st.DataObject) -> None:
+            self.cluster.acknowledge(self.pick(data))
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data())
+        def be_unheard(self, data: st.DataObject) -> None:
+            self.cluster.pods[self.pick(data)].acknowledged = False
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data(), times=st.sampled_from([1, 1, 4]))
+        def crash(self, data: st.DataObject, times: int) -> None:
+            name = self.pick(data)
+            restarts = self.cluster.pods[name].group.restarts + times
+            self.cluster.change(
+                name, containers_ready=False, routable=False, reason="CrashLoopBackOff", restarts=restarts
+            )
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data(), ended=st.booleans())
+        def be_deleted_or_evicted(self, data: st.DataObject, ended: bool) -> None:
+            name = self.pick(data)
+            resting = ended and not self.cluster.pods[name].group.was_routable
+            self.cluster.change(
+                name, **({"ended": True, "resting": resting} if ended else {"terminating": True})
+            )
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data())
+        def vanish(self, data: st.DataObject) -> None:
+            name = self.pick(data)
+            if self.cluster.pods[name].group.terminating:
+                del self.cluster.pods[name]
+
+        def settle(self) -> None:
+            for _ in range(80):
+                acted = self.look()
+                self.advance()
+                if not acted and not self.look():
+                    return
+            raise AssertionError("it never comes to rest")
+
+        def teardown(self) -> None:
+            it = self.cluster
+            self.settle()
+            # Whatever was given up or paused: the user lets it go on.
+            it.service = replace(
+                it.service,
+                spec={"revision": it.revision, "edit": "last"},
+                rollout=replace(it.service.rollout, paused=False),
+            )
+            self.settle()
+            memory = rollout.recall(it.service.status)
+            groups, stay = it.service.groups, 0
+            if memory.current not in ("", it.revision):
+                stay = min(it.service.rollout.partition, groups)
+            new = [group for group in it.groups if group.revision == it.revision]
+            assert len(new) == groups - stay
+            assert len(it.groups) == groups
+            assert len(it.serving()) == groups
+            assert memory.given_up is None
+            assert rollout.done(it.service, memory) or groups == 0
+
+    return Rollouts
+
+
+Rollouts = machine(planner.plan)
+TestRollouts = Rollouts.TestCase
+TestRollouts.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+MUTANTS: Mapping[str, tuple[str, str]] = {
+    "retires without a look at what is left": ("and after >= enough", ""),
+    "takes what nobody routes to for serving": (
+        "if group.uid in serving and group.containers_ready)",
+        "if group.containers_ready)",
+    ),
+    "makes more than the surge": (
+        "places = wanted.groups + wanted.surge",
+        "places = 1 + wanted.groups + wanted.surge",
+    ),
+    "supersedes what serves": (
+        "if group.was_routable or group.uid in serving]\n    fresh",
+        "if False]\n    fresh",
+    ),
+    "keeps an ended pod": ('*_deleted(ended, "Ended"),', ""),
+    "restores nothing": ("if wanted.restorable else 0", "if False else 0"),
+    "trusts a revision that never served": ("if not proven and known:", "if False:"),
+    "uses a number twice": ("used = used | {index}", ""),
+    "forgets its incarnations": ("max(seen, default=-1) + 1", "0"),
+    "goes on when paused": ("if wanted.paused or (", "if ("),
+    "knows no partition": ("aim = min(rest, wanted.groups - partition)", "aim = rest"),
+    "retires none": ('*_deleted(replaced, "Replaced"),', ""),
+    "tries what was given up": ("or (revision == wanted.revision and index in wanted.given_up)", ""),
+    "goes on after what was given up": ("or (wanted.given_up and not proven)", ""),
+    "makes anew what rests": ("- len(resting)\n    made", "\n    made"),
+    "lets surplus go without a look": (
+        "if stay and (group.was_routable or group.uid in serving)]",
+        "if False]",
+    ),
+}
+
+
+def mutant(old: str, new: str) -> types.ModuleType:
+    """A copy of the planner with one rule broken."""
+    source = Path(planner.__file__).read_text()
+    assert source.count(old) == 1, f"the planner has changed: {old!r}"
+    module = types.ModuleType("mutant_plan")
+    sys.modules[module.__name__] = module
+    exec(compile(source.replace(old, new), "mutant_plan.py", "exec"), module.__dict__)
+    # The test compares classes: a mutant's actions are to be those of the planner.
+    module.__dict__.update(CreateGroup=planner.CreateGroup, DeleteGroup=planner.DeleteGroup)
+    return module
+
+
+def passes_the_table(plan: Plan) -> bool:
+    """Whether a planner does what the cases of `test_plan.py` say."""
+    table = runpy.run_path(str(Path(__file__).with_name("test_plan.py")))
+    cases = [(wanted, {}, there, done) for _, wanted, there, done in table["CASES"]]
+    cases += [case[1:] for case in table["ROLLOUTS"]]
+    for wanted, given, there, done in cases:
+        groups = [table["pod"](text) for text in there]
+        serving = frozenset(text.split()[0] for text in there if text.endswith(" serving"))
+        actions = plan(planner.Wanted("demo", *wanted, **given), groups, serving)
+        names = [f"+{one.name}" if isinstance(one, planner.CreateGroup) else f"-{one.uid}" for one in actions]
+        if names != done:
+            return False
+    return True
+
+
+def test_the_planner_passes_the_table() -> None:
+    assert passes_the_table(planner.plan)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_no_mutant_of_the_planner_survives(name: str) -> None:
+    plan: Plan = mutant(*MUTANTS[name]).plan
+    if not passes_the_table(plan):
+        return
+    chosen = settings(
+        max_examples=200,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises((AssertionError, IndexError)):
+        run_state_machine_as_test(machine(plan), settings=chosen)
