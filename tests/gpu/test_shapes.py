@@ -1,0 +1,115 @@
+"""Logits equal Transformers' on seeded random weights of real shapes: Qwen3-0.6B and Llama-3.2-1B."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.engine import build
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.step import Layout, Step
+from mizzen.models.registry import read_config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu import SHAPES
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3-0.6b": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+}
+PROMPT, SHARED, DECODES = 300, 160, 3
+PAGE, SLOTS, COLUMNS = 16, 2, 32
+
+
+def save(folder: Path, shape: str) -> Any:
+    """Save a seeded random model; return Transformers' own, in float32 on the GPU."""
+    config_class, model_class = FAMILIES[shape]
+    values = {name: value for name, value in SHAPES[shape].items() if name not in ("architectures", "dtype")}
+    torch.manual_seed(0)
+    model = model_class(config_class(**values)).float().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "norm" in name:
+                weights.normal_(1.0, 0.1)
+    model.save_pretrained(folder)
+    return model.cuda()
+
+
+def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
+    """Return the logits [tokens, vocab] of each row's tokens that ours runs, in the order of ours."""
+    with torch.inference_mode():
+        logits = [model(torch.tensor([row], device="cuda")).logits[0].float() for row in rows]
+    return torch.cat([logits[0][:PROMPT], logits[1][SHARED:PROMPT], logits[1][PROMPT:]])
+
+
+def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
+    """Run the first prompt in chunks, the second behind a part of its pages, then decodes of the second."""
+    options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
+    with torch.inference_mode():
+        model = build.make_model(options, read_config(folder), lambda done, total: None)
+        total = SLOTS * COLUMNS
+        kind = "auto" if dtype == "bfloat16" else "reference"
+        attention = build.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
+        upload = Uploader(torch.device("cuda"))
+        state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
+        step = Step(model, attention, state, upload)
+        table = np.random.default_rng(2).permutation(total).astype(np.int32).reshape(SLOTS, COLUMNS)
+        table[1, : SHARED // PAGE] = table[0, : SHARED // PAGE]
+        slots, columns = np.indices(table.shape, dtype=np.int32).reshape(2, -1)
+        state.write_pages(PageWrites(slots, columns, table.reshape(-1)))
+        found: list[torch.Tensor] = []
+
+        def run(decode: list[int], *chunks: tuple[int, int, int]) -> None:
+            parts = [
+                PrefillChunk(
+                    slot=slot, start=begin, tokens=np.array(rows[slot][begin:end], np.int32), last=True
+                )
+                for slot, begin, end in chunks
+            ]
+            plan = StepPlan(
+                step=len(found),
+                decode=np.array(decode, np.int32),
+                decode_version=len(found),
+                pages=PageWrites(),
+                prefill=tuple(parts),
+            )
+            found.append(model.logits(step.forward(plan, Layout.of(plan, state))).float())
+
+        run([], (0, 0, 128), (0, 128, PROMPT))
+        run([], (1, SHARED, PROMPT))
+        for index in range(DECODES):
+            state.lengths[1] = PROMPT + index
+            state.last_tokens[1] = rows[1][PROMPT + index]
+            run([1])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    theirs = save(tmp_path, shape)
+    draw = np.random.default_rng(1).integers(3, 10_000, (2, PROMPT + DECODES))
+    draw[1, :SHARED] = draw[0, :SHARED]
+    rows = draw.tolist()
+    exact = oracle(theirs, rows)
+    plain = oracle(theirs.bfloat16(), rows) - exact
+    del theirs
+    for fusion in ("off", "auto"):
+        single = ours(tmp_path, "float32", fusion, rows)
+        assert (single - exact).norm() < 1e-4 * exact.norm()
+        assert torch.equal(single.argmax(-1), exact.argmax(-1))
+        half = ours(tmp_path, "bfloat16", fusion, rows) - exact
+        assert half.norm() < 1.2 * plain.norm() < 0.1 * exact.norm()
