@@ -36,6 +36,10 @@ class Piece:
     start: int
     into: torch.Tensor
     """uint8, contiguous."""
+    run: int = 0
+    """They lie apart in runs of so many bytes; 0: they lie together."""
+    stride: int = 0
+    """Bytes from one run's beginning to the next one's."""
 
 
 class Header:
@@ -57,23 +61,34 @@ class Header:
         self.data = 8 + size
 
     def piece(self, target: Target) -> Piece | None:
-        """Return the bytes of a target; None where they do not lie together, or are of another dtype."""
+        """Return the bytes of a target; None where they are of another dtype, or neither rows nor columns."""
         entry = self.entries[target.name]
         rows, *rest = target.part
-        whole = all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True))
-        if TYPES.get(entry["dtype"]) != target.into.dtype or not whole or not target.into.is_contiguous():
+        if TYPES.get(entry["dtype"]) != target.into.dtype or not target.into.is_contiguous():
             return None
         begin, end = entry["data_offsets"]
         row_bytes = (end - begin) // target.shape[0]
-        start = self.data + begin + rows.start * row_bytes
-        return Piece(self.path, start, target.into.view(-1).view(torch.uint8))
+        start, into = self.data + begin + rows.start * row_bytes, target.into.view(-1).view(torch.uint8)
+        if all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True)):
+            return Piece(self.path, start, into)
+        if len(rest) != 1:
+            return None
+        (columns,), size = rest, target.into.element_size()
+        run = (columns.stop - columns.start) * size
+        if run > BLOCK:
+            return None
+        return Piece(self.path, start + columns.start * size, into, run, row_bytes)
 
 
 def blocks(pieces: list[Piece]) -> Iterator[Piece]:
     """Cut pieces into blocks."""
     for piece in pieces:
-        for first in range(0, len(piece.into), BLOCK):
-            yield Piece(piece.path, piece.start + first, piece.into[first : first + BLOCK])
+        runs = max(1, BLOCK // piece.run) if piece.run else 0
+        step = runs * piece.run or BLOCK
+        for first in range(0, len(piece.into), step):
+            start = first // piece.run * piece.stride if piece.run else first
+            part = piece.into[first : first + step]
+            yield Piece(piece.path, piece.start + start, part, piece.run, piece.stride)
 
 
 class Lane(threading.local):
@@ -99,12 +114,9 @@ class Lane(threading.local):
             event.synchronize()
         size = len(piece.into)
         buffer = self.buffers[self.turn][:size]
-        view, done = memoryview(buffer.numpy()), 0
-        while done < size:
-            count = os.preadv(descriptor, [view[done:]], piece.start + done)
-            if not count:
-                raise OSError(f"{piece.path} ends at byte {piece.start + done}, in the middle of a tensor")
-            done += count
+        view, run = memoryview(buffer.numpy()), piece.run or size
+        for index, first in enumerate(range(0, size, run)):
+            read(descriptor, view[first : first + run], piece.start + index * piece.stride, piece.path)
         with torch.inference_mode():
             if self.stream is None:
                 piece.into.copy_(buffer)
@@ -113,6 +125,20 @@ class Lane(threading.local):
                     piece.into.copy_(buffer, non_blocking=True)
                 self.copied[self.turn] = self.stream.record_event()
         return size
+
+
+def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
+    """Read bytes of a file.
+
+    Raises:
+        OSError: it cannot be read, or ends too soon.
+    """
+    done = 0
+    while done < len(into):
+        count = os.preadv(descriptor, [into[done:]], start + done)
+        if not count:
+            raise OSError(f"{path} ends at byte {start + done}, in the middle of a tensor")
+        done += count
 
 
 def stream(pieces: list[Piece], done: Callable[[int], None]) -> None:
