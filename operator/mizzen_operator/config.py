@@ -48,6 +48,7 @@ class OperatorConfig:
 
     lease_name: str = _option("mizzen-operator", "Name of the Lease that the leading replica holds")
     lease_namespace: str = _option("default", "Namespace of the Lease")
+    lease_owner: str = _option("", "Deployment in that namespace that the Lease goes with; none when empty")
     identity: str = _option("", "Name of this replica in the Lease; the host's name and process when empty")
     lease_seconds: float = _option(10.0, "A leader that is silent this long has lost the Lease", low=1)
     renew_seconds: float = _option(7.0, "A leader that cannot renew for this long ends", low=0.5)

@@ -30,6 +30,7 @@ class Elector:
         self._kube = kube
         self._config = config
         self._ref = Ref("Lease", config.lease_namespace, config.lease_name)
+        self._owners: list[dict[str, Any]] = []
         self._seen: tuple[Any, ...] | None = None
         self._seen_at = 0.0
 
@@ -37,6 +38,8 @@ class Elector:
         """Wait until this replica leads."""
         while True:
             try:
+                if self._config.lease_owner and not self._owners:
+                    self._owners = await self._owner()
                 if await asyncio.wait_for(self._try(), self._config.renew_seconds):
                     logger.info("%s leads", self._config.holder)
                     return
@@ -76,6 +79,18 @@ class Elector:
         except KubeError as error:
             logger.warning("cannot give the Lease back: %s", error)
 
+    async def _owner(self) -> list[dict[str, Any]]:
+        """Owner references by which the garbage collector removes the Lease with the Deployment."""
+        try:
+            found = await self._kube.get(Ref("Deployment", self._ref.namespace, self._config.lease_owner))
+        except KubeError as error:
+            logger.warning("the Lease %s will stay when the operator goes: %s", self._ref.name, error)
+            return []
+        if found is None:
+            return []
+        name, uid = found["metadata"]["name"], found["metadata"]["uid"]
+        return [{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": uid}]
+
     async def _try(self) -> bool:
         lease = await self._kube.get(self._ref)
         if lease is None:
@@ -105,10 +120,12 @@ class Elector:
     def _lease(self, before: Mapping[str, Any], *, transitions: int, taken: bool) -> dict[str, Any]:
         now = _now()
         old = before.get("spec", {})
+        metadata = before.get("metadata", {"name": self._ref.name, "namespace": self._ref.namespace})
+        owners = {"ownerReferences": self._owners} if self._owners else {}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": before.get("metadata", {"name": self._ref.name, "namespace": self._ref.namespace}),
+            "metadata": {**metadata, **owners},
             "spec": {
                 **old,
                 "holderIdentity": self._config.holder,
