@@ -220,6 +220,37 @@ def test_slow_grammars_hold_up_no_quick_ones(folder: Path) -> None:
         compiler.close()  # ends what is tried, too: it would take another quarter of an hour
 
 
+def test_many_slow_grammars_leave_room_for_quick_ones(folder: Path) -> None:
+    compiler = gk.compiler(
+        folder,
+        workers=2,
+        quick_seconds=1.0,
+        hurried_seconds=0.3,
+        patience=2,
+        slow_waiting=4,
+        compile_seconds=1000.0,
+    )
+    try:
+        slow = [endless(number) for number in range(10)]
+        assert all(compiler.find(one) is None for one in slow)
+        turned_away = set()
+
+        def settled() -> bool:
+            for one in slow:
+                outcome = None if one in turned_away else compiler.find(one)
+                if outcome is not None:
+                    assert outcome.passing
+                    assert "slow grammars wait" in outcome.fault
+                    turned_away.add(one)
+            return len(turned_away) >= 2
+
+        compiler.find(regex("quick"))
+        gk.wait(settled)
+        assert len(compiler._slowly) == 4
+    finally:
+        compiler.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="processes take their children along on Linux")
 def test_a_grammar_whose_sandbox_dies_is_tried_again(folder: Path) -> None:
     compiler = gk.compiler(folder, workers=1, quick_seconds=1000.0, compile_seconds=1000.0)

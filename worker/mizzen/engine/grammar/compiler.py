@@ -72,6 +72,8 @@ class GrammarCompiler:
         self._slow = Lane(1, self.limits.compile_seconds, "mizzen-grammar-slow")
         self._lock = Lock()
         self._running: dict[Grammar, Future[Outcome | None]] = {}
+        self._slowly: set[Grammar] = set()
+        """Of those that run, the ones in the slow lane."""
         self._forgotten: set[Grammar] = set()
         """Of those that run, the ones that nobody waits for."""
         self._kept: OrderedDict[Grammar, Outcome] = OrderedDict()
@@ -99,9 +101,17 @@ class GrammarCompiler:
             return None
         outcome = future.result()
         if outcome is None:
+            if len(self._slowly) >= self.limits.slow_waiting:
+                del self._running[grammar]
+                text = (
+                    f"{self.limits.slow_waiting} slow grammars wait to be compiled already: try again later"
+                )
+                return Outcome(None, text, passing=True)
+            self._slowly.add(grammar)
             self._running[grammar] = self._slow.pool.submit(self._compile, grammar, self._slow)
             return None
         del self._running[grammar]
+        self._slowly.discard(grammar)
         return self._settle(grammar, outcome)
 
     def forget(self, grammar: Grammar) -> None:
@@ -111,6 +121,7 @@ class GrammarCompiler:
             return
         if future.cancel():
             del self._running[grammar]
+            self._slowly.discard(grammar)
         else:
             self._forgotten.add(grammar)
 
@@ -141,6 +152,7 @@ class GrammarCompiler:
         """Keep what became of grammars that nobody asks for any more, so that they hold no place."""
         for grammar in [one for one in self._forgotten if self._running[one].done()]:
             self._forgotten.remove(grammar)
+            self._slowly.discard(grammar)
             outcome = self._running.pop(grammar).result()
             if outcome is not None:
                 self._settle(grammar, outcome)
@@ -173,9 +185,11 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar, lane: Lane) -> Outcome | None:
         """Return what becomes of a grammar; None when it takes longer than this lane gives it."""
-        began = time.monotonic()
+        began, seconds = time.monotonic(), lane.seconds
+        if lane is self._quick and len(self._running) - len(self._slowly) > self.limits.patience:
+            seconds = min(seconds, self.limits.hurried_seconds)
         try:
-            self._sandbox.check(grammar, lane.seconds)
+            self._sandbox.check(grammar, seconds)
             with lane.lock:
                 compiled = self._made(lane).compile(grammar, checked=True)
         except TooSlow:

@@ -17,6 +17,11 @@ class GrammarLimits:
     """Of one compilation, by the clock."""
     quick_seconds: float = 1.0
     """What takes longer is compiled one at a time, so that it holds up no other."""
+    hurried_seconds: float = 0.25
+    """The same while more than `patience` grammars wait: those that are slow are to be found out sooner."""
+    patience: int = 8
+    slow_waiting: int = 64
+    """Slow grammars that may wait; others are turned away, so that there is room for quick ones."""
     compile_bytes: int = 1 << 30
     """Memory that a compilation may take."""
     compiled_bytes: int = 128 << 20
