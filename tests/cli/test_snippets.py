@@ -13,6 +13,10 @@ from cli_support import ENVIRONMENT, ROOT, Answers, Served
 
 pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
 MARKED = re.compile(r"<!-- run: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
+COMMANDS = re.compile(
+    r"(?:<!-- (run|skip): ([^\n]+?) -->\n)?```(?:console|sh|bash|shell)\n(.*?)```", re.DOTALL
+)
+KINDS = {"serve", "offline", "shell", "anywhere", "cluster"}
 URL = "http://127.0.0.1:8000/v1"
 
 
@@ -24,11 +28,14 @@ class Snippet:
     text: str
 
 
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def snippets() -> list[Snippet]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [
         Snippet(str(page.relative_to(ROOT)), *found)
-        for page in pages
+        for page in pages()
         for found in MARKED.findall(page.read_text(encoding="utf-8"))
     ]
 
@@ -68,13 +75,29 @@ def test_offline_use(snippet: Snippet, answers: Answers) -> None:
     assert holds_an_answer(run([sys.executable, "-c", snippet.text]), snippet, answers)
 
 
+def commands(snippet: Snippet) -> str:
+    """Return the commands of a snippet as a script, with the programs of this environment."""
+    lines = [line.removeprefix("$ ") for line in snippet.text.splitlines() if line.startswith("$ ")]
+    return "\n".join(lines).replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+
+
 @pytest.mark.parametrize("snippet", named("shell"))
 def test_shell_commands(snippet: Snippet, answers: Answers) -> None:
-    lines = [line.removeprefix("$ ") for line in snippet.text.splitlines() if line.startswith("$ ")]
-    folder = Path(sys.executable).parent
-    text = run(["bash", "-euc", "\n".join(lines).replace(".venv/bin/", f"{folder}/")])
+    text = run(["bash", "-euc", commands(snippet)])
     assert holds_an_answer(text, snippet, answers)
 
 
+@pytest.mark.parametrize("snippet", named("anywhere"))
+def test_commands_that_run_anywhere(snippet: Snippet) -> None:
+    run(["bash", "-euc", commands(snippet)])
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_run_or_says_why_not(page: Path) -> None:
+    for mark, text, block in COMMANDS.findall(page.read_text(encoding="utf-8")):
+        assert mark, f"a block of commands without a mark; see docs/contributing.md: {block}"
+        assert text in KINDS if mark == "run" else len(text) > 15, text
+
+
 def test_every_kind_is_there() -> None:
-    assert {snippet.kind for snippet in snippets()} == {"serve", "offline", "shell"}
+    assert {snippet.kind for snippet in snippets()} == KINDS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +30,13 @@ class Past:
     codes: dict[int, int]
 
 
+def plot(prometheus: Prometheus, began: float, ended: float, folder: str) -> None:
+    """Make the pictures of the documentation."""
+    script = [sys.executable, str(ROOT / "scripts/plot_dashboards.py"), prometheus.url]
+    window = ["--start", str(began), "--end", str(ended), "--out", folder]
+    subprocess.run([*script, *window], check=True, timeout=300)
+
+
 @pytest.fixture(scope="session")
 def prometheus_programs() -> Path:
     return programs.find()
@@ -46,6 +55,8 @@ def past(prometheus_programs: Path, tmp_path_factory: pytest.TempPathFactory) ->
             world.deploy()
             eventually(lambda: world.conditions(BROKEN).get("Failed"), "the other service has failed")
             load = live_through(world, prometheus)
+            if os.environ.get("PLOTS"):
+                plot(prometheus, began, time.time(), os.environ["PLOTS"])
             yield Past(prometheus, began, time.time(), load.codes)
         finally:
             prometheus.close()

@@ -41,7 +41,8 @@ def test_the_guides_of_the_documentation_are_in_its_navigation() -> None:
         values = entries.values() if isinstance(entries, dict) else entries
         return set().union(*(pages(entry) for entry in values))
 
-    assert pages(site["nav"]) == {path.name for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    assert pages(site["nav"]) == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
 
 
 def command_line(arguments: list[str]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""What the documentation does with a cluster, on the one that `make demo` makes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mizzen_local.assets import find
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+MARKED = re.compile(r"<!-- run: cluster -->\n```\w+\n(.*?)```", re.DOTALL)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(400)]
+
+
+def blocks() -> list[object]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in pages
+        for number, text in enumerate(MARKED.findall(page.read_text(encoding="utf-8")))
+    ]
+
+
+def script(block: str) -> str:
+    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    return "\n".join(lines).replace(".venv/bin/", f"{BIN}/")
+
+
+def run(environment: dict[str, str], *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=380, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a shell after `make demo`."""
+    environment = {
+        **os.environ,
+        "MIZZEN_LOCAL_DIR": str(tmp_path_factory.mktemp("demo") / "cluster"),
+        "PATH": f"{find()}:{os.environ['PATH']}",
+    }
+    try:
+        assert "demo" in run(environment, f"{BIN}/mizzen-local", "demo")
+        kubeconfig = run(environment, f"{BIN}/mizzen-local", "kubeconfig").strip()
+        yield {**environment, "KUBECONFIG": kubeconfig}
+    finally:
+        run(environment, f"{BIN}/mizzen-local", "down")
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_commands_on_a_cluster(demo: dict[str, str], block: str) -> None:
+    run(demo, "bash", "-euo", "pipefail", "-c", script(block))
+
+
+def test_there_are_some() -> None:
+    assert len(blocks()) >= 4
