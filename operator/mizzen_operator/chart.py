@@ -8,8 +8,8 @@ them (templates/operator.yaml); a test compares the two. Beside `.Values` and `.
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
                 raise ChartError(f"{file}: {match[1]} has no value")
             found = found[part]
         if match[2]:
-            return json.dumps(found)
+            return _flow(found)
         if isinstance(found, bool):
             return "true" if found else "false"
         if not isinstance(found, (str, int)):
@@ -110,3 +110,8 @@ def _substitute(text: str, scope: Mapping[str, Any], file: str) -> str:
     if other := _OTHER.search(plain):
         raise ChartError(f"{file}: {other[0]} is no plain path, nor one with toJson")
     return plain
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML in one line; JSON's escapes of rare characters are not YAML's."""
+    return yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize).removesuffix("...\n").strip()

@@ -55,6 +55,21 @@ def scaled(document: dict[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.cluster
+@pytest.mark.xdist_group("chart")
+@pytest.mark.usefixtures("crd")
+def test_kubernetes_autoscaler_finds_what_it_scales(
+    kubectl: Kubectl, make_namespace: Callable[[str], str]
+) -> None:
+    home = make_namespace("hpa")
+    kubectl("apply", "--namespace", home, "-f", str(ROOT / "examples/hpa.yaml"))
+    able = ("--for=condition=AbleToScale", "--timeout=120s")
+    kubectl("wait", "--namespace", home, "hpa/scaled-by-hpa", *able, timeout=150)
+    told = kubectl("get", "hpa", "scaled-by-hpa", "--namespace", home, "-o", "jsonpath={.status.conditions}")
+    assert "SucceededGetScale" in told
+    kubectl("delete", "--namespace", home, "-f", str(ROOT / "examples/hpa.yaml"))
+
+
 def health(obj: dict[str, Any]) -> tuple[str, str]:
     """Run the Lua of the example as Argo CD does, with the object as `obj`."""
     [document] = documents(ROOT / "examples/argocd.yaml")

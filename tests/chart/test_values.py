@@ -305,6 +305,14 @@ def test_the_network_policy_lets_in_whom_it_names_and_out_where_the_operator_mus
     ]
 
 
+def test_a_package_holds_everything(offline: Any, tmp_path: Path) -> None:
+    """The CRD is a link in the tree; a package carries the file."""
+    offline("package", CHART, "--destination", tmp_path)
+    [package] = tmp_path.glob("mizzen-*.tgz")
+    asked = ("--set", "monitoring.enabled=true")
+    assert offline("template", "sail", package, *asked) == offline("template", "sail", CHART, *asked)
+
+
 def test_everything_rendered_is_small(offline: Any) -> None:
     command = ("template", "sail", CHART, "--set", "monitoring.enabled=true")
     assert len(offline(*command).encode()) <= MOST_BYTES

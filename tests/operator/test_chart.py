@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mizzen_local.helm import find
 from mizzen_operator.chart import ChartError, operator_manifests
@@ -65,6 +67,18 @@ def test_helm_and_the_renderer_agree(values: dict[str, Any], tmp_path: Path) -> 
     assert len(ours) == 8
     for place, manifest in ours.items():
         assert not lacking(manifest, helms.get(place), "/".join(place))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.text(min_size=1), st.text(), max_size=4), st.text(), st.integers(0, 10**12))
+def test_a_value_arrives_as_it_was_written(selector: dict[str, str], key: str, seconds: int) -> None:
+    """Whatever a string holds, neither YAML nor the template reads anything into it."""
+    tolerations = [{"key": key, "tolerationSeconds": seconds}]
+    values = {"operator": {"nodeSelector": selector, "tolerations": tolerations}}
+    deployment = places(operator_manifests(CHART, values, "harbour"))["Deployment", "mizzen-operator"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == selector
+    assert pod["tolerations"] == tolerations
 
 
 def test_versions_are_the_distributions() -> None:
