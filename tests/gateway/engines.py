@@ -78,6 +78,7 @@ class ScriptedEngine:
         self.files = files
         self.does = Behaviour()
         self.requests: list[Generate] = []
+        self.steps = 0
         self.embeds: list[Embed] = []
         self.aborts: list[int] = []
         self.hellos = 0
@@ -146,7 +147,7 @@ class ScriptedEngine:
             if time.monotonic() > stats_at:
                 stats_at = time.monotonic() + self.does.stats_seconds
                 for peer in self._peers:
-                    self._send(peer, Stats(len(self._runs), 0, 0, 100, 0, 0, self.does.draining, 0))
+                    self._send(peer, Stats(len(self._runs), 0, 0, 100, 0, 0, self.does.draining, self.steps))
         socket.close()
         self._context.term()
 
@@ -214,6 +215,7 @@ class ScriptedEngine:
             if self._strikes(run) and self._fail(run):
                 continue
             tokens = run.tokens[run.given : self._step_end(run)]
+            self.steps += 1
             offset, run.given = run.given, run.given + len(tokens)
             ends: tuple[Finish, ...] = ()
             if run.given == len(run.tokens):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from mizzen.gateway import dispatch
 from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.breaker import BreakerState
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.suspicion import Progress
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
 
@@ -491,3 +493,35 @@ async def test_embeddings_are_tried_elsewhere_too(live: Any, scripted: Any, how:
     assert lost.value.response.headers["retry-after"]
     await asyncio.sleep(0)
     assert sum(engine.requests for engine in gateway.gateway.table) == 0
+
+
+def test_progress_is_what_steps_tell_while_requests_run() -> None:
+    now, link = 0.0, SimpleNamespace(stats=None)
+    progress, never = Progress(10.0, lambda: now), Progress(0.0, lambda: now)
+    said = [(0, 5), (1, 5), (1, 5), (1, 6), (1, 6), (1, 6), (1, 6), (0, 6), (0, 6), (1, 6), (1, 6)]
+    found = []
+    for at, (running, steps) in enumerate(said):
+        now = 6.0 * at
+        link.stats = SimpleNamespace(running=running, steps=steps)
+        found.append(progress.look(link))  # type: ignore[arg-type]
+        assert not never.look(link)  # type: ignore[arg-type]
+    assert [at for at, stuck in enumerate(found) if stuck] == [2, 5, 10]
+
+
+async def test_an_engine_that_answers_and_makes_no_step_loses_its_answers(live: Any, scripted: Any) -> None:
+    bad, good = scripted(), scripted()
+    for engine in (bad, good):
+        engine.does.reply = list(range(10, 40))
+    gateway = await live(bad, good, engine_stuck_seconds=0.5, engine_lost_seconds=120)
+    bad.does.fault = "mute"
+
+    async def ask() -> list[int]:
+        body = {"model": "demo", "prompt": "a", "max_tokens": 30, "return_token_ids": True}
+        async with httpx.AsyncClient(timeout=60) as http:
+            answer = await http.post(f"{gateway.url}/v1/completions", json=body)
+        return answer.json()["choices"][0]["token_ids"]
+
+    for found in await asyncio.gather(*(ask() for _ in range(6))):
+        assert found == list(range(10, 40))
+    assert bad.requests, "none was routed to it"
+    assert not bad.running

@@ -99,6 +99,9 @@ class GatewayConfig:
         2.0, "An engine silent for this long gets new requests only where no other is left", low=0.1
     )
     engine_timeout_seconds: float = option(5.0, "An engine silent for this long gets nothing new", low=0.5)
+    engine_stuck_seconds: float = option(
+        60.0, "Requests of an engine that answers and makes no step for this long are lost; 0 is never", low=0
+    )
     engine_lost_seconds: float = option(
         90.0, "Requests of an engine that is silent for this long are lost", low=0.5
     )

@@ -14,7 +14,7 @@ import zmq.asyncio
 from mizzen.gateway.breaker import Breaker, BreakerLimits
 from mizzen.gateway.route.index import EnginePrefixes, names_of
 from mizzen.gateway.route.plugins import Pin
-from mizzen.gateway.suspicion import Suspicion, SuspicionLimits
+from mizzen.gateway.suspicion import Progress, Suspicion, SuspicionLimits
 from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.gateway.text.tokenizer import FILES
 from mizzen.wire.client import Link
@@ -79,6 +79,7 @@ class Engine:
         """Discovery no longer reports it."""
         self.breaker = Breaker(breaker)
         self.suspicion = Suspicion(suspicion)
+        self.progress = Progress((suspicion or SuspicionLimits()).stuck_after)
         self.waiting: set[EngineStream] = set()
         """Requests without a first token."""
         self._texts = texts
@@ -245,6 +246,10 @@ class Engine:
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
             log.warning("engine should have been heard", extra={"fields": fields})
             self._on_change()
+        if self.progress.look(self.link):
+            fields = {"engine": self.name, "streams": self.link.open_streams}
+            log.warning("engine answers and makes no step", extra={"fields": fields})
+            self.link.give_up(StreamLost("stuck", f"{self.name} makes no step"))
 
     def give_up_waiting(self, reason: str) -> None:
         """Fail the requests that have no token yet, so that they are tried elsewhere."""

@@ -33,6 +33,7 @@ class EngineTable:
         timeout_seconds: float,
         lost_seconds: float,
         suspect_seconds: float = 2.0,
+        stuck_seconds: float = 60.0,
         breaker: BreakerLimits | None = None,
         prefix_blocks: int = DEFAULT_BLOCKS,
         on_change: Callable[[], None] = lambda: None,
@@ -44,7 +45,7 @@ class EngineTable:
         self._keys = keys
         self._timeout = timeout_seconds
         self._lost = lost_seconds
-        self._suspicion = SuspicionLimits(min(suspect_seconds, timeout_seconds))
+        self._suspicion = SuspicionLimits(min(suspect_seconds, timeout_seconds), stuck_seconds)
         self._breaker = breaker
         self._budget = PrefixBudget(prefix_blocks)
         self._typical = TypicalRequest()

@@ -78,6 +78,7 @@ class Service:
             timeout_seconds=config.engine_timeout_seconds,
             lost_seconds=config.engine_lost_seconds,
             suspect_seconds=config.engine_suspect_seconds,
+            stuck_seconds=config.engine_stuck_seconds,
             breaker=breaker_limits(config),
             prefix_blocks=config.prefix_index_blocks,
             on_change=self._changed,

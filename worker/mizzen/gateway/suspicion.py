@@ -8,6 +8,8 @@ is silent.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mizzen.wire.client import Link
@@ -18,6 +20,8 @@ class SuspicionLimits:
     """In seconds without a word."""
 
     suspect_after: float = 2.0
+    stuck_after: float = 60.0
+    """Without a step while requests run; 0 is never."""
 
     @property
     def ask_after(self) -> float:
@@ -51,3 +55,27 @@ class Suspicion:
             link.ping()
         before, self.suspect = self.suspect, self._asked and quiet >= self._limits.suspect_after
         return before is not self.suspect
+
+
+class Progress:
+    """Whether an engine that answers goes on: it counts its steps, and says so with how busy it is."""
+
+    __slots__ = ("_after", "_clock", "_since", "_steps")
+
+    def __init__(self, stuck_after: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the seconds without a step, while requests run, after which it is stuck; 0 is never."""
+        self._after = stuck_after
+        self._clock = clock
+        self._steps: int | None = None
+        self._since = 0.0
+
+    def look(self, link: Link) -> bool:
+        """Tell whether it is stuck; when it was, the time begins again."""
+        stats, now = link.stats, self._clock()
+        if stats is None or not stats.running or stats.steps != self._steps:
+            self._steps, self._since = None if stats is None else stats.steps, now
+            return False
+        if not self._after or now - self._since < self._after:
+            return False
+        self._since = now
+        return True

@@ -150,6 +150,12 @@ class Link:
             except (EngineOverloaded, StreamLost):
                 return  # silence is what is looked for
 
+    def give_up(self, lost: StreamLost) -> None:
+        """Abort all requests and replies whose handles are in use, and fail the handles."""
+        for stream in tuple(self._streams.values()):
+            self._abort(stream)
+            stream.fail(lost)
+
     @property
     def open_streams(self) -> int:
         """Requests whose handles are in use."""
@@ -164,9 +170,7 @@ class Link:
                 try:
                     await self._connection()
                 except StreamLost as lost:
-                    if self.welcome is not None or self.problem != str(lost):
-                        fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
-                        log.warning("engine connection lost", extra={"fields": fields})
+                    self._tell(lost)
                     self._reset(lost)
                 except Exception as error:  # a fault of ours must not end the link for good
                     log.exception("engine connection failed", extra={"fields": {"endpoint": self.endpoint}})
@@ -177,6 +181,14 @@ class Link:
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
         finally:
             self._reset(StreamLost("closed", "the gateway has left this engine"))
+
+    def _tell(self, lost: StreamLost) -> None:
+        fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
+        if self.welcome is not None:
+            log.warning("engine connection lost", extra={"fields": fields})
+        elif self.problem != str(lost):  # one that is not there yet is nothing to warn of
+            level = logging.INFO if lost.cause == "connection" else logging.WARNING
+            log.log(level, "engine does not answer", extra={"fields": fields})
 
     def generate(
         self,
