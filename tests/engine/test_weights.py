@@ -63,8 +63,8 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
         (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_parameters: rope_type.*not 'dynamic'",
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "rope_parameters: rope_type.*not 'longrope'",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),

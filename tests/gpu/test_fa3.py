@@ -122,3 +122,28 @@ def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:
         make_attention(geometry, kv, prefill="auto", decode="fa3")
     with pytest.raises(ValueError, match="serves decodes alone"):
         make_attention(geometry, kv, prefill="split", decode="reference")
+
+
+def test_scales_of_keys_in_an_8_bit_cache() -> None:
+    """Queries that come multiplied and keys that come divided give what plain ones do."""
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, None))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    scales = (2.0**-4, 4.0)
+    divided = torch.stack([keys / scale for keys, scale in zip(kv.keys, scales, strict=True)])
+    stored = [x.to(torch.float8_e4m3fn) for x in (kv.keys, divided, kv.values)]
+    plain = Fa3Attention(geometry, PagedKV(keys=stored[0], values=stored[2], page_size=16))
+    scaled = Fa3Attention(
+        geometry, PagedKV(keys=stored[1], values=stored[2], page_size=16, key_scales=scales)
+    )
+    rows = DecodeRows(slots=np.array([5, 0, 2]), lengths=np.array([1, 1536, 17], np.int32), pages=pages)
+    chunks = (Chunk(slot=4, start=0, count=333), Chunk(slot=6, start=777, count=150))
+    q = torch.randn(3 + 333 + 150, 8, 128, device="cuda", dtype=torch.bfloat16)
+    for layer, scale in enumerate(scales):
+        for part, plan in (
+            (slice(3), lambda backend: backend.plan_decode(rows)),
+            (slice(3, None), lambda backend: backend.plan_prefill(chunks, pages)),
+        ):
+            wanted, got = torch.empty(2, *q[part].shape, device="cuda", dtype=torch.bfloat16)
+            plan(plain)(layer, q[part], None, None, wanted)
+            plan(scaled)(layer, q[part] * scale, None, None, got)
+            torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)

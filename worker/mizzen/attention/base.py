@@ -71,10 +71,12 @@ class PagedKV:
     keys: torch.Tensor
     values: torch.Tensor
     page_size: int
+    key_scales: tuple[float, ...] = ()
+    """By layer: what queries come multiplied by, because keys come divided by it; none where all are 1."""
 
     @property
     def quantized(self) -> bool:
-        """Whether keys and values are 8-bit floats (e4m3, stored as they are: the scale is 1)."""
+        """Whether keys and values are 8-bit floats (e4m3, stored as they come: the weights have scales)."""
         return self.keys.dtype == torch.float8_e4m3fn
 
     def store(self, layer: int, cells: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -71,12 +71,26 @@ class Fa3Attention(AttentionBackend):
         self.schedule = get_scheduler_metadata
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
+        self.scales: torch.Tensor | None = None
+        if kv.quantized and kv.key_scales:
+            self.scales = torch.tensor(kv.key_scales, dtype=torch.float32, device=kv.keys.device)
 
-    def queries(self, q: torch.Tensor) -> torch.Tensor:
-        """Bring queries to the precision of the cache: the kernels multiply like with like."""
+    def queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Bring queries to the precision of the cache: the kernels multiply like with like.
+
+        They go without the keys' scale, which would move them out of the format's range; `descale` has it.
+        """
         if not self.kv.quantized:
             return q
+        if self.scales is not None:
+            q = q / self.kv.key_scales[layer]
         return q.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(self.kv.keys.dtype)
+
+    def descale(self, layer: int, rows: int) -> torch.Tensor | None:
+        """Return what products of queries and keys are multiplied by, float32 [rows, kv_heads]."""
+        if self.scales is None:
+            return None
+        return self.scales[layer].expand(rows, self.geometry.kv_heads)
 
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""
@@ -112,7 +126,7 @@ class Fa3Attention(AttentionBackend):
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             window = geometry.windows[layer]
             self.flash(
-                self.queries(q)[:, None],
+                self.queries(layer, q)[:, None],
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,
@@ -120,6 +134,7 @@ class Fa3Attention(AttentionBackend):
                 page_table=table,
                 window_size=flash_window(window, causal=False),
                 scheduler_metadata=schedules[window],
+                k_descale=self.descale(layer, len(slots)),
                 out=out[:, None],
             )
 
@@ -156,7 +171,7 @@ class Fa3Attention(AttentionBackend):
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
             window = geometry.windows[layer]
             self.flash(
-                self.queries(q),
+                self.queries(layer, q),
                 self.keys[layer],
                 self.values[layer],
                 cache_seqlens=lengths,
@@ -167,6 +182,7 @@ class Fa3Attention(AttentionBackend):
                 causal=True,
                 window_size=flash_window(window, causal=True),
                 scheduler_metadata=schedules[window],
+                k_descale=self.descale(layer, len(slots)),
                 out=out,
             )
 

@@ -43,6 +43,7 @@ from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.models.shares import check_shares
 from mizzen.parallel.collectives import ALONE
 from mizzen.parallel.group import Group
+from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
 from mizzen.weights.load import Progress, fill_dummy, load_checkpoint, size_of
 
 DUMMY_SEED = 0
@@ -111,6 +112,7 @@ def make_kv(
     prefill: str,
     decode: str,
     dtype: torch.dtype | None = None,
+    key_scales: tuple[float, ...] = (),
 ) -> MixedAttention:
     """Allocate the paged KV of a model (of the weights' precision, or `dtype`) and the attention over it."""
     config, weight, held = model.config, model.embedding.weight, model.layers[0].attention
@@ -119,7 +121,7 @@ def make_kv(
     )
     shape = (config.layers, pages * page_size, held.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
-    kv = PagedKV(keys=keys, values=values, page_size=page_size)
+    kv = PagedKV(keys=keys, values=values, page_size=page_size, key_scales=key_scales)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
 
 
@@ -240,6 +242,7 @@ def assemble(
         kv_dtype = kv_dtype_of(options, model.embedding.weight.dtype)
         need = KvNeed.of(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
         upload = Uploader(device)
+        key_scales = take_kv_scales(options, model, kv_dtype)
 
         def make_step(pages: int, columns: int) -> Step:
             attention = make_kv(
@@ -249,6 +252,7 @@ def assemble(
                 prefill=options.attention_prefill,
                 decode=options.attention_decode,
                 dtype=kv_dtype,
+                key_scales=key_scales,
             )
             state = SlotState(
                 options.max_running_requests,
@@ -295,6 +299,20 @@ def assemble(
         info=info,
         group=group,
     )
+
+
+def take_kv_scales(options: EngineOptions, model: Decoder, kv_dtype: torch.dtype) -> tuple[float, ...]:
+    """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return those of keys, by layer.
+
+    Raises:
+        WeightsError: a scale is no positive number.
+    """
+    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
+        return ()
+    scales = read_kv_scales(Path(options.model))
+    fold_kv_scales(model.targets(), scales)
+    keys = tuple(scales.get(layer, (1.0, 1.0))[0] for layer in range(model.config.layers))
+    return keys if any(scale != 1 for scale in keys) else ()
 
 
 def measured(

@@ -197,6 +197,15 @@ def token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
     return tuple(ids)
 
 
+def quantizes_kv_alone(quantization: Fields) -> bool:
+    """Tell whether weights are plain; scales of an 8-bit KV cache may come with them (compressed-tensors)."""
+    values = quantization.values
+    scheme = values.get("kv_cache_scheme")
+    if not values:
+        return True
+    return values.get("config_groups") == {} and isinstance(scheme, dict) and scheme.get("num_bits") == 8
+
+
 def read_decoder(
     fields: Fields,
     architecture: str,
@@ -219,7 +228,7 @@ def read_decoder(
     heads, kv_heads, head_dim = read_heads(fields)
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", "must be silu")
-    if fields.values.get("quantization_config"):
+    if not quantizes_kv_alone(fields.child("quantization_config")):
         raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")
     rope = read_rope(fields)

@@ -22,6 +22,7 @@ Progress = Callable[[int, int], None]
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHOWN = 5
+KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
 class WeightsError(ValueError):
@@ -60,8 +61,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def may_be_ignored(name: str, tied: bool) -> bool:
-    """Tell whether a tensor is known to be derived from others."""
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    """Tell whether a tensor is derived from others, or is none of the weights (see `kv_scales`)."""
+    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    return derived or name.endswith(KV_SCALES)
 
 
 def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, progress: Progress) -> None:
