@@ -1,0 +1,242 @@
+"""What a status remembers of a rollout, budgets that follow from the spec, specs made of revisions."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen_operator import rollout, status
+from mizzen_operator.api import InferenceService, Rollout
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.observe import Group
+from mizzen_operator.render.budget import engine_budget, least
+from mizzen_operator.render.engine import revision
+from mizzen_operator.revisions import manifest, restored
+from mizzen_operator.rollout import learn, overdue, recall, seconds_left
+
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+TABLE = runpy.run_path(str(Path(__file__).with_name("test_status.py")))
+CONFIG = OperatorConfig(engine_image="engine:1")
+
+
+def service(given: Rollout | None = None, replicas: int = 1, **spec: Any) -> InferenceService:
+    made = TABLE["service"](replicas=replicas, podTemplate={"labels": {}}, **spec)
+    return replace(made, rollout=given or Rollout(progress_deadline=600))
+
+
+def group(name: str = "a0", restarts: int = 0, message: str = "") -> Group:
+    """`a0`: group 0 of revision a; it serves."""
+    return Group(
+        f"demo-{name[0]}-{name[1]}-0",
+        name,
+        int(name[1]),
+        name[0],
+        0,
+        containers_ready=True,
+        was_routable=True,
+        routable=True,
+        restarts=restarts,
+        message=message,
+    )
+
+
+def after(
+    before: InferenceService, groups: list[Group], seconds: float = 0, serves: str = "ab", newest: str = "a"
+) -> InferenceService:
+    """The service with the status that a look at `groups` leaves."""
+    serving = frozenset(one.uid for one in groups if one.revision in serves)
+    memory = learn(before, newest, groups, serving, NOW + timedelta(seconds=seconds))
+    entries = [{"name": one.name, "restarts": one.restarts} for one in groups]
+    return replace(before, status=json.loads(json.dumps({**memory.as_status(), "groups": entries})))
+
+
+def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
+    one = after(service(replicas=2), [group("a0")])
+    assert recall(one.status).current == ""
+    one = after(one, [group("a0"), group("a1")])
+    assert recall(one.status).current == "a"
+    one = after(one, [group("a0"), group("a1"), group("b2")], newest="b")
+    assert recall(one.status).current == "a"
+    one = after(one, [group("b1"), group("b2")], serves="a", newest="b")
+    assert recall(one.status).current == "a"
+    assert recall(after(one, [group("b1"), group("b2")], newest="b").status).current == "b"
+
+
+def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
+    one = after(service(), [group("a0")])
+    assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "b"
+    paused = replace(one, replicas=0, rollout=Rollout(paused=True))
+    assert recall(after(paused, [], newest="b").status).current == "a"
+
+
+def test_a_lost_status_takes_what_serves_for_the_current_revision() -> None:
+    one = after(service(replicas=3), [group("b0"), group("a1"), group("b2"), group("c3")], newest="a")
+    assert recall(one.status).current == "b"
+
+
+def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -> None:
+    one = after(service(replicas=2), [])
+    assert seconds_left(one, recall(one.status), NOW) == 600
+    one = after(one, [group("a0")], 100)
+    one = after(one, [group("a0")], 200, serves="")
+    one = after(one, [group("a0")], 300)
+    memory = recall(one.status)
+    assert seconds_left(one, memory, NOW + timedelta(seconds=300)) == 400
+    assert not overdue(one, memory, NOW + timedelta(seconds=699))
+    assert overdue(one, memory, NOW + timedelta(seconds=700))
+    one = after(one, [group("a0"), group("a1")], 800)
+    assert seconds_left(one, recall(one.status), NOW + timedelta(days=9)) is None
+    up = after(replace(one, replicas=3), [group("a0"), group("a1")], 900)
+    assert seconds_left(up, recall(up.status), NOW + timedelta(seconds=900)) == 600
+
+
+def test_a_paused_rollout_is_never_overdue() -> None:
+    one = after(service(Rollout(paused=True, progress_deadline=10)), [])
+    assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+
+
+def test_a_rollout_up_to_its_partition_is_done() -> None:
+    one = after(service(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
+    one = after(one, [group("a0"), group("b2")], newest="b")
+    assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+
+
+def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
+    one = after(service(), [group("a0", restarts=2)])
+    one = after(one, [group("a0", restarts=2)], 60)
+    assert len(recall(one.status).failures) == 2
+    missed = after(one, [], 70)
+    one = after(missed, [group("a0", restarts=3)], 1800)
+    assert len(recall(one.status).failures) == 3
+    assert len(recall(after(one, [group("a0", restarts=3)], 3700).status).failures) == 1
+
+
+def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
+    one = service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
+    one = after(one, [group("a0", restarts=2)])
+    assert recall(one.status).given_up is None
+    one = after(one, [group("a0", restarts=3, message="out of memory")], 10)
+    given_up = recall(one.status).given_up
+    assert given_up is not None and given_up.groups == (0,)
+    assert "more than 2 times within an hour (out of memory)" in given_up.message
+    scaled = replace(one, replicas=5, spec={**one.spec, "replicas": 5})
+    assert recall(after(scaled, [], 7200).status).given_up == given_up
+    edited = replace(one, spec={**one.spec, "suspend": "x"})
+    forgiven = recall(after(edited, [group("a0", restarts=3)], 20).status)
+    assert (forgiven.given_up, forgiven.failures) == (None, ())
+    assert recall(after(one, [], 20, newest="b").status).given_up is None
+
+
+def test_no_limit_gives_nothing_up() -> None:
+    one = service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
+    assert recall(after(one, [group("a0", restarts=60)]).status).given_up is None
+
+
+@pytest.mark.parametrize(
+    ("given", "groups", "surge", "unavailable"),
+    [
+        (Rollout(), 4, 1, 0),
+        (Rollout("25%", "25%"), 4, 1, 1),
+        (Rollout("25%", "25%"), 5, 2, 1),
+        (Rollout("1%", "99%"), 1, 1, 0),
+        (Rollout("0%", "10%"), 5, 0, 1),
+        (Rollout(0, 3), 2, 0, 2),
+    ],
+)
+def test_shares_round_for_the_better(given: Rollout, groups: int, surge: int, unavailable: int) -> None:
+    assert (given.surge(groups), given.unavailable(groups)) == (surge, unavailable)
+
+
+@pytest.mark.parametrize(
+    ("pods", "unavailable", "left"), [(0, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 1), (5, 0, 4), (5, 2, 3)]
+)
+def test_an_eviction_leaves_enough(pods: int, unavailable: int, left: int) -> None:
+    assert least(pods, unavailable) == left
+
+
+def test_a_suspended_service_guards_nothing() -> None:
+    assert engine_budget(service(replicas=3))["spec"]["minAvailable"] == 2
+    assert engine_budget(service(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
+
+
+def test_a_service_is_made_again_of_its_revision() -> None:
+    template = {"labels": {"team": "a"}, "affinity": {"nodeAffinity": {}}}
+    old = TABLE["service"](podTemplate=template, parallelism={"tensor": 2})
+    data = manifest(old, CONFIG, revision(old, CONFIG), 1)["data"]
+    new = TABLE["service"](
+        podTemplate={"labels": {}},
+        model={**TABLE["SPEC"]["model"], "source": "file:///new", "contextLength": 5, "aliases": ["x"]},
+        engine={**TABLE["SPEC"]["engine"], "image": "engine:9", "pageSize": 64},
+        replicas=7,
+    )
+    again = restored(new, json.loads(json.dumps(data)))
+    assert revision(again, OperatorConfig(engine_image="engine:2")) == revision(old, CONFIG)
+    assert (again.model.source, again.model.context_length, again.tensor) == ("file:///m", None, 2)
+    assert again.pod_template == template
+    assert again.engine.image == "engine:1"
+    assert (again.replicas, again.model.aliases) == (7, ("x",)), "what reaches no engine is as it is now"
+
+
+FACTS = TABLE["GOOD"]
+OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "expected"),
+    [
+        (
+            replace(
+                FACTS,
+                service=service(Rollout(paused=True)),
+                groups=[OLD],
+                memory=rollout.Memory("b"),
+            ),
+            "Ready",
+            (False, "Paused"),
+        ),
+        (
+            replace(FACTS, service=service(Rollout(paused=True)), memory=rollout.Memory("a")),
+            "Ready",
+            (True, "AllGroupsServing"),
+        ),
+        (replace(FACTS, groups=[OLD], overdue=True), "Progressing", (False, "ProgressDeadlineExceeded")),
+        (replace(FACTS, groups=[OLD], overdue=True), "Ready", (False, "ProgressDeadlineExceeded")),
+        (replace(FACTS, groups=[OLD], overdue=True), "Available", (True, "Serving")),
+        (
+            replace(
+                FACTS,
+                service=service(Rollout(partition=1), replicas=2),
+                groups=[OLD, SERVING],
+                memory=rollout.Memory("b"),
+            ),
+            "Ready",
+            (True, "PartitionReached"),
+        ),
+        (
+            replace(
+                FACTS,
+                service=service(Rollout(partition=1), replicas=2),
+                groups=[SERVING],
+                memory=rollout.Memory("b"),
+            ),
+            "Progressing",
+            (True, "StartingGroups"),
+        ),
+        (
+            replace(
+                FACTS,
+                memory=rollout.Memory("b", given_up=rollout.GivenUp("a", "h", (0,), "Why", "because")),
+            ),
+            "Failed",
+            (True, "Why"),
+        ),
+    ],
+)
+def test_conditions_of_a_rollout(facts: Any, name: str, expected: tuple[bool, str]) -> None:
+    assert {c.type: (c.status, c.reason) for c in status.conditions(facts)}[name] == expected
