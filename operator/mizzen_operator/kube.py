@@ -43,6 +43,7 @@ _PATHS = {
     "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "HorizontalPodAutoscaler": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 

@@ -110,6 +110,19 @@ class GatewayListener:
         """Whether a gateway holds requests of a service because no engine serves."""
         return any(ear.answer.waiting for ear in self._ears.get(key, {}).values())
 
+    async def look(self, key: Key) -> list[dict[str, Any]] | None:
+        """The routing tables of all gateways that are listened to, as they are now; None when one fails."""
+        sources = list(self._ears.get(key, {}))
+        tables = await asyncio.gather(*(self._table(key, source) for source in sources))
+        return None if None in tables else [table for table in tables if table is not None]
+
+    async def _table(self, key: Key, source: _Source) -> dict[str, Any] | None:
+        try:
+            async with self._session.get(_url(key, source), headers=_headers(source)) as response:
+                return await response.json() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
     def forget(self, key: Key) -> None:
         """Listen for a service no more."""
         for ear in self._ears.pop(key, {}).values():
@@ -156,17 +169,15 @@ class GatewayListener:
 
     async def _ask(self, key: Key, source: _Source, version: str) -> tuple[_Answer | None, str]:
         """The gateway's answer, None when it is as before; and the version that the answer has."""
-        host = f"[{source.address}]" if ":" in source.address else source.address
-        url = f"http://{host}:{labels.ADMIN_PORT}/admin/engines?service={key.name}"
+        url = _url(key, source)
         total = QUERY_SECONDS
         if version:
             url += f"&version={version}&wait={WAIT_SECONDS}"
             total += WAIT_SECONDS
-        headers = {"Authorization": f"Bearer {source.token}"}
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=QUERY_SECONDS)
         result = "error"
         try:
-            async with self._session.get(url, headers=headers, timeout=timeout) as response:
+            async with self._session.get(url, headers=_headers(source), timeout=timeout) as response:
                 result = str(response.status) if response.status not in (200, 304) else "ok"
                 if response.status == 304:
                     return None, version
@@ -179,6 +190,15 @@ class GatewayListener:
             return _Answer(None), ""
         finally:
             self._metrics.gateway_queries.labels(result).inc()
+
+
+def _url(key: Key, source: _Source) -> str:
+    host = f"[{source.address}]" if ":" in source.address else source.address
+    return f"http://{host}:{labels.ADMIN_PORT}/admin/engines?service={key.name}"
+
+
+def _headers(source: _Source) -> dict[str, str]:
+    return {"Authorization": f"Bearer {source.token}"}
 
 
 def _answer(body: Any) -> tuple[_Answer, str]:

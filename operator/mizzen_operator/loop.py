@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.cache import Name
@@ -28,7 +29,15 @@ API_KEYS_SECONDS = 5.0
 class Loop:
     """The leading replica's work; while another leads, what changes is not even remembered."""
 
-    def __init__(self, kube: Kube, reconciler: Reconciler, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        reconciler: Reconciler,
+        config: OperatorConfig,
+        metrics: Metrics,
+        besides: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    ) -> None:
+        """Work by a configuration; `besides` is what runs as long as this does."""
         self._kube = kube
         self._reconciler = reconciler
         self._config = config
@@ -36,6 +45,7 @@ class Loop:
         self._queue = WorkQueue()
         self._began: dict[Key, float] = {}
         self._leads = False
+        self._besides = besides
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.queue_depth.set_function(self._queue.depth)
@@ -57,6 +67,7 @@ class Loop:
         regular = [
             asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
             asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
+            *(asyncio.create_task(work()) for work in self._besides),
         ]
         try:
             await stop.wait()

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from mizzen_operator import check, health
+from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.follow import Caches, brief
 from mizzen_operator.kube import Kube, KubeError, TokenBucket, load_configuration
@@ -20,6 +21,7 @@ from mizzen_operator.lead import Elector, LeadershipLost
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.loop import Loop
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key
 from mizzen_operator.reconcile import Reconciler
 from mizzen_operator.watches import Watches
 
@@ -61,8 +63,15 @@ async def run(config: OperatorConfig) -> int:
     caches = Caches(config.namespace, watches, lambda *change: loop.changed(*change))
     bucket = TokenBucket(config.requests_per_second, config.request_burst)
     kube = Kube(configuration, metrics, bucket, caches.get)
-    loop = Loop(kube, Reconciler(kube, listener, config, metrics), config, metrics)
-    listener.on_change = loop.enqueue
+    autoscaler = Autoscaler(kube, listener, metrics, lambda key: loop.enqueue(key))
+    reconciler = Reconciler(kube, listener, config, metrics, autoscaler)
+    loop = Loop(kube, reconciler, config, metrics, [autoscaler.run])
+
+    def heard(key: Key) -> None:
+        loop.enqueue(key)
+        autoscaler.poke(key)
+
+    listener.on_change = heard
     replica = _Replica(metrics, watches, caches, loop)
     replica.catch_signals()
     server = await health.serve(

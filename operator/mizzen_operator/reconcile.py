@@ -11,6 +11,7 @@ from typing import Any
 from mizzen_operator import labels, rollout, status
 from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Refused
+from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.execute import Executor
 from mizzen_operator.front import SharedGateway, SharedGateways
@@ -60,8 +61,14 @@ class Reconciler:
     """Brings services to what their specs say, one step at a time."""
 
     def __init__(
-        self, kube: Kube, gateways: GatewayListener, config: OperatorConfig, metrics: Metrics
+        self,
+        kube: Kube,
+        gateways: GatewayListener,
+        config: OperatorConfig,
+        metrics: Metrics,
+        autoscaler: Autoscaler,
     ) -> None:
+        self._autoscaler = autoscaler
         self._kube = kube
         self._gateways = gateways
         self._config = config
@@ -116,9 +123,11 @@ class Reconciler:
         self._true.pop(key, None)
         self._metrics.fleet.forget(key)
         self._gateways.forget(key)
+        self._autoscaler.seen(key, None)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
+        self._autoscaler.seen(key, service.autoscaling)
         newest, now = revision(service, self._config), datetime.now(UTC)
         acknowledged, groups = Acknowledgements(), observed.groups
         memory = rollout.recall(service.status)
@@ -129,7 +138,7 @@ class Reconciler:
         try:
             gateway = await self._gateway(key, service, observed)
             deployment = gateway.deployment
-            acknowledged = await self._ask(key, observed, gateway.token)
+            acknowledged = await self._ask(key, service, observed, gateway.token)
             if acknowledged.refused:
                 failure = _refused(service)
             groups = await self._gates(service, observed, acknowledged)
@@ -157,6 +166,8 @@ class Reconciler:
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
             memory,
             rollout.overdue(service, memory, now),
+            self._autoscaler.last(key),
+            self._autoscaler.rival(key),
         )
         await self._write(key, facts)
         waits = any(group.resting for group in groups)
@@ -192,8 +203,11 @@ class Reconciler:
             self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
         return Outcome(others=tuple(others))
 
-    async def _ask(self, key: Key, observed: Observed, token: str) -> Acknowledgements:
-        if not any(group.live and group.containers_ready for group in observed.groups):
+    async def _ask(
+        self, key: Key, service: InferenceService, observed: Observed, token: str
+    ) -> Acknowledgements:
+        ready = any(group.live and group.containers_ready for group in observed.groups)
+        if not ready and (service.autoscaling is None or service.suspend):
             self._gateways.forget(key)
             return Acknowledgements()
         answer = await self._gateways.ask(observed.gateways, token, key)

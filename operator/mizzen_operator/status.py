@@ -38,6 +38,8 @@ class Facts:
         sharing: who shares the service's gateway with it; None when it has its own, or nobody knows yet.
         memory: what the status remembers of the rollout.
         overdue: the rollout has got nowhere for too long.
+        last_scale: what the operator's autoscaler did last; empty when this process has not scaled it.
+        rival: the HorizontalPodAutoscaler that scales it too.
     """
 
     service: InferenceService
@@ -50,6 +52,8 @@ class Facts:
     sharing: Sharing | None = None
     memory: Memory = field(default_factory=Memory)
     overdue: bool = False
+    last_scale: Mapping[str, Any] = field(default_factory=dict)
+    rival: str = ""
 
     @property
     def gateway(self) -> Gateway:
@@ -98,6 +102,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
     """The whole status; equal to the one that is there when nothing changed."""
     service = facts.service
     before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
+    last_scale = facts.last_scale or service.status.get("lastScale")
     return {
         "observedGeneration": service.generation,
         "replicas": len(facts.live),
@@ -107,6 +112,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
         "url": url(service, facts.gateway),
         **facts.memory.as_status(),
+        **({"lastScale": dict(last_scale)} if last_scale else {}),
         "updateRevision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
@@ -144,6 +150,7 @@ def conditions(facts: Facts) -> list[Condition]:
         gateway,
         failed,
         *([conflict] if conflict is not None else []),
+        *([_scaling(facts)] if facts.service.autoscaling is not None else []),
     ]
 
 
@@ -170,6 +177,19 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
 
 
 _STANDSTILLS = ("Paused", "ProgressDeadlineExceeded")
+
+
+def _scaling(facts: Facts) -> Condition:
+    """Whether the operator writes spec.replicas."""
+    if facts.rival:
+        words = (
+            f"HorizontalPodAutoscaler {facts.rival} scales this service too, so spec.autoscaling does "
+            "nothing: remove the one or the other"
+        )
+        return Condition("ScalingActive", False, "AnotherAutoscaler", words)
+    if facts.service.suspend:
+        return Condition("ScalingActive", False, "Suspended", "a suspended service is not scaled")
+    return Condition("ScalingActive", True, "Autoscaling", "the operator writes spec.replicas")
 
 
 def _available(facts: Facts) -> Condition:

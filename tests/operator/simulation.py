@@ -49,6 +49,8 @@ class Behaviour:
     """Namespaces whose engines the node does not take."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
+    loads: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What the gateways of a namespace say of their load, and `pagesUsed` of each engine's 100."""
 
 
 class SimulatedNode:
@@ -250,13 +252,19 @@ class SimulatedNode:
                 while True:
                     known = [service] if own == service or (not own and node.shares(meta, service)) else []
                     engines = [engine for one in known for engine in node.engines(meta["namespace"], one)]
-                    version = str(zlib.crc32(json.dumps(engines).encode()))
+                    load = node.behaviour.loads.get(meta["namespace"], {})
+                    waits = load.get("waiting", 0) > 0
+                    version = str(zlib.crc32(json.dumps([engines, waits]).encode()))
                     deaf = meta["namespace"] in node.behaviour.deaf_gateways
                     ended = deaf or meta["uid"] not in node.serves
                     if version != asked.get("version") or ended or time.monotonic() >= deadline:
                         break
                     time.sleep(TICK_SECONDS)
-                body = json.dumps({"synced": True, "version": version, "engines": engines})
+                table = {"synced": True, "version": version, "waiting": 0, "queued": 0, "inFlight": 0}
+                for engine in engines:
+                    engine["stats"] = {"running": 0, "waiting": 0, "waitingTokens": 0, "pagesTotal": 100}
+                    engine["stats"]["pagesUsed"] = load.get("pagesUsed", 0)
+                body = json.dumps({**table, "idleSeconds": 0.0, **load, "engines": engines})
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()

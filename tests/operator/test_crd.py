@@ -216,7 +216,6 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "equal to 100",
     ),
     ("history", {"revisionHistoryLimit": -1}, "spec.revisionHistoryLimit", "equal to 0"),
-    ("autoscaling", {"autoscaling": {"maxReplicas": 3}}, "spec.autoscaling", "leave it out"),
     (
         "min above max",
         {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}},

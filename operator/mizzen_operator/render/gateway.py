@@ -89,6 +89,7 @@ def dedicated(service: InferenceService) -> Front:
             ("--served-name", service.model.served_name),
             *(("--alias", alias) for alias in service.model.aliases),
             ("--service", service.name),
+            *_wake(service),
         ),
         gateway=service.gateway,
         drain_timeout=service.lifecycle.drain_timeout,
@@ -97,6 +98,13 @@ def dedicated(service: InferenceService) -> Front:
         disruption_budgets=service.availability.disruption_budgets,
         flags=("--suspended",) if service.suspend else (),
     )
+
+
+def _wake(service: InferenceService) -> list[tuple[str, str]]:
+    """How long a request waits for a group of a service that may have none."""
+    if service.autoscaling is None or service.autoscaling.idle_to_zero is None:
+        return []
+    return [("--wake-timeout-seconds", str(service.autoscaling.wake_timeout))]
 
 
 def arguments(front: Front) -> list[str]:

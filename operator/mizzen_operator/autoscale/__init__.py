@@ -1,0 +1,1 @@
+"""The operator's own autoscaler: what it decides, and what writes it."""

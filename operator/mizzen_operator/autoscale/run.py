@@ -1,0 +1,184 @@
+"""Looks at autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
+
+It is the only one that may: where a HorizontalPodAutoscaler has the service as its target too, nothing is
+written, and the service's condition ScalingActive says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import ApiError, Autoscaling, parse
+from mizzen_operator.autoscale.decide import EngineLoad, Memory, Sample, Scale, decide
+from mizzen_operator.kube import Kube, KubeError, Ref
+from mizzen_operator.listen import GatewayListener
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 5.0
+RIVALS_SECONDS = 60.0
+"""How often it is seen whether somebody else scales a service."""
+AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class _Scaled:
+    """What is known of one autoscaled service."""
+
+    memory: Memory | None = None
+    rival: str = ""
+    """The HorizontalPodAutoscaler that scales it too."""
+    looked_for_rivals: float = float("-inf")
+    last: dict[str, Any] = field(default_factory=dict)
+    """`status.lastScale`."""
+
+
+class Autoscaler:
+    """All services with `spec.autoscaling`; looks at a service tell it which these are."""
+
+    def __init__(
+        self, kube: Kube, listener: GatewayListener, metrics: Metrics, tell: Callable[[Key], None]
+    ) -> None:
+        """Scale by what gateways say; `tell` gets services whose status has to say something else."""
+        self._kube = kube
+        self._tell = tell
+        self._listener = listener
+        self._metrics = metrics
+        self._services: dict[Key, _Scaled] = {}
+        self._urgent: set[Key] = set()
+        self._wake = asyncio.Event()
+
+    def seen(self, key: Key, settings: Autoscaling | None) -> None:
+        """Take what a look at a service saw."""
+        if settings is None:
+            self._services.pop(key, None)
+        else:
+            self._services.setdefault(key, _Scaled())
+
+    def rival(self, key: Key) -> str:
+        """Name of the HorizontalPodAutoscaler that keeps this one from scaling a service; empty without."""
+        return self._services[key].rival if key in self._services else ""
+
+    def last(self, key: Key) -> Mapping[str, Any]:
+        """`status.lastScale` of a service, empty when this process has not scaled it."""
+        return self._services[key].last if key in self._services else {}
+
+    def poke(self, key: Key) -> None:
+        """Decide on a service now: its gateways have news, perhaps a request that waits."""
+        if key in self._services and self._listener.waiting(key):
+            self._urgent.add(key)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Decide again and again, until cancelled."""
+        due = time.monotonic() + PERIOD_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._wake.wait()
+            except TimeoutError:
+                due = time.monotonic() + PERIOD_SECONDS * random.uniform(0.9, 1.0)
+                self._urgent.update(self._services)
+            self._wake.clear()
+            keys, self._urgent = self._urgent, set()
+            turns = asyncio.Semaphore(AT_ONCE)
+            await asyncio.gather(*(self._turn(key, turns) for key in keys))
+
+    async def _turn(self, key: Key, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            try:
+                await self._decide(key)
+            except KubeError as error:
+                if error.code != 409:  # somebody changed the service meanwhile: the next turn sees it
+                    logger.warning("%s/%s: cannot scale: %s", *key, error)
+            except Exception:
+                logger.exception("%s/%s: unexpected error", *key)
+
+    async def _decide(self, key: Key) -> None:
+        scaled = self._services.get(key)
+        body = await self._kube.get(Ref(labels.KIND, *key))
+        if scaled is None or body is None or "deletionTimestamp" in body["metadata"]:
+            self._services.pop(key, None)
+            return
+        try:
+            service = parse(body)
+        except ApiError:
+            return  # the look at it says so
+        if service.autoscaling is None or service.suspend:
+            return
+        if await self._has_rival(key, scaled):
+            return
+        now = time.monotonic()
+        # A process that has just begun knows of no lull: it goes down no sooner than if there was none.
+        memory = scaled.memory or Memory(((now, service.replicas),))
+        sample = read(await self._listener.look(key))
+        scale, scaled.memory = decide(service.autoscaling, service.replicas, sample, memory, now)
+        if scale is not None:
+            await self._write(key, scaled, scale, body["metadata"]["resourceVersion"])
+
+    async def _write(self, key: Key, scaled: _Scaled, scale: Scale, version: str) -> None:
+        patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": scale.after}}
+        scaled.memory = None
+        await self._kube.patch(Ref(labels.KIND, *key, "scale"), patch)
+        logger.info("%s/%s: from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
+        self._metrics.actions.labels("Scale").inc()
+        scaled.last = {
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "from": scale.before,
+            "to": scale.after,
+            "reason": scale.reason,
+        }
+        self._tell(key)
+
+    async def _has_rival(self, key: Key, scaled: _Scaled) -> bool:
+        if time.monotonic() - scaled.looked_for_rivals > RIVALS_SECONDS:
+            others = await self._kube.list(Ref("HorizontalPodAutoscaler", key.namespace))
+            before, scaled.rival = scaled.rival, rival(others, key.name)
+            scaled.looked_for_rivals = time.monotonic()
+            if scaled.rival != before:
+                logger.warning("%s/%s: scaled by HorizontalPodAutoscaler %r too", *key, scaled.rival)
+                self._tell(key)
+        return bool(scaled.rival)
+
+
+def rival(autoscalers: Iterable[Mapping[str, Any]], service: str) -> str:
+    """Name of the first HorizontalPodAutoscaler whose target is a service; empty without."""
+    for body in autoscalers:
+        target = body["spec"]["scaleTargetRef"]
+        if (target.get("kind"), target.get("name")) == (labels.KIND, service):
+            return body["metadata"]["name"]
+    return ""
+
+
+def read(tables: Iterable[Mapping[str, Any]] | None) -> Sample | None:
+    """What the routing tables of all gateways of a service say together; None when one is missing."""
+    if not tables:
+        return None
+    engines: dict[str, EngineLoad] = {}
+    tables = list(tables)
+    for table in tables:
+        for engine in table["engines"]:
+            stats = engine.get("stats")
+            if engine["state"] == "serving" and stats is not None:
+                engines[engine["uid"]] = EngineLoad(
+                    kv_percent=100 * stats["pagesUsed"] / max(1, stats["pagesTotal"]),
+                    waiting_tokens=stats["waitingTokens"],
+                    requests=stats["running"] + stats["waiting"],
+                )
+    return Sample(
+        engines=tuple(engines.values()),
+        queued=sum(table["queued"] for table in tables),
+        held=any(table["waiting"] for table in tables),
+        in_flight=sum(table["inFlight"] for table in tables),
+        idle_seconds=min(table["idleSeconds"] for table in tables),
+    )

@@ -1,0 +1,91 @@
+"""The autoscaler in the operator's process, against the real API server and simulated gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
+
+
+class Scaled:
+    """One autoscaled service in a namespace of its own."""
+
+    def __init__(self, api: Any, namespace: str, eventually: Callable[..., Any]) -> None:
+        self._api, self.namespace, self.eventually = api, namespace, eventually
+
+    def body(self) -> dict[str, Any]:
+        return self._api.get("InferenceService", self.namespace, "demo")
+
+    def condition(self, name: str) -> tuple[str, str]:
+        found = [c for c in self.body().get("status", {}).get("conditions", []) if c["type"] == name]
+        return (found[0]["status"], found[0]["reason"]) if found else ("Absent", "")
+
+    def serves(self, groups: int) -> bool:
+        body = self.body()
+        status = body.get("status", {})
+        return (
+            body["spec"]["replicas"] == groups
+            and status.get("availableReplicas") == groups
+            and self.condition("Ready")[0] == "True"
+        )
+
+
+@pytest.fixture
+def scaled(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Callable[..., Scaled]]:
+    def make(**spec: Any) -> Scaled:
+        body = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
+        body["metadata"]["namespace"] = namespace
+        api.create(body)
+        return Scaled(api, namespace, eventually)
+
+    yield make
+    node.behaviour = type(node.behaviour)()
+    api.delete("InferenceService", namespace, "demo")
+
+
+def test_to_zero_when_nobody_asks_and_back_when_a_request_waits(
+    scaled: Callable[..., Scaled], node: Any
+) -> None:
+    demo = scaled(autoscaling=TO_ZERO)
+    demo.eventually(lambda: demo.serves(1), 120, "one group serves")
+    assert demo.condition("ScalingActive") == ("True", "Autoscaling")
+    node.behaviour.loads[demo.namespace] = {"idleSeconds": 6.0}
+    demo.eventually(lambda: demo.serves(0), 120, "no group is left")
+    last = demo.eventually(lambda: demo.body()["status"].get("lastScale"), 60)
+    assert (last["from"], last["to"], last["reason"]) == (1, 0, "Idle")
+    node.behaviour.loads[demo.namespace] = {"waiting": 1, "queued": 1}
+    demo.eventually(lambda: demo.body()["spec"]["replicas"] == 1, 120, "a request wakes a group")
+    node.behaviour.loads[demo.namespace] = {"inFlight": 1}
+    demo.eventually(lambda: demo.serves(1), 120, "the group serves")
+    last = demo.eventually(lambda: demo.body()["status"]["lastScale"]["reason"] == "RequestsWait", 60)
+
+
+def test_full_engines_get_more_and_another_autoscaler_is_left_alone(
+    scaled: Callable[..., Scaled], node: Any, api: Any
+) -> None:
+    demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 2})
+    demo.eventually(lambda: demo.serves(1), 120, "one group serves")
+    node.behaviour.loads[demo.namespace] = {"inFlight": 9, "pagesUsed": 95}
+    demo.eventually(lambda: demo.serves(2), 120, "two groups serve")
+    last = demo.eventually(lambda: demo.body()["status"].get("lastScale"), 60)
+    assert (last["from"], last["to"], last["reason"]) == (1, 2, "SaturationAboveTarget")
+
+
+def test_where_an_autoscaler_of_kubernetes_scales_nothing_is_written(
+    scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
+) -> None:
+    target = {"apiVersion": "mizzen.dev/v1alpha1", "kind": "InferenceService", "name": "demo"}
+    api.request(
+        "POST",
+        f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers",
+        {"metadata": {"name": "other"}, "spec": {"scaleTargetRef": target, "maxReplicas": 5}},
+    )
+    node.behaviour.loads[namespace] = {"inFlight": 9, "pagesUsed": 95}
+    demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 2})
+    demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
+    assert demo.body()["spec"]["replicas"] == 1
