@@ -169,3 +169,9 @@ async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
         await http.request("GET" if path == "/v1/models" else "POST", f"{gateway.url}{path}", content=b"{}")
     text = (await scrape(gateway)).labels
     assert ("path", path) in text
+
+
+def test_rare_errors_are_there_before_the_first() -> None:
+    found = samples(Metrics().text().decode())
+    assert found[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
+    assert found[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0

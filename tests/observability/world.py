@@ -202,9 +202,9 @@ class World:
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": taken},
             secret("demo-tls"),
             service(NAME, 1),
-            service(BROKEN, 1),
         )
         eventually(self.settled, "the service is ready")
+        self.apply(service(BROKEN, 1))
         self.kubectl("scale", "infsvc", NAME, "--replicas=2")
         eventually(lambda: self.serving() == 2 and self.settled(), "two groups serve")
 
@@ -363,7 +363,7 @@ class Load:
         )
 
     async def _structured(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
-        schema = ANSWER if turn % 2 else {**ANSWER, "title": f"ship {turn}"}
+        schema = ANSWER if turn % 3 else {**ANSWER, "title": f"ship {turn}"}
         shape = {"type": "json_schema", "json_schema": {"name": "ship", "schema": schema}}
         ask = [{"role": "user", "content": "Name a ship."}]
         await self._post(http, "chat/completions", messages=ask, max_tokens=24, response_format=shape)

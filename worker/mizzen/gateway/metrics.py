@@ -24,6 +24,8 @@ ADDED_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
+LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
+"""The usual causes of answers that end in an error."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
 """Names of models that become labels; further ones are `other`."""
@@ -115,8 +117,16 @@ class Metrics:
             "Unix time at which the certificate of the API runs out",
         )
         self.certificate.set(float("inf"))
+        self._from_the_start()
         self._gauge("build_info", "1, with the version", "version").labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
+
+    def _from_the_start(self) -> None:
+        """Begin rare counters at 0: a series that begins with its first event shows no growth for it."""
+        for cause in LOSSES:
+            self.stream_errors.labels(cause)
+        for cause in ("no_engine", "too_many"):
+            self.resume_failures.labels(cause)
 
     def of(self, model: str) -> ModelMetrics:
         """Return what is counted for a model; for all that are not served, one and the same."""
