@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import gemv, nvrtc, paged, skinny, wide  # noqa: E402
+from mizzen.kernels import gemv, nvrtc, paged, reduce, share, skinny, wide  # noqa: E402
 
 HOPPER = (9, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -35,6 +35,8 @@ def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...
         (skinny.SOURCE, "skinny", sizes(4096, 1), 8),
         (paged.SOURCE, "paged", attention(torch.bfloat16, True), 16),
         (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True), 8),
+        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, push=True), 1),
+        (reduce.SOURCE, "reduce", reduce.definitions(5120, 8, 32, push=False), 2),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
@@ -89,6 +91,11 @@ def test_cuts_of_served_shapes() -> None:
             assert cut is not None and -(-rows // cut.rows) * cut.split <= wide.MULTIPROCESSORS
     assert wide.cut_of(4096, 100, 8) is None
     assert wide.cut_of(4096, 1024, 257) is None
+
+
+@pytest.mark.parametrize("name", ["tokens", "lookup"])
+def test_what_ranks_share_compiles(name: str) -> None:
+    assert nvrtc.cubin(share.SOURCE, name, share.definitions(512, 4, 256), HOPPER)
 
 
 def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

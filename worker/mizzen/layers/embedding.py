@@ -61,6 +61,10 @@ class Embedding:
         """Map ids [tokens] to [tokens, hidden], freshly allocated."""
         if self.ranks.size == 1:
             return F.embedding(tokens, self.weight)
+        vocabulary = self.vocabulary
+        rows = self.ranks.lookup(tokens, self.weight, vocabulary.held, vocabulary.total)
+        if rows is not None:
+            return rows
         rows = tokens - self.vocabulary.held.start
         elsewhere = (rows < 0) | (rows >= self.vocabulary.count)
         found = F.embedding(rows.masked_fill_(elsewhere, 0), self.weight)

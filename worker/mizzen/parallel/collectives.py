@@ -40,7 +40,21 @@ class Collectives(Protocol):
         ...
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Overwrite x (contiguous) with rank 0's."""
+        """Overwrite x (contiguous) with rank 0's; all-reduces follow before the next call."""
+        ...
+
+    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+        """Look up rows of a table of which each rank holds some; None, and nothing done, where it cannot.
+
+        Args:
+            ids: int64 [rows]; all-reduces follow before the next call.
+            table: This rank's rows [any, columns], those of the ids `held` first.
+            held: Which they are.
+            total: Ids in all.
+
+        Returns:
+            [rows, columns].
+        """
         ...
 
     def close(self) -> None:
@@ -70,6 +84,10 @@ class Alone:
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Do nothing."""
+
+    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+        """Return None: the table is whole."""
+        return None
 
     def close(self) -> None:
         """Do nothing."""
@@ -109,6 +127,10 @@ class GlooCollectives:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self.group.broadcast([x], options).wait()
+
+    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+        """Return None: there is no such operation."""
+        return None
 
     def close(self) -> None:
         """Part from the others."""

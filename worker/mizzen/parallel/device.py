@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,11 @@ ALIGNMENT = 16
 WAYS = ("auto", "nccl", "one-shot", "two-shot", "fused")
 LARGEST = 16384 * KIB
 """Bytes of the peer buffer."""
+TOKEN_ROOM = 4608
+"""Slots whose tokens are shared over peer memory at most."""
+LOOKUP_ROOM = 256
+"""Rows of the embedding that are."""
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +218,10 @@ class NcclCollectives:
         """Overwrite x with rank 0's."""
         dist.broadcast(x, src=0, group=self.group)
 
+    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+        """Return None: there is no such operation."""
+        return None
+
     def close(self) -> None:
         """Do nothing: the process group is its owner's."""
 
@@ -229,6 +238,8 @@ class DeviceCollectives(NcclCollectives):
             self.peers = make_peer_memory(group, device)
         self.norms: dict[int, FusedNorm | None] = {}
         """By length of a row; None where it is not served here."""
+        self.shared: dict[str, Any] = {}
+        """The kernels of `mizzen.kernels.share` by what they share; None where they are not served here."""
 
     def serves(self, x: torch.Tensor) -> bool:
         """Tell whether x goes over peer memory."""
@@ -260,25 +271,110 @@ class DeviceCollectives(NcclCollectives):
         norm = self.norms[columns]
         return None if norm is None else norm(x, residual, weight, epsilon)
 
+    def broadcast(self, x: torch.Tensor) -> None:
+        """Overwrite x with rank 0's, over peer memory where it is the tokens of slots."""
+        tokens = x.dtype == torch.int64 and len(x) <= TOKEN_ROOM
+        kernel = self._kernel("tokens", make_tokens) if tokens else None
+        if kernel is None:
+            super().broadcast(x)
+        else:
+            kernel(x)
+
+    def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
+        """Look up over peer memory, where there are not too many rows."""
+        row_bytes = table.shape[1] * table.element_size()
+        if len(ids) > LOOKUP_ROOM or row_bytes % ALIGNMENT:
+            return None
+        kernel = self._kernel("rows", lambda memory: make_lookup(memory, table, held, total))
+        return None if kernel is None else kernel(ids, table, held, total)
+
+    def _kernel(self, name: str, make: Callable[[PeerMemory], Any]) -> Any:
+        if self.peers is None:
+            return None
+        if name not in self.shared:
+            if torch.cuda.is_current_stream_capturing():
+                return None  # peer memory cannot be allocated now
+            self.shared[name] = agreed(self.peers, f"peer memory does not share {name}", make)
+        return self.shared[name]
+
     def close(self) -> None:
         """Let the peer buffers go."""
         self.norms.clear()
+        self.shared.clear()
         self.peers = None
+
+
+def agreed(memory: PeerMemory, what: str, make: Callable[[PeerMemory], Made]) -> Made | None:
+    """Make something that goes over peer memory on all ranks; None, with a warning, where one cannot.
+
+    `make` raises where it cannot be made or, once tried, is wrong.
+    """
+    made, fault = None, ""
+    try:
+        made = make(memory)
+    except Exception as error:  # of many kinds: compilers and drivers have their own
+        fault = f"{type(error).__name__}: {error}"
+    if everywhere(made is not None, memory.group, memory.device):
+        return made
+    log.warning("%s: %s", what, fault or "another rank cannot")
+    return None
 
 
 def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
     """Make the fused kernels for a length of rows and try them; None, with a warning, where they fail."""
-    group, device, made, fault = memory.group, memory.device, None, ""
-    try:
-        made = FusedNorm(memory, columns, sizes)
-    except Exception as error:  # of many kinds: compilers and drivers have their own
-        fault = f"{type(error).__name__}: {error}"
-    if not everywhere(made is not None, group, device):
-        log.warning("all-reduce is not fused with norms: %s", fault or "another rank cannot")
-        return None
-    if made is not None and not everywhere(norms_agree(made, memory, columns), group, device):
-        log.warning("all-reduce is not fused with norms: the kernels' sums are wrong here")
-        return None
+    what = "all-reduce is not fused with norms"
+    made = agreed(memory, what, lambda memory: FusedNorm(memory, columns, sizes))
+    if made is None or everywhere(norms_agree(made, memory, columns), memory.group, memory.device):
+        return made
+    log.warning("%s: the kernels' sums are wrong here", what)
+    return None
+
+
+def make_tokens(memory: PeerMemory) -> Any:
+    """Make what shares tokens, and try it.
+
+    Raises:
+        RuntimeError: it is wrong here.
+    """
+    from mizzen.kernels.share import ShareTokens
+
+    region, addresses = memory.region(ShareTokens.region_bytes(TOKEN_ROOM))
+    made = ShareTokens(addresses, memory.group.rank(), TOKEN_ROOM, memory.device)
+    made.region = region
+    good = True
+    for count in (TOKEN_ROOM, 1, 100):
+        expected = torch.arange(count, device=memory.device) * 7919 - count
+        x = expected.clone() if memory.group.rank() == 0 else torch.zeros_like(expected)
+        made(x)
+        good = everywhere(torch.equal(x, expected), memory.group, memory.device) and good
+    if not good:
+        raise RuntimeError("tokens came wrong")
+    return made
+
+
+def make_lookup(memory: PeerMemory, table: torch.Tensor, held: slice, total: int) -> Any:
+    """Make what looks up rows of a split table, and try it.
+
+    Raises:
+        RuntimeError: it is wrong here.
+    """
+    from mizzen.kernels.share import Lookup
+
+    row_bytes = table.shape[1] * table.element_size()
+    region, addresses = memory.region(Lookup.region_bytes(LOOKUP_ROOM, row_bytes))
+    made = Lookup(addresses, memory.group.rank(), LOOKUP_ROOM, row_bytes, memory.device)
+    made.region = region
+    good = True
+    for count in (LOOKUP_ROOM, 1, 17):
+        ids = torch.arange(count, device=memory.device) * 7919 % total
+        places = ids - held.start
+        elsewhere = (places < 0) | (places >= held.stop - held.start)
+        expected = table[places.masked_fill(elsewhere, 0)].masked_fill(elsewhere[:, None], 0)
+        dist.all_reduce(expected, group=memory.group)
+        found = made(ids, table, held, total)
+        good = everywhere(torch.equal(found, expected), memory.group, memory.device) and good
+    if not good:
+        raise RuntimeError("rows came wrong")
     return made
 
 
