@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import transformers
@@ -17,7 +18,6 @@ from small_models import FAMILIES, save_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
-from mizzen.engine.loop import StepFailed
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 RANKS = [size for size in (2, 4, 8) if size <= GPUS]
@@ -137,25 +137,39 @@ def test_random_load_with_aborts_leaves_nothing_behind(tmp_path: Path) -> None:
         assert rid > 100
 
 
+GONE = """
+import os, sys, time
+import numpy as np, psutil
+from mizzen import LLM, SamplingParams
+from mizzen.core.request import Request
+
+llm = LLM(sys.argv[1], device="cuda", tensor=2, skip_tokenizer=True, kv_cache_tokens=8192)
+children = psutil.Process().children()
+(follower,) = (child for child in children if "mizzen.server.follower" in child.cmdline())
+for rid in range(8):
+    sampling = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    llm.engine.submit(Request(rid=rid, prompt=np.arange(3, 20, dtype=np.int32), sampling=sampling))
+for _ in range(20):
+    llm.engine.step(time.monotonic())
+began = time.monotonic()
+follower.send_signal(int(sys.argv[2]))
+try:
+    while True:
+        llm.engine.step(time.monotonic())
+except StepFailed as error:
+    print(f"{time.monotonic() - began:.1f} {error}", flush=True)
+llm.close()
+os._exit(int(follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE))
+"""
+"""In a process of its own: what is in flight on its GPU may never end."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_ends_the_rest_within_ten_seconds(number: signal.Signals, tmp_path: Path) -> None:
     save_model(tmp_path, "qwen3")
-    llm = LLM(tmp_path, device="cuda", tensor=2, **SMALL)
-    (follower,) = (
-        child
-        for child in psutil.Process().children()
-        if "mizzen.server.follower" in " ".join(child.cmdline())
-    )
-    for rid in range(8):
-        sampling = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
-        llm.engine.submit(Request(rid=rid, prompt=np.arange(3, 20, dtype=np.int32), sampling=sampling))
-    for _ in range(20):
-        llm.engine.step(time.monotonic())
-    began = time.monotonic()
-    follower.send_signal(number)
-    with pytest.raises(StepFailed, match="rank 1"):
-        while True:
-            llm.engine.step(time.monotonic())
-    assert time.monotonic() - began < 15
-    assert not follower.is_running() or follower.status() == psutil.STATUS_ZOMBIE
-    llm.close()
+    command = [sys.executable, "-c", GONE, str(tmp_path), str(int(number))]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    seconds, _, reason = run.stdout.strip().partition(" ")
+    assert "rank 1" in reason
+    assert float(seconds) < 12

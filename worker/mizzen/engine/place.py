@@ -34,6 +34,7 @@ def take_processors(place: Place) -> None:
     """
     if place.device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
+    torch.cuda.set_device(place.device)  # what asks for its properties may set up the current one
     near = processors_near(pci_address(place.device)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)
