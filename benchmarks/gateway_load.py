@@ -13,7 +13,8 @@ more, the gateway has one to itself and all else shares the others.
     full       the same with more at once than it takes, when tokens that came meanwhile share a chunk
     added      the same at 60 % of `streams`, arriving at random: of each token, from the engine's sending to
                the client's having it, and for the first of a request also from the client's sending to the
-               engine's receiving (`added_ms`; `added_first_token_ms` is of the first tokens alone)
+               engine's receiving (`added_ms`; `added_first_token_ms` is of the first tokens alone).
+               Of a letter that is cut across tokens the last one counts: text comes in whole letters
     long       prompts of 100,000 tokens over CPU-seconds
     idle       CPU of a gateway with 100 engines and no request
     held       2,000 streams at once, each a token a second, for a minute
@@ -32,9 +33,11 @@ from typing import Any
 
 import numpy as np
 from gateway_parts.client import ClientProcess, Plan, Result
-from gateway_parts.engines import Engines, Script, Timing
+from gateway_parts.engines import Engines, Script, Timing, reply_start
 from gateway_parts.process import CpuMeter, GatewayProcess
 from gateway_parts.vocabulary import Vocabulary
+
+from mizzen.engine.grammar.vocabulary import byte_alphabet
 
 PHASES = ("streams", "full", "added", "long", "idle", "held", "churn")
 GOALS = {
@@ -126,7 +129,7 @@ def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: flo
         timings=True,
     )
     there = engines.take()
-    first, tokens = latencies(result, there)
+    first, tokens = latencies(setting, result, there)
     return {
         "added_ms": percentiles(tokens),
         "added_first_token_ms": percentiles(first),
@@ -136,17 +139,32 @@ def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: flo
     }
 
 
-def latencies(result: Result, there: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
+def letter_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
+    """Tell for each token of a text whether a letter ends with it, bool [tokens]."""
+    alphabet, ends, missing = byte_alphabet(), np.zeros(len(replies), bool), 0
+    for at, token in enumerate(replies.tolist()):
+        for character in vocabulary.tokenizer.id_to_token(token):
+            byte = alphabet[character]
+            missing = missing - 1 if 0x80 <= byte < 0xC0 else sum(byte >= low for low in (0xC0, 0xE0, 0xF0))
+        ends[at] = missing <= 0
+    return ends
+
+
+def latencies(setting: Setting, result: Result, there: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
     """Return what was added to requests' first tokens, and to all tokens, in milliseconds."""
     first, tokens = [], []
+    ends = letter_ends(setting.vocabulary, setting.replies)
     for came in result.came:
         timing = there.get(came.key)
         if timing is None or len(timing.sent) != len(came.tokens):
             continue
         delays = came.tokens - timing.sent
         delays[0] += timing.received - came.sent
-        tokens.append(delays)
-        first.append(delays[0])
+        start = reply_start(came.key, len(setting.replies))
+        whole = ends[start : start + len(delays)]
+        tokens.append(delays[whole])
+        if whole[0]:
+            first.append(delays[0])
     return np.array(first) * 1000, np.concatenate(tokens) * 1000
 
 

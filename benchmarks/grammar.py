@@ -1,5 +1,7 @@
 """What structured output costs: time of a decode step with and without grammars, and of a compilation.
 
+Penalties and log probabilities stand beside it.
+
     python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--json]
     python benchmarks/grammar.py --device cpu --layers 2 [--json]
     python benchmarks/grammar.py --host [--batch 64] [--json]
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 from gateway_parts.vocabulary import Vocabulary
 
-from gpu import SHAPES, finish, median, parser
+from gpu import SHAPES, engine_options, median, parser, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.output import GrammarCounts
 from mizzen.core.request import Request
@@ -68,6 +70,10 @@ GRAMMARS = {
     "ebnf": Grammar(GrammarKind.EBNF, RECORDS),
     "tools": Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": TOOLS})),
 }
+WISHES: dict[str, dict[str, Any]] = {
+    "penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.2, "repetition_penalty": 1.1},
+    "logprobs": {"logprobs": 5},
+}
 
 
 @contextmanager
@@ -81,24 +87,19 @@ def load(args: Any) -> Iterator[LLM]:
         for name, content in Vocabulary().files.items():
             (Path(folder) / name).write_bytes(content)
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        with LLM(
-            folder,
-            device=args.device,
-            load_format="dummy",
-            skip_tokenizer=True,
-            max_running_requests=args.batch,
-            cuda_graph_max_batch=args.batch,
-            kv_cache_tokens=args.batch * 512,
-            steps_in_flight=args.depth,
-            cuda_graph="off" if args.no_graphs else "auto",
-            fusion="off" if args.no_fusion else "auto",
-        ) as llm:
+        options = engine_options(args) | {
+            "load_format": "dummy",
+            "max_running_requests": args.batch,
+            "cuda_graph_max_batch": args.batch,
+            "kv_cache_tokens": args.batch * 512,
+        }
+        with LLM(folder, device=args.device, **options | dict(args.engine)) as llm:
             yield llm
 
 
-def step_seconds(llm: LLM, grammar: Grammar | None, batch: int, temperature: float) -> tuple[float, float]:
+def step_seconds(llm: LLM, wishes: dict[str, Any], batch: int, temperature: float) -> tuple[float, float]:
     """Run a batch; return the mean time of a step while all its rows decode, and that of its masks."""
-    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, grammar=grammar, ignore_eos=True)
+    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, ignore_eos=True, **wishes)
     rng = np.random.default_rng(0)
     for rid in range(batch):
         prompt = rng.integers(0, 100_000, PROMPT).astype(np.int32)
@@ -182,7 +183,6 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
     made.add_argument("--batch", type=int, default=64)
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--layers", type=int, default=0, help="run so many layers of the shape alone")
     made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
     args = made.parse_args()
@@ -197,10 +197,12 @@ def main() -> None:
             [[1, 2, 3]], SamplingParams(max_tokens=1, grammar=Grammar(GrammarKind.REGEX, "a")), progress=False
         )
         compiling = compile_seconds(llm)
-        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in GRAMMARS}
+        asked = {name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()}
+        asked |= WISHES
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
         for _ in range(args.rounds):
-            for name, grammar in GRAMMARS.items():
-                rounds[name].append(step_seconds(llm, grammar, args.batch, args.temperature))
+            for name, wishes in asked.items():
+                rounds[name].append(step_seconds(llm, wishes, args.batch, args.temperature))
         base = median([took for took, _ in rounds["none"]])
         for name, measured in rounds.items():
             took, mask = (median(list(column)) for column in zip(*measured, strict=True))
@@ -210,7 +212,9 @@ def main() -> None:
                 f"({took / base - 1:+.1%}), masks {mask * 1e3:5.2f} ms, "
                 f"first compilation {compiling.get(name, 0.0):.2f} s"
             )
-        finish(args, llm, {"steps": steps, "compile_seconds": compiling})
+        found = {"steps": steps, "compile_seconds": compiling, **started(llm)}
+    if args.json:
+        print(json.dumps({"options": vars(args), **found}, default=str))
 
 
 if __name__ == "__main__":
