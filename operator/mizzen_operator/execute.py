@@ -32,6 +32,7 @@ from mizzen_operator.render.keys import (
     restored_keys,
     root_keys,
 )
+from mizzen_operator.render.policy import policies
 from mizzen_operator.revisions import Revisions
 
 logger = logging.getLogger(__name__)
@@ -204,6 +205,17 @@ class Executor:
         wanted = service.availability.disruption_budgets
         digests, require = self._memory(service).digests, partial(require_ours, service)
         await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted)
+
+    async def policies(self, service: InferenceService) -> None:
+        """Apply the NetworkPolicies of a service, or remove them where the spec asks for none.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else.
+            KubeError: the API server failed.
+        """
+        digests, require = self._memory(service).digests, partial(require_ours, service)
+        wanted = service.network_policy
+        await self._applier.keep(policies(service, self._config), digests, require, wanted=wanted)
 
     async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.

@@ -75,6 +75,11 @@ def controller_revision(service: str, revision: str) -> str:
     return f"{service}-{revision}"
 
 
+def engine_policy(service: str) -> str:
+    """Name of the NetworkPolicy of a service's engines."""
+    return f"{service}-engine"
+
+
 def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:
     """Name of a group's leading pod; at most 63 characters for a service name of 40."""
     return f"{service}-{revision}-{group}-{incarnation}"

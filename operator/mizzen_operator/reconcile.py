@@ -149,6 +149,7 @@ class Reconciler:
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
             await self._executor.groups(service, newest, actions)
             await self._executor.budget(service)
+            await self._executor.policies(service)
         except Refused as error:
             failure = status.Failure(error.reason, str(error))
         except KubeError as error:

@@ -102,13 +102,13 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "attention",
         {"engine": {"attention": {"prefill": "Triton"}}},
         "spec.engine.attention.prefill",
-        '"Auto", "CPU", "FA3", "Reference"',
+        '"Auto", "CPU", "FA3", "FlashInfer"',
     ),
     (
         "attention of prompts",
         {"engine": {"attention": {"prefill": "Split"}}},
         "spec.engine.attention.prefill",
-        '"Auto", "CPU", "FA3", "Reference"',
+        '"FlashInferFA3", "Reference"',
     ),
     (
         "CPU's attention on CUDA",
@@ -118,7 +118,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "CUDA's attention on CPU",
-        {"engine": {"device": "CPU", "attention": {"decode": "Split"}}},
+        {"engine": {"device": "CPU", "attention": {"decode": "FlashInfer"}}},
         "spec.engine.attention",
         "choose Auto",
     ),
@@ -246,7 +246,6 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.autoscaling.metric.targetValue",
         "is needed there",
     ),
-    ("network policy", {"networkPolicy": "Enabled"}, "spec.networkPolicy", "leave it out"),
     (
         "cache",
         {"model": {"cache": {"mode": "HostPath", "path": "/models"}}},

@@ -1,0 +1,55 @@
+"""NetworkPolicies of a service: who may reach what, and that they come and go with the spec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+
+def open_to(policy: dict[str, Any]) -> dict[int, list[dict[str, Any]] | None]:
+    """Who may reach which port of a policy's pods; None stands for anyone."""
+    return {
+        rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"] if "ports" in rule
+    }
+
+
+def test_only_the_gateway_prometheus_and_the_operator_get_in(
+    api: Any,
+    operators: Any,
+    node: Any,
+    namespace: str,
+    minimal: Callable[..., Any],
+    eventually: Callable[..., Any],
+) -> None:
+    body = minimal(engine={"device": "CPU"}, gateway={"replicas": 1}, networkPolicy="Enabled", replicas=0)
+    body["metadata"]["namespace"] = namespace
+    api.create(body)
+
+    def names() -> list[str]:
+        return sorted(one["metadata"]["name"] for one in api.list("NetworkPolicy", namespace))
+
+    eventually(lambda: names() == ["demo-engine", "demo-gateway"], 120)
+    engine, gateway = (api.get("NetworkPolicy", namespace, name) for name in names())
+    assert engine["spec"]["podSelector"]["matchLabels"]["mizzen.dev/component"] == "engine"
+    assert engine["spec"]["policyTypes"] == gateway["spec"]["policyTypes"] == ["Ingress"]
+    wire = open_to(engine)[5557]
+    assert wire is not None
+    assert [peer["podSelector"]["matchLabels"]["mizzen.dev/component"] for peer in wire] == ["gateway"]
+    assert not any("namespaceSelector" in peer for peer in wire)
+    metrics = open_to(engine)[8081]
+    assert metrics is not None
+    assert metrics[0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+    assert set(open_to(engine)) == {5557, 8081}
+    assert open_to(gateway)[8000] is None
+    admin = open_to(gateway)[8001]
+    assert admin is not None
+    space = admin[0]["namespaceSelector"]["matchLabels"]
+    assert space == {"kubernetes.io/metadata.name": "mizzen-system"}
+    assert set(open_to(gateway)) == {8000, 8001}
+    changed = copy.deepcopy(engine["spec"])
+    changed["ingress"] = [{}]
+    api.patch("NetworkPolicy", namespace, "demo-engine", {"spec": changed})
+    api.patch("InferenceService", namespace, "demo", {"spec": {"networkPolicy": "Disabled"}})
+    eventually(lambda: names() == [], 120)
+    api.delete("InferenceService", namespace, "demo")
