@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may reach engines and gateways. Probes of the node's own kubelet always get through."""
+"""NetworkPolicies: who may reach engines and gateways. Probes of the node's kubelet always get through."""
 
 from __future__ import annotations
 
