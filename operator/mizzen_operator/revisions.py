@@ -43,12 +43,12 @@ class Revisions:
         self._kube = kube
         self._config = config
         self._metrics = metrics
-        self._known: dict[tuple[Key, str], dict[str, _Known]] = {}
+        self._known: dict[Key, tuple[str, dict[str, _Known]]] = {}
+        """With the uid of the service whose they are."""
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a service."""
-        for one in [one for one in self._known if one[0] == key]:
-            del self._known[one]
+        self._known.pop(key, None)
 
     async def sync(self, service: InferenceService, revision: str, used: Collection[str]) -> frozenset[str]:
         """Record what a service should run as the newest of its revisions; returns those that are recorded.
@@ -62,12 +62,12 @@ class Revisions:
             Refused: an object of the name belongs to something else.
             KubeError: the API server failed.
         """
-        memory = (Key(service.namespace, service.name), service.uid)
-        known = self._known.get(memory)
-        if known is not None and _newest(known) == revision:
+        key = Key(service.namespace, service.name)
+        uid, known = self._known.get(key, ("", {}))
+        if uid == service.uid and _newest(known) == revision:
             return frozenset(known)
-        if known is None and not service.status and await self._create(service, revision, 1):
-            self._known[memory] = {revision: _Known(1)}
+        if uid != service.uid and not service.status and await self._create(service, revision, 1):
+            self._known[key] = (service.uid, {revision: _Known(1)})
             return frozenset({revision})
         known = await self._list(service)
         number = max((one.number for one in known.values()), default=0) + 1
@@ -81,7 +81,7 @@ class Revisions:
             await self._kube.patch(self._ref(service, revision), {"revision": number})
             known[revision] = _Known(number, known[revision].uid)
         await self._prune(service, known, {revision, *used})
-        self._known[memory] = known
+        self._known[key] = (service.uid, known)
         return frozenset(known)
 
     async def service_at(self, service: InferenceService, revision: str) -> InferenceService:
@@ -98,6 +98,8 @@ class Revisions:
         try:
             return restored(service, body["data"])
         except (ApiError, KeyError, TypeError) as error:
+            _, known = self._known.get(Key(service.namespace, service.name), ("", {}))
+            known.pop(revision, None)  # the next look does without it
             raise Refused(
                 "RevisionUnreadable", f"revision {revision} cannot be made again: {error}"
             ) from error

@@ -13,11 +13,13 @@ import pytest
 
 from mizzen_operator import rollout, status
 from mizzen_operator.api import InferenceService, Rollout
+from mizzen_operator.apply import Refused
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Group
 from mizzen_operator.render.budget import engine_budget, least
 from mizzen_operator.render.engine import revision
-from mizzen_operator.revisions import manifest, restored
+from mizzen_operator.revisions import Revisions, manifest, restored
 from mizzen_operator.rollout import learn, overdue, recall, seconds_left
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -240,3 +242,83 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
 )
 def test_conditions_of_a_rollout(facts: Any, name: str, expected: tuple[bool, str]) -> None:
     assert {c.type: (c.status, c.reason) for c in status.conditions(facts)}[name] == expected
+
+
+class FakeKube:
+    """Keeps ControllerRevisions, and counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+
+    async def create(self, body: dict[str, Any]) -> bool:
+        self.calls.append("create")
+        name = body["metadata"]["name"]
+        if name in self.objects:
+            return False
+        self.objects[name] = json.loads(json.dumps(body))
+        self.objects[name]["metadata"]["uid"] = f"uid-{name}"
+        return True
+
+    async def list(self, ref: Any, selector: str) -> list[dict[str, Any]]:
+        self.calls.append("list")
+        return list(self.objects.values())
+
+    async def get(self, ref: Any) -> dict[str, Any] | None:
+        return self.objects.get(ref.name)
+
+    async def patch(self, ref: Any, patch: dict[str, Any]) -> None:
+        self.calls.append("patch")
+        self.objects[ref.name].update(patch)
+
+    async def delete(self, ref: Any, uid: str) -> bool:
+        self.calls.append("delete")
+        assert self.objects[ref.name]["metadata"]["uid"] == uid
+        del self.objects[ref.name]
+        return True
+
+
+async def test_revisions_are_recorded_once_and_the_oldest_are_left_out() -> None:
+    kube = FakeKube()
+    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
+    one = replace(service(), history_limit=1)
+    assert await revisions.sync(one, "a", ()) == {"a"}
+    assert await revisions.sync(one, "a", ()) == {"a"}
+    assert kube.calls == ["create"], "a new service costs one request, and then none"
+    one = replace(one, status={"updateRevision": "a"})
+    for newest, used in (("b", {"a"}), ("c", {"b"}), ("d", {"c"})):
+        recorded = await revisions.sync(one, newest, used)
+    assert recorded == {"b", "c", "d"}
+    assert await revisions.sync(one, "b", {"d"}) == {"b", "c", "d"}
+    assert {name: body["revision"] for name, body in kube.objects.items()} == {
+        "demo-b": 5,
+        "demo-c": 3,
+        "demo-d": 4,
+    }
+    calls = len(kube.calls)
+    after_restart = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
+    assert await after_restart.sync(one, "b", {"d"}) == {"b", "c", "d"}
+    assert kube.calls[calls:] == ["list"]
+
+
+async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() -> None:
+    kube = FakeKube()
+    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
+    one = replace(service(), status={"updateRevision": "a"})
+    await revisions.sync(one, "a", ())
+    await revisions.sync(one, "b", {"a"})
+    del kube.objects["demo-a"]["data"]["spec"]["engine"]["device"], kube.objects["demo-a"]["data"]["image"]
+    with pytest.raises(Refused, match="revision a cannot be made again"):
+        await revisions.service_at(one, "a")
+    assert await revisions.sync(one, "b", {"a"}) == {"b"}
+    del kube.objects["demo-a"]
+    with pytest.raises(Refused, match="revision a is gone"):
+        await revisions.service_at(one, "a")
+
+
+async def test_a_name_that_is_taken_is_no_revision_of_ours() -> None:
+    kube = FakeKube()
+    other = replace(service(), uid="other")
+    await Revisions(kube, CONFIG, Metrics()).sync(other, "a", ())  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="belongs to something else"):
+        await Revisions(kube, CONFIG, Metrics()).sync(service(), "a", ())  # type: ignore[arg-type]

@@ -110,8 +110,8 @@ def arguments(service: InferenceService, name: str) -> list[str]:
         "max-step-milliseconds": engine.max_step_milliseconds,
         "page-size": engine.page_size,
         "prefix-cache": engine.prefix_cache.lower(),
-        "attention-prefill": engine.attention_prefill.lower(),
-        "attention-decode": engine.attention_decode.lower(),
+        "attention-prefill": _attention(engine.attention_prefill),
+        "attention-decode": _attention(engine.attention_decode),
         "kv-cache-dtype": engine.kv_cache_dtype.lower(),
         "steps-in-flight": 2 if engine.overlap_scheduling == "Enabled" else 1,
         "cuda-graph": "auto" if engine.cuda_graph == "Auto" else "off",
@@ -128,6 +128,10 @@ def arguments(service: InferenceService, name: str) -> list[str]:
     }
     given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
     return ["engine", *(item for pair in given for item in pair), *engine.extra_args]
+
+
+def _attention(backend: str) -> str:
+    return "flashinfer-fa3" if backend == "FlashInferFA3" else backend.lower()
 
 
 def engine_pod(
