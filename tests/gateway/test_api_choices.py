@@ -180,3 +180,17 @@ async def test_what_a_response_may_hold_is_bounded(
     del body["logprobs"]
     assert (await client.completions.create(**{**body, **asked})).choices
     assert gateway.gateway.in_flight == 0
+
+
+async def test_tokens_of_a_response_that_is_not_streamed_are_bounded(
+    live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mizzen.gateway.openai.sequence.MAX_TOKENS_HELD", 100)
+    gateway = await live(engine)
+    client = gateway.client()
+    body: dict[str, Any] = {"model": "demo", "prompt": "one", "max_tokens": 30}
+    with pytest.raises(openai.BadRequestError, match="at most 100 tokens: ask for a stream") as refused:
+        await client.completions.create(**body, n=4)
+    assert refused.value.param == "stream"
+    assert len((await client.completions.create(**body, n=3)).choices) == 3
+    assert [chunk async for chunk in await client.completions.create(**body, n=4, stream=True)]

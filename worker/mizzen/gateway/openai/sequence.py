@@ -25,15 +25,32 @@ FINAL_SECONDS = 2.0
 """How long usage waits for an engine's count after an abort."""
 
 
+MAX_TOKENS_HELD = 1 << 21
+"""Tokens of all choices of a response that is not streamed."""
 MAX_LOGPROBS_HELD = 1 << 21
 """Log probabilities, each about 120 bytes, that one response may hold before any of it is sent."""
 
 
 class Held:
-    """Counts the log probabilities that one response holds."""
+    """Counts what one response holds until it is sent: tokens, and log probabilities."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._tokens = 0
+
+    def answer(self, wish: Wish, tokens: int) -> None:
+        """Count tokens that have come of an answer.
+
+        Raises:
+            ApiError: 400, they are too many.
+        """
+        self._tokens += tokens
+        if self._tokens > MAX_TOKENS_HELD:
+            text = f"stream: without it a response holds at most {MAX_TOKENS_HELD} tokens"
+            raise invalid(
+                f"{text}: ask for a stream, or for shorter or fewer choices", "stream", "out_of_range"
+            )
+        self.take(wish, tokens)
 
     def take(self, wish: Wish, tokens: int) -> None:
         """Count those of some tokens.
@@ -214,7 +231,7 @@ class Sequence:
             try:
                 while not pieces or pieces[-1].reason is None:
                     pieces.append(await self.next())
-                    self._held.take(self.wish, len(pieces[-1].ids))
+                    self._held.answer(self.wish, len(pieces[-1].ids))
             except (StreamLost, EngineRefused) as error:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
                 running.close()
