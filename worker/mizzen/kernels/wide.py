@@ -25,8 +25,8 @@ SHARED_BYTES = 227 * 1024
 """Shared memory of a block at most."""
 ALIGNMENT = 1024
 MULTIPROCESSORS = 132
-LARGEST = 256 << 20
-"""Weights at most: of larger ones, which are output heads, cuBLAS is as fast."""
+LARGEST = 64 << 10
+"""Outputs at most: for more, which are those of output heads, cuBLAS is as fast."""
 SOURCE = source("wide")
 
 
@@ -80,34 +80,31 @@ def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
     return cut if batch and cut.serves(rows, columns, batch) else None
 
 
-def choose(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
-    """Return weight rows of a block, parts of the inner dimension, and blocks that share x."""
+def choose(rows: int, columns: int, batch: int) -> tuple[int, int, int, int]:
+    """Return weight rows of a block, parts of the inner dimension, blocks that share x, blocks at a time."""
 
     def tiles(height: int) -> int:
         return -(-rows // height)
 
     if tiles(64) > MULTIPROCESSORS:
         height = 128 if tiles(128) <= MULTIPROCESSORS else 192
-        return height, 1, 2 if batch > 128 else 1
+        return height, 1, 2 if batch > 128 else 1, 1
     if rows <= columns >= 4096 and (columns < 8192 or batch > 64) and tiles(192) * 4 <= MULTIPROCESSORS:
-        return 192, 4, 1
+        return 192, 4, 1, 1
     most = MULTIPROCESSORS if columns >= 4096 else MULTIPROCESSORS // 2
     split = max(split for split in (1, 2, 4) if split == 1 or tiles(64) * split <= most)
-    return 64, split, 1 if batch <= 64 else 2
+    return (64, split, 1, 2) if batch <= 64 else (64, split, 4 if split == 1 else 1, 1)
 
 
 def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
     """Return for how many rows of x the kernel was measured to be no slower than cuBLAS; 0 where for none.
 
-    Measured inside whole steps. What attention follows (more outputs than inputs) loses there from 64 rows on
-    what it gains by itself.
+    Measured inside whole steps, behind and ahead of other kernels.
     """
     rows, columns = weight.shape
-    if columns % COLUMNS or (gate and rows % 16) or weight.numel() > LARGEST:
+    if columns % COLUMNS or (gate and rows % 16) or rows > LARGEST:
         return 0
-    most = (256 if -(-rows // 128) > MULTIPROCESSORS else 128) if gate else 32 if rows > columns else 192
-    if columns < 4096:
-        most = min(most, 64)
+    most = 256 if gate else 192 if columns >= 3072 else 64
     return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
 
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from mizzen.layers.build import Build, RowPart, Target
 from mizzen.layers.norm import RMSNorm
 
+WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 32))
+"""(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
 NORMED_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
@@ -135,6 +137,10 @@ class MergedLinear:
             self.parts[name] = RowPart(start=start, rows=held, columns=slice(0, columns), shape=shape)
             start += held.stop - held.start
         self.method = build.linear(start, columns, bias, build.dtype, build.device)
+        if isinstance(self.method, SkinnyDense):
+            size = start * columns
+            most = next((rows for weights, rows in WIDEST_BEFORE_ATTENTION if size <= weights), 0)
+            self.method.widest = min(self.method.widest, most)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
