@@ -57,6 +57,7 @@ def main() -> None:
                 "tools": [name for name in (*COMPILERS, *INSTALLERS) if shutil.which(name)],
                 "help": [[one.returncode, len(one.stdout)] for one in shown],
                 "components": sorted(part["name"] for bom in boms for part in bom["components"]),
+                "described": [bom["metadata"]["component"]["name"] for bom in boms],
                 "formats": [bom["bomFormat"] for bom in boms],
             }
         )

@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,14 +119,28 @@ def timed(what: str, action: Callable[[], None]) -> None:
     print(f"e2e: {time.monotonic() - began:6.1f} s  {what}", flush=True)
 
 
-def bring(how: Way, site: str, tags: tuple[str, ...]) -> None:
-    """Build all images and take them to the nodes, under each of the tags."""
-    for target in TARGETS:
-        for tag in tags:
-            image = f"{how.prefix}/{target}:{tag}"
-            build = how.build(image, options(target, tag, site))
-            timed(f"built {image}", lambda build=build: call(*build))
-            timed(f"delivered {image}", lambda image=image: call(*how.deliver(image)))
+def build(how: Way, site: str, target: str, tag: str) -> None:
+    """Build an image under a tag."""
+    image = f"{how.prefix}/{target}:{tag}"
+    timed(f"built {image}", lambda: call(*how.build(image, options(target, tag, site))))
+
+
+def bring(how: Way, site: str, target: str, tags: tuple[str, ...]) -> None:
+    """Build an image and take it to the nodes, under each of the tags."""
+    for tag in tags:
+        image = f"{how.prefix}/{target}:{tag}"
+        build(how, site, target, tag)
+        timed(f"delivered {image}", lambda image=image: call(*how.deliver(image)))
+
+
+def prepare(how: Way, site: str, tags: tuple[str, ...]) -> None:
+    """Make the cluster while the stages are built that the images share; then the images, side by side."""
+    with ThreadPoolExecutor() as pool:
+        cluster = pool.submit(lambda: timed("cluster up", lambda: call(*how.up or ("true",))))
+        build(how, site, TARGETS[0], tags[0])
+        cluster.result()
+        for made in [pool.submit(bring, how, site, target, tags) for target in TARGETS]:
+            made.result()
 
 
 def test(how: Way, site: str, tags: tuple[str, ...], arguments: list[str]) -> int:
@@ -159,9 +174,7 @@ def main() -> int:
     how, site, tags = way(load), engine_site(load), ("e2e", "e2e-next")
     signal.signal(signal.SIGTERM, interrupted)
     try:
-        if how.up:
-            timed("cluster up", lambda: call(*how.up or ()))
-        timed("images built and delivered", lambda: bring(how, site, tags))
+        timed("cluster up, images built and delivered", lambda: prepare(how, site, tags))
         began = time.monotonic()
         status = test(how, site, tags, arguments)
         print(f"e2e: {time.monotonic() - began:6.1f} s  tests", flush=True)
