@@ -22,6 +22,7 @@ from mizzen_operator.kube import Ref
 ROOT = Path(__file__).parents[2]
 CONTROLLERS = (
     "deployment-controller",
+    "disruption-controller",
     "garbage-collector-controller",
     "namespace-controller",
     "replicaset-controller",

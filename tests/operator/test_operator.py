@@ -399,6 +399,118 @@ def test_a_pod_that_the_api_server_rejects_shows_why(service: Callable[..., Serv
     demo.settle(1)
 
 
+def revisions(demo: Service) -> dict[str, int]:
+    """The numbers of a service's ControllerRevisions, by revision."""
+    found = demo.api.list("ControllerRevision", demo.namespace, "mizzen.dev/service=demo")
+    assert all(one["metadata"]["name"] == f"demo-{label(one, 'revision')}" for one in found)
+    return {label(one, "revision"): one["revision"] for one in found}
+
+
+def label(body: dict[str, Any], name: str) -> str:
+    return body["metadata"]["labels"][f"mizzen.dev/{name}"]
+
+
+def test_a_spec_that_is_applied_again_has_its_old_revision(service: Callable[..., Service]) -> None:
+    demo = service(revisionHistoryLimit=0)
+    demo.settle(1)
+    first = demo.status()["updateRevision"]
+    assert demo.status()["currentRevision"] == first
+    for pages in (32, 64):
+        demo.patch(engine={"pageSize": pages})
+        demo.settle(1)
+    last = demo.status()["updateRevision"]
+    assert revisions(demo)[last] == 3
+    assert len(revisions(demo)) == 2, "no more than what serves and what served before"
+    demo.patch(engine={"pageSize": 32})
+    demo.settle(1)
+    again = demo.status()["updateRevision"]
+    assert demo.status()["currentRevision"] == again not in (first, last)
+    assert revisions(demo) == {last: 3, again: 4}
+
+
+def test_a_partition_holds_and_restores_the_old_revision(service: Callable[..., Service]) -> None:
+    demo = service(replicas=2, rollout={"partition": 1})
+    demo.settle(2)
+    old = demo.status()["updateRevision"]
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "PartitionReached", 90)
+    demo.eventually(lambda: sorted(label(pod, "revision") == old for pod in demo.pods()) == [False, True], 90)
+    [kept] = [pod for pod in demo.pods() if label(pod, "revision") == old]
+    demo.api.delete("Pod", demo.namespace, kept["metadata"]["name"], gracePeriodSeconds=30)
+
+    def restored() -> bool:
+        pods = [pod for pod in demo.pods() if pod["metadata"]["uid"] != kept["metadata"]["uid"]]
+        return sorted(label(pod, "revision") == old for pod in pods) == [False, True]
+
+    demo.eventually(restored, 90)
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "PartitionReached", 90)
+    [made] = [
+        pod
+        for pod in demo.pods()
+        if label(pod, "revision") == old and pod["metadata"]["uid"] != kept["metadata"]["uid"]
+    ]
+    assert made["spec"]["containers"][0]["args"] == kept["spec"]["containers"][0]["args"]
+    demo.patch(rollout={"partition": 0})
+    demo.settle(2)
+    assert {label(pod, "revision") for pod in demo.pods()} == {demo.status()["updateRevision"]} != {old}
+
+
+def evict(demo: Service, name: str) -> int:
+    """Ask for a pod's eviction; returns the API server's code."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    try:
+        demo.api.request("POST", f"/api/v1/namespaces/{demo.namespace}/pods/{name}/eviction", body)
+    except Exception as error:
+        return int(error.code)  # type: ignore[attr-defined]
+    return 201
+
+
+def allowed(demo: Service, name: str) -> int:
+    """Evictions that a budget of this generation allows now; -1 before it has counted."""
+    budget = demo.api.find("PodDisruptionBudget", demo.namespace, name)
+    if budget is None or budget["status"].get("observedGeneration") != budget["metadata"]["generation"]:
+        return -1
+    return budget["status"]["disruptionsAllowed"]
+
+
+def test_evictions_take_no_group_that_must_serve(service: Callable[..., Service], node: Any) -> None:
+    demo = service(gateway={"replicas": 2})
+    demo.settle(1)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 0 and allowed(demo, "demo-gateway") == 1)
+    assert evict(demo, demo.live()[0]) == 429
+    demo.patch(replicas=2)
+    demo.settle(2)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 1)
+    node.reset_lowest(demo.namespace)
+    before = demo.live()
+    assert evict(demo, before[0]) == 201
+    assert evict(demo, before[1]) == 429
+    demo.settle(2)
+    demo.eventually(lambda: allowed(demo, "demo-engine") == 1)
+    assert evict(demo, before[1]) == 201
+    demo.settle(2)
+    assert not set(before) & set(demo.live())
+    assert node.lowest[demo.namespace] >= 1
+    demo.patch(availability={"podDisruptionBudget": "Disabled"})
+    demo.eventually(lambda: demo.api.list("PodDisruptionBudget", demo.namespace) == [])
+
+
+def test_a_group_that_fails_too_often_is_given_up_until_the_spec_changes(
+    service: Callable[..., Service], node: Any
+) -> None:
+    node.behaviour.broken_models = {"/models/broken"}
+    demo = service(model={"source": "file:///models/broken"}, lifecycle={"maxGroupRestarts": 2})
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "RestartBudgetExceeded", 90)
+    assert "no config.json in the model's folder" in demo.condition("Failed")["message"]
+    demo.eventually(lambda: demo.pods() == [], 90)
+    demo.patch(replicas=2)
+    demo.eventually(lambda: demo.status()["observedGeneration"] == demo.body()["metadata"]["generation"])
+    assert demo.condition("Failed")["reason"] == "RestartBudgetExceeded", "replicas are no change of the spec"
+    demo.patch(model={"source": "file:///models/whole"})
+    demo.settle(2)
+    assert "givenUp" not in demo.status()
+
+
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 IDLE_SECONDS = 20.0
 NOT_OURS = ("leases", "tokenreviews", "subjectaccessreviews")
