@@ -322,3 +322,17 @@ async def test_a_name_that_is_taken_is_no_revision_of_ours() -> None:
     await Revisions(kube, CONFIG, Metrics()).sync(other, "a", ())  # type: ignore[arg-type]
     with pytest.raises(Refused, match="belongs to something else"):
         await Revisions(kube, CONFIG, Metrics()).sync(service(), "a", ())  # type: ignore[arg-type]
+
+
+def test_an_upgrade_replaces_no_group() -> None:
+    """Fields that a release adds must not change the name of a revision by coming with their defaults."""
+    template = {"labels": {}, "sharedMemorySizeLimit": "8Gi"}
+    spread = {"podDisruptionBudget": "Auto", "spreadTopologyKey": "kubernetes.io/hostname"}
+    first = TABLE["service"](podTemplate=template, availability=spread)
+    assert revision(first, OperatorConfig(engine_image="e:1")) == "af503b36", "as the first release named it"
+    for part, change in (
+        ("engine", {**TABLE["SPEC"]["engine"], "kvCacheDtype": "FP8"}),
+        ("availability", {**spread, "spreadTopologyKey": "zone"}),
+    ):
+        other = TABLE["service"](**{"podTemplate": template, "availability": spread, part: change})
+        assert revision(other, OperatorConfig(engine_image="e:1")) != "af503b36"
