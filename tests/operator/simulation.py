@@ -8,6 +8,7 @@ the gateways (each answers `GET /admin/engines` on its pod's own address, from w
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -265,10 +266,11 @@ class SimulatedNode:
                     engine["stats"] = {"running": 0, "waiting": 0, "waitingTokens": 0, "pagesTotal": 100}
                     engine["stats"]["pagesUsed"] = load.get("pagesUsed", 0)
                 body = json.dumps({**table, "idleSeconds": 0.0, **load, "engines": engines})
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(body.encode())
+                with contextlib.suppress(ConnectionError):  # whoever waited may have gone
+                    self.send_response(200)
+                    self.send_header("Content-Type", "application/json")
+                    self.end_headers()
+                    self.wfile.write(body.encode())
 
             def log_message(self, *_: object) -> None:
                 pass
