@@ -66,6 +66,12 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
+def report(group: Group, what: str) -> None:
+    """Say on the error output what is being measured: a collective that hangs is the last one told."""
+    if not group.rank:
+        print(f"measuring {what}", file=sys.stderr, flush=True)
+
+
 def sweep(group: Group, rounds: int) -> Times:
     """Time every way at every size."""
     results: Times = {}
@@ -78,6 +84,7 @@ def sweep(group: Group, rounds: int) -> Times:
             x = torch.ones(size // 2, dtype=torch.bfloat16, device=device).view(-1, 512)
             if way != "nccl" and not collectives.serves(x):
                 continue
+            report(group, f"{way}, {size // KIB} KiB")
             took = microseconds(group, lambda c=collectives, x=x: c.all_reduce(x), rounds)
             results.setdefault(str(size), {})[way] = took
     return results
@@ -97,6 +104,7 @@ def fused(group: Group, rounds: int) -> Times:
             x = torch.randn(rows, columns, dtype=torch.bfloat16, device=device)
             residual = torch.randn_like(x)
             mine: dict[str, float] = {}
+            report(group, f"the norm behind {rows} x {columns}")
             if one.add_norm(x, residual, weight, 1e-6) is not None:
                 mine["fused"] = microseconds(
                     group, lambda r=residual, x=x, w=weight: one.add_norm(x, r, w, 1e-6), rounds
@@ -126,6 +134,7 @@ def check(group: Group) -> None:
             stream = (total + residual.float()).to(torch.bfloat16)
             expected = F.rms_norm(stream.float(), (columns,), weight.float(), 1e-6)
             normed = made.add_norm(x, residual, weight, 1e-6)
+            report(group, f"nothing yet: checked {rows} x {columns}")
             if normed is None:
                 continue
             torch.testing.assert_close(residual, stream, atol=0.02, rtol=0.02)

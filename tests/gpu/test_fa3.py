@@ -146,4 +146,4 @@ def test_scales_of_keys_in_an_8_bit_cache() -> None:
             wanted, got = torch.empty(2, *q[part].shape, device="cuda", dtype=torch.bfloat16)
             plan(plain)(layer, q[part], None, None, wanted)
             plan(scaled)(layer, q[part] * scale, None, None, got)
-            torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)
+            torch.testing.assert_close(got, wanted, atol=5e-2, rtol=3e-2)
