@@ -1,0 +1,89 @@
+"""The parts that build images, each on its own; `make e2e` holds the images themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "scripts/images"
+
+
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(IMAGES / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_image_installs_the_requirements_of_its_extras_only() -> None:
+    done = script("requirements.py", str(ROOT / "pyproject.toml"), "base", "worker", "--without", "Torch")
+    names = [line.split(">")[0] for line in done.stdout.splitlines()]
+    assert "msgspec" in names
+    assert "safetensors" in names
+    assert not {"torch", "fastapi", "kubernetes"} & set(names)
+    assert len(names) == len(set(names))
+
+
+def test_an_unknown_extra_is_refused_by_name() -> None:
+    done = script("requirements.py", str(ROOT / "pyproject.toml"), "gatway")
+    assert done.returncode != 0
+    assert "no extra gatway; there are base, " in done.stderr
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of packages with a client, its tests, and a package that imports its own `testing`."""
+    for name in ("kubernetes/client/__init__.py", "kubernetes/__init__.py", "other/tests/__init__.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "kubernetes/client/pod.py").write_text("class Pod:\n    phase = 'Running'\n")
+    (tmp_path / "numpy/testing").mkdir(parents=True)
+    return tmp_path
+
+
+def test_a_client_in_an_archive_is_imported_as_before(site: Path) -> None:
+    assert script("slim.py", str(site)).returncode == 0
+    assert not (site / "kubernetes").exists()
+    assert not (site / "other/tests").exists()
+    assert (site / "numpy/testing").is_dir()
+    load = f"import site; site.addsitedir({str(site)!r})"
+    code = f"{load}; from kubernetes.client.pod import Pod; print(Pod.phase)"
+    shown = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert shown.stdout == "Running\n", shown.stderr
+
+
+def test_a_package_that_cannot_be_archived_is_refused(site: Path) -> None:
+    (site / "kubernetes/fast.so").write_bytes(b"")
+    done = script("slim.py", str(site))
+    assert done.returncode != 0
+    assert "kubernetes holds fast.so" in done.stderr
+    assert (site / "kubernetes").is_dir()
+
+
+def test_the_stand_in_for_a_compiler_hands_over_one_module_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "cc").write_text((IMAGES / "cc.sh").read_text())
+    (tmp_path / "cuda_utils.c").write_text("int a;")
+    (tmp_path / "cuda_utils.so").write_bytes(b"module")
+    asked = tmp_path / "asked.c"
+    asked.write_text("int a;")
+    command = ["sh", str(tmp_path / "cc"), str(asked), "-O3", "-shared", "-o", str(tmp_path / "out.so")]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert (tmp_path / "out.so").read_bytes() == b"module"
+    asked.write_text("int b;")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "no C compiler" in refused.stderr
+
+
+def test_the_last_stages_only_copy() -> None:
+    stages = (ROOT / "Dockerfile.worker").read_text().split("\nFROM ")[1:]
+    final = {stage.split()[2]: stage for stage in stages if stage.startswith(("scratch AS", "runtime AS"))}
+    assert set(final) == {"runtime", "operator", "gateway", "engine-cpu", "engine"}
+    for name, stage in final.items():
+        assert "\nRUN " not in stage, name
+    assert "\nUSER 10001:10001\n" in final["runtime"]
