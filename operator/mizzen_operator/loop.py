@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 60.0
 WAIT_LIMIT_SECONDS = 5.0
-"""How rarely a gateway is asked for an acknowledgement that does not come."""
+"""How rarely a service is looked at of which a group rests."""
 API_KEYS_SECONDS = 5.0
 """How often Secrets with API keys are listed while a gateway finds them by their label."""
 
