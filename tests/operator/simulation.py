@@ -146,7 +146,7 @@ class SimulatedNode:
         try:
             self._api.request(method, path, body, **options)
         except Exception as error:
-            if getattr(error, "code", 0) not in (404, 409):
+            if getattr(error, "code", 0) not in (404, 409) and "being terminated" not in str(error):
                 raise
 
     def _write_status(self, pod: dict[str, Any]) -> None:
