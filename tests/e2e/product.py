@@ -199,6 +199,7 @@ def namespace(name: str) -> dict[str, Any]:
 def everything() -> set[str]:
     """Return the names of all objects of the cluster that nobody makes by himself, such as events."""
     transient = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io"}
+    transient.add("apiservices.apiregistration.k8s.io")  # made by the API server for each CRD
     kinds = set(kubectl("api-resources", "--verbs=list", "-o", "name").split()) - transient
     output = kubectl("get", ",".join(sorted(kinds)), "-A", "-o", "name", "--ignore-not-found")
     return set(output.split())
