@@ -341,6 +341,11 @@ def test_a_wrong_value_is_refused_by_name(offline: Any, values: dict[str, Any], 
     assert message in str(refusal.value)
 
 
+def test_times_of_the_election_that_contradict_each_other_are_refused(offline: Any) -> None:
+    with pytest.raises(Exception, match="leaseSeconds must exceed renewSeconds"):
+        offline.template({"operator": {"leaderElection": {"renewSeconds": 10}}})
+
+
 def objects(schema: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every object in a schema, with the name it has there."""
     if isinstance(schema, dict):
@@ -393,3 +398,19 @@ def test_the_notes_tell_the_next_command(offline: Any) -> None:
     assert "helm test sail --namespace harbour" in notes
     assert "kubectl apply --namespace harbour -f -" in notes
     assert "One replica of the operator" in notes
+
+
+def test_the_notes_name_no_check_that_is_not_there(offline: Any) -> None:
+    values = ("--set", "rbac.create=false,operator.replicas=0")
+    notes = offline("install", "sail", CHART, "--dry-run=client", *values).rpartition("NOTES:")[2]
+    assert "helm test" not in notes
+    assert "No replica of the operator" in notes
+
+
+def test_a_releases_dots_are_in_no_name(offline: Any) -> None:
+    """A Service has none in its name."""
+    rendered = offline("template", "sail.v1", CHART)
+    names = {
+        one["metadata"]["name"] for one in yaml.safe_load_all(rendered) if one and one["kind"] == "Service"
+    }
+    assert names == {"sail-v1-operator"}

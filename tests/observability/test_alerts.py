@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, text in pages.items():
         assert text.startswith(f"# {name}\n")
         assert "## What to do" in text
+
+
+def test_runbooks_send_nobody_to_a_panel_that_is_not_there() -> None:
+    boards = [json.loads(path.read_text()) for path in (ROOT / "charts/mizzen/dashboards").glob("*.json")]
+    titles = {board["title"] for board in boards} | {p["title"] for board in boards for p in board["panels"]}
+    named = {
+        (path.stem, name)
+        for path in (ROOT / "docs/runbooks").glob("*.md")
+        for name in re.findall(r"(?<!\*)\*([A-Z][^*\n]+)\*(?!\*)", path.read_text())
+    }
+    assert len(named) > 20
+    assert {(page, name) for page, name in named if name not in titles} == set()
 
 
 def test_every_alert_says_how_bad_it_is_and_what_it_is() -> None:

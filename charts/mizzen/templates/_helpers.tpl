@@ -2,7 +2,7 @@
 {{- define "mizzen.fullname" -}}
 {{- $release := .Release.Name -}}
 {{- with .Values.nameOverride }}{{ $release = printf "%s-%s" $release . }}{{ end -}}
-{{- .Values.fullnameOverride | default $release | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default $release | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
 {{- define "mizzen.operator" -}}
