@@ -247,6 +247,11 @@ class World:
         """Return how many groups requests reach."""
         return self.kubectl.json("get", "infsvc", NAME).get("status", {}).get("availableReplicas", 0)
 
+    def suspend(self, wanted: bool) -> None:
+        """Take the groups away, so that the gateway answers 503, or bring them back."""
+        spec = json.dumps({"spec": {"suspend": wanted}})
+        self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", spec)
+
     def garbage(self, pod: dict[str, Any]) -> None:
         """Send an engine frames that are no messages, as a gateway of another version would."""
         data = self.kubectl.json("get", "secret", f"{NAME}-gateway-keys")["data"]
@@ -283,6 +288,7 @@ def service(name: str, replicas: int) -> dict[str, Any]:
                 "replicas": 1,
                 "tls": {"secretName": "demo-tls"},
                 "admission": {"maxInFlight": 12, "queueSize": 3, "queueTimeoutSeconds": 20},
+                "extraArgs": ["--breaker-failures=1"],
             },
             "lifecycle": {"startupTimeoutSeconds": 120, "drainTimeoutSeconds": 5},
         },
@@ -422,11 +428,23 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
         return pods.get(found[0]["metric"]["pod"])
 
     def lose_one() -> bool:
-        """Kill a busy engine; tell whether an answer of it went on in the other one."""
+        """Kill a busy engine; tell whether its breaker was seen open and an answer went on elsewhere."""
+        opened = "max(max_over_time(mizzen_gateway_breaker_state[2m])) > 0"
         resumed = "sum(mizzen_gateway_resume_seconds_count) > 0"
         world.rank(eventually(busiest, "an engine is busy")).kill()
         with suppress(AssertionError):
-            return bool(eventually(lambda: prometheus.query(resumed), resumed, 10))
+            for expr in (opened, resumed):
+                eventually(lambda expr=expr: prometheus.query(expr), expr, 10)
+            return True
+        return False
+
+    def ask_in_vain() -> bool:
+        """Make the service anew that cannot come up; tell whether a refusal of the API server was counted."""
+        refused = 'sum(rate(mizzen_operator_api_requests_total{code!~"2.."}[15s])) > 0'
+        world.kubectl("delete", "infsvc", BROKEN)
+        world.apply(service(BROKEN, 1))
+        with suppress(AssertionError):
+            return bool(eventually(lambda: prometheus.query(refused), refused, 10))
         return False
 
     with Load(world.url(), streams=7) as load:
@@ -443,8 +461,13 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
                 rank.kill()
         seen("sum(mizzen_gateway_stream_errors_total) > 0", "sum(mizzen_gateway_resume_failures_total) > 0")
         eventually(lambda: world.serving() == 0, "the loss of both engines is seen")
+        eventually(ask_in_vain, "the API server refuses something")
         eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve again")
         seen("sum(mizzen_gateway_retries_total) > 0")
+        world.suspend(True)
+        seen('sum(rate(mizzen_gateway_requests_total{code="503"}[15s])) > 0')
+        world.suspend(False)
+        eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve after a pause")
         for process in world.processes(world.pods("gateway")[0]):
             process.kill()
         seen("sum(mizzen_engine_lost_gateways_total) > 0")
