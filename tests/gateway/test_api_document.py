@@ -17,6 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+# Imported as late as schemathesis does it itself, garbage of other tests may end in the middle and break it.
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
 from mizzen.gateway.openai.describe import REQUESTS
 
 PAGE = Path(__file__).parents[2] / "docs/openai.md"
@@ -27,7 +30,9 @@ CHECKS = [content_type_conformance, response_schema_conformance, status_code_con
 def described(simulated_url: str) -> Any:
     document = httpx.get(f"{simulated_url}/openapi.json").json()
     bounded = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
-    return schemathesis.openapi.from_dict(document, config=bounded)
+    schema = schemathesis.openapi.from_dict(document, config=bounded)
+    assert isinstance(schema, OpenApiSchema)
+    return schema
 
 
 schema = schemathesis.pytest.from_fixture("described")

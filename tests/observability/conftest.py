@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
-from world import BROKEN, Prometheus, World, eventually, live_through
+from observed import BROKEN, Prometheus, World, eventually, live_through
 
 ROOT = Path(__file__).parents[2]
 
