@@ -58,8 +58,8 @@ class LabelledSecrets:
                 raise
             raise Refused(
                 "SecretsForbidden",
-                "spec.gateway.apiKeys.fromLabel needs an operator that may list Secrets (the rule is in the "
-                f"chart's ClusterRole): {error}",
+                "spec.gateway.apiKeys.fromLabel needs an operator that may list Secrets (the chart's "
+                f"rbac.listSecrets): {error}",
             ) from error
         names = chosen(listed)
         if self._found.get(where) != names and len(names) < len(listed):

@@ -101,6 +101,21 @@ def test_every_pod_is_of_the_restricted_level(offline: Any) -> None:
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_right_to_list_secrets_can_be_withheld(offline: Any) -> None:
+    def secrets(**rbac: Any) -> list[list[str]]:
+        [role] = [
+            one
+            for one in offline.template({"rbac": rbac})
+            if one["kind"] in {"ClusterRole", "Role"} and one["metadata"]["name"] == "sail-operator"
+        ]
+        assert len(role["rules"]) > 10
+        return [rule["verbs"] for rule in role["rules"] if "secrets" in rule["resources"]]
+
+    assert ["list"] in secrets()
+    for scope in ("cluster", "namespace"):
+        assert secrets(scope=scope, listSecrets=False) == [["get", "create"], ["patch"]]
+
+
 @pytest.mark.parametrize("crds", [True, False])
 def test_in_one_namespace_nothing_is_cluster_scoped_but_the_crd(offline: Any, crds: bool) -> None:
     values = {"rbac": {"scope": "namespace"}, "crds": {"enabled": crds}, "monitoring": {"enabled": True}}

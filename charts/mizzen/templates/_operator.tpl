@@ -13,10 +13,20 @@
 {{- if eq $object.kind "ServiceAccount" }}{{ $annotations = merge $annotations $values.serviceAccount.annotations }}{{ end -}}
 {{- if eq $object.kind "Service" }}{{ $annotations = merge $annotations $values.operator.serviceAnnotations }}{{ end -}}
 {{- with $annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}
+{{- if not $values.rbac.listSecrets }}{{ include "mizzen.unlisted" . }}{{ end -}}
 {{- if eq $values.rbac.scope "namespace" }}{{ include "mizzen.namespaced" . }}{{ end -}}
 {{- if eq $object.kind "Deployment" }}{{ include "mizzen.deployment" . }}{{ end -}}
 {{ toYaml $object }}
 {{- end }}
+{{- end }}
+
+{{/* Takes the right to list Secrets from a role. */}}
+{{- define "mizzen.unlisted" -}}
+{{- $kept := list -}}
+{{- range .object.rules }}
+{{- if not (and (has "secrets" .resources) (has "list" .verbs)) }}{{ $kept = append $kept . }}{{ end -}}
+{{- end }}
+{{- if $kept }}{{ $_ := set .object "rules" $kept }}{{ end -}}
 {{- end }}
 
 {{/* Makes a cluster-wide role or binding one of the namespace that is served. */}}
