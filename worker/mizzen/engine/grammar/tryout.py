@@ -29,13 +29,15 @@ PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 
 
-def bound(limits: GrammarLimits) -> None:
-    """Bound this process's time and memory."""
+def bound(limits: GrammarLimits, parent: int) -> None:
+    """Bound this process's time and memory; end it with its parent, also with one that has ended already."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process wherever it is
     signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever forked this takes it along
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before the kernel was told
+            os._exit(1)
         with open("/proc/self/statm") as file:
             held = int(file.read().split()[0]) * resource.getpagesize()
         most = held + limits.compile_bytes
@@ -60,6 +62,7 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
     builder = Builder(model, threads=threads(), nesting=limits.nesting)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     control.sendall(READY)
+    own = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -71,7 +74,7 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                 code = 1
                 try:
                     control.close()
-                    bound(limits)
+                    bound(limits, own)
                     verdict = judge(builder, read_job(stream), model.vocab_size, limits)
                     stream.sendall(json.dumps({"fault": verdict}).encode())
                     code = 0
