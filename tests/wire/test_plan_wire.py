@@ -118,10 +118,9 @@ def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
     again = PlanClient(server.endpoint, None, 1)
     server.wait(SECONDS)
     again._socket.send(b"here")
+    assert server._socket.poll(int(SECONDS * 1000))
     with pytest.raises(PlanChannelBroken, match="come again"):
-        for step in range(1, 1_000_000):
-            server.send(plan(step))
-            again.receive(0)
+        server.send(plan(1))
     again.close()
     server.close()
 

@@ -107,7 +107,7 @@ class PlanServer:
     def close(self) -> None:
         """Stop listening, once what was sent is on its way."""
         self._socket.close()
-        self._context.destroy()
+        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
 
     def _send(self, content: bytes) -> None:
         if self._socket.poll(0):
