@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from products import normal
 
 from mizzen.kernels.activation import silu_mul
 from mizzen.kernels.gemv import Norm, gemv, serves
@@ -17,11 +18,6 @@ pytestmark = [
         reason="needs a Hopper GPU",
     ),
 ]
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
 
 
 @pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336])

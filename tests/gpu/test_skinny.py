@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from products import check_chain, close, normal
 
 from mizzen.kernels.skinny import Cut, skinny
 
@@ -15,15 +16,6 @@ pytestmark = [
         reason="needs a Hopper GPU",
     ),
 ]
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
 
 
 @pytest.mark.parametrize("cut", [None, Cut(1, 4), Cut(2, 3), Cut(2, 8), Cut(4, 2)], ids=str)
@@ -44,26 +36,4 @@ def test_skinny(rows: int, columns: int, cut: Cut | None) -> None:
 
 @pytest.mark.parametrize("count", [3, 16, 30])
 def test_a_chain_of_overlapping_products_is_right_every_time(count: int) -> None:
-    weights = [normal(1024, 1024, seed=i) / 32 for i in range(40)]
-    x = normal(count, 1024, seed=99)
-    out = torch.empty_like(x)
-
-    def chain() -> None:
-        y = x
-        for weight in weights:
-            y = skinny(weight, y)
-        out.copy_(y)
-
-    chain()
-    torch.cuda.synchronize()
-    wanted, exact = out.clone(), x.double()
-    for weight in weights:
-        exact = exact @ weight.double().T
-    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    for _ in range(100):
-        out.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(out, wanted)
+    check_chain(skinny, 1024, 40, count)

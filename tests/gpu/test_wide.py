@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from products import check_chain, close, normal
 
 from mizzen.kernels.wide import Cut, wide
 
@@ -26,15 +27,6 @@ CUTS = (
     Cut(192, 1, 2),
     Cut(192, 4, 1),
 )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -61,29 +53,7 @@ def compare(weight: torch.Tensor, batch: int, cut: Cut) -> None:
 
 @pytest.mark.parametrize(("count", "cut"), [(20, None), (64, Cut(64, 4, 1)), (100, Cut(128, 2, 2))], ids=str)
 def test_a_chain_of_overlapping_products_is_right_every_time(count: int, cut: Cut | None) -> None:
-    weights = [normal(2048, 2048, seed=i) / 2048**0.5 for i in range(30)]
-    x = normal(count, 2048, seed=99)
-    out = torch.empty_like(x)
-
-    def chain() -> None:
-        y = x
-        for weight in weights:
-            y = wide(weight, y, cut=cut)
-        out.copy_(y)
-
-    chain()
-    torch.cuda.synchronize()
-    wanted, exact = out.clone(), x.double()
-    for weight in weights:
-        exact = exact @ weight.double().T
-    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    for _ in range(100):
-        out.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(out, wanted)
+    check_chain(lambda weight, y: wide(weight, y, cut=cut), 2048, 30, count)
 
 
 def test_what_no_cut_serves_is_refused() -> None:

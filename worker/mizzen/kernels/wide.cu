@@ -122,8 +122,8 @@ __device__ __forceinline__ void stage(u32 tile, int group, int warp, int lane, c
 
 #define CONSUMERS_MEET() asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory")
 
-// The column at which a step's stage begins. Tiles begin at different ones: rows lie powers of two apart, and
-// the same columns of all of them at once would be asked of few of the memory's channels.
+// The column at which a step's stage begins. Tiles begin at different ones, lest the same columns of all rows,
+// which lie powers of two apart, be asked of few of the memory's channels at once. It made no difference measured.
 __device__ __forceinline__ int column_of(int step, int steps) {
     return (blockIdx.y * steps + (step + blockIdx.x / SHARE * ROTATE) % steps) * 64;
 }

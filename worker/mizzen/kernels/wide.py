@@ -69,6 +69,7 @@ class Cut:
         )
 
 
+@functools.cache
 def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
     """Choose how to cut a product of `batch` rows by what was measured; None where nothing serves it.
 

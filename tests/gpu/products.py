@@ -1,0 +1,48 @@
+"""What the tests of products share: seeded operands, how close a result must be, and chains that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(weight, x): x times the transpose of weight."""
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Draw bfloat16 numbers on the GPU."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Compare a bfloat16 product with an exact one."""
+    assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
+
+
+def check_chain(product: Product, size: int, layers: int, count: int) -> None:
+    """Multiply layer after layer, each while the one ahead still runs; every replay gives the same."""
+    weights = [normal(size, size, seed=i) / size**0.5 for i in range(layers)]
+    x = normal(count, size, seed=99)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        y = x
+        for weight in weights:
+            y = product(weight, y)
+        out.copy_(y)
+
+    chain()
+    torch.cuda.synchronize()
+    wanted, exact = out.clone(), x.double()
+    for weight in weights:
+        exact = exact @ weight.double().T
+    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(100):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)
