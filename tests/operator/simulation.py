@@ -160,7 +160,8 @@ class SimulatedNode:
             return
         broken = self._broken(pod)
         age = time.monotonic() - self._first_seen[meta["uid"]]
-        running = age >= self.behaviour.start and not broken and meta["uid"] not in self.behaviour.unready
+        started = meta["uid"] in self._ready_since or age >= self.behaviour.start  # it starts once
+        running = started and not broken and meta["uid"] not in self.behaviour.unready
         if container == "gateway":
             self._serve_admin(pod)
         gates = [gate["conditionType"] for gate in spec.get("readinessGates", [])]
