@@ -16,8 +16,8 @@ from mizzen.attention.base import MixedAttention
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.core.request import Int32
-from mizzen.engine.build import make_kv, make_model
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.parts import make_kv, make_model
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
 from mizzen.models.registry import read_config

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.engine import build
+from mizzen.engine import parts
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.memory import KvNeed
 from mizzen.engine.probe import largest_plan, measured_bytes
@@ -44,8 +44,8 @@ def test_it_runs(kit: SimpleNamespace, tmp_path: Path) -> None:
     )
     config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
     plan = largest_plan(options, 64)
-    model = build.make_model(options, config, lambda done, total: None)
-    attention = build.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    model = parts.make_model(options, config, lambda done, total: None)
+    attention = parts.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
     with torch.inference_mode():
         outcome = Step(model, attention, state, upload)(plan)

@@ -15,7 +15,7 @@ import transformers
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.core.request import Request
-from mizzen.engine import build
+from mizzen.engine import parts, warm
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
@@ -99,13 +99,13 @@ def test_graphs_equal_the_eager_twin(
     folder: Path, page: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
-    monkeypatch.setattr(build, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"page_size": page, "steps_in_flight": depth}
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
 
 
 def test_graphs_equal_the_eager_twin_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, kv_cache_dtype="fp8") == answers(folder, kv_cache_dtype="fp8", cuda_graph="off")
 
 
@@ -113,7 +113,7 @@ def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("flashinfer")
-    monkeypatch.setattr(build, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     plain = answers(folder, attention_decode="fa3", cuda_graph="off")
     planned = answers(folder, attention_decode="flashinfer", attention_prefill="flashinfer")
     same = sum(a == b for x, y in zip(plain, planned, strict=True) for a, b in zip(x, y, strict=False))
@@ -123,7 +123,7 @@ def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
 
 def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = answers(folder, cuda_graph="off")
-    monkeypatch.setattr(build, "batch_sizes", lambda largest: [largest])
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: [largest])
     padded = answers(folder)
     # A bfloat16 product of another shape may round otherwise and turn a near tie: rarely, and then for good.
     same = [
@@ -137,8 +137,8 @@ def logits_of(folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = No
     """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
-        model = build.make_model(options, read_config(folder), lambda done, total: None)
-        attention = build.make_kv(model, 16, 33, prefill="reference", decode="reference", dtype=kv)
+        model = parts.make_model(options, read_config(folder), lambda done, total: None)
+        attention = parts.make_kv(model, 16, 33, prefill="reference", decode="reference", dtype=kv)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
         step = Step(model, attention, state, upload)
@@ -184,7 +184,7 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Always padded to the same size, so that company changes no rounding.
-    monkeypatch.setattr(build, "batch_sizes", lambda largest: [largest])
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: [largest])
     draw = np.random.default_rng(1)
     # Nearly greedy: among many tokens of like probability, rounding alone turns every fourth draw.
     sampling = SamplingParams(temperature=0.05, max_tokens=OUTPUT, ignore_eos=True)

@@ -14,7 +14,7 @@ import transformers
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.engine import build
+from mizzen.engine import parts
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.prefill_graphs import PrefillGraphs, token_sizes
 from mizzen.engine.state import SlotState, Uploader
@@ -68,9 +68,9 @@ class Rig:
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, sizes: list[int] | None = None) -> None:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
-        self.model = build.make_model(options, read_config(folder), lambda done, total: None)
+        self.model = parts.make_model(options, read_config(folder), lambda done, total: None)
         pages = SLOTS * COLUMNS
-        self.attention = build.make_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
+        self.attention = parts.make_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
         upload = Uploader(torch.device("cuda"))
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = Step(self.model, self.attention, self.state, upload, fused=True)

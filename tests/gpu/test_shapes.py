@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.engine import build
+from mizzen.engine import parts
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
@@ -59,10 +59,10 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
     """Run the first prompt in chunks, the second behind a part of its pages, then decodes of the second."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
-        model = build.make_model(options, read_config(folder), lambda done, total: None)
+        model = parts.make_model(options, read_config(folder), lambda done, total: None)
         total = SLOTS * COLUMNS
         kind = "auto" if dtype == "bfloat16" else "reference"
-        attention = build.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
+        attention = parts.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
         step = Step(model, attention, state, upload)

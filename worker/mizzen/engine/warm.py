@@ -1,0 +1,77 @@
+"""Makes what runs plans on a device, with its graphs, and warms it up."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mizzen.attention.base import DeviceDecode, DeviceSequences
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import Asks, PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.graphs import DecodeGraphs, batch_sizes
+from mizzen.engine.machine import cpu_count
+from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
+from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
+from mizzen.engine.step import Step
+from mizzen.models.config import ModelConfig
+
+
+def make_runner(
+    options: EngineOptions, step: Step, device: torch.device, delay: Delay | None
+) -> CpuRunner | CudaRunner:
+    """Make the runner of a device."""
+    if options.device == "cpu":
+        threads = options.threads or max(1, cpu_count() // options.tensor)
+        return CpuRunner(step, threads=threads, delay=delay)
+    torch.cuda.synchronize(device)  # weights were written in another stream
+    step.graphs = make_prefill_graphs(options, step)
+    return CudaRunner(step, device, make_graphs(options, step))
+
+
+def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
+    """Make the decode graphs, where options and attention backend allow."""
+    if options.cuda_graph == "off" or not isinstance(step.attention.decode, DeviceDecode):
+        return None
+    sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
+    return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
+
+
+def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | None:
+    """Make the graphs of steps with prompts, where options and attention backend allow."""
+    running, largest = options.max_running_requests, options.cuda_graph_max_tokens
+    most = options.prefill_chunk_tokens + running
+    if largest is None:
+        largest = paying_tokens(step.model.config, most)
+    if options.cuda_graph == "off" or not largest or not isinstance(step.attention.prefill, DeviceSequences):
+        return None
+    sizes = token_sizes(min(largest, most))
+    return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
+
+
+def warm_up(runner: Runner, config: ModelConfig) -> None:
+    """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
+
+    They write to page 0 and slot 0, which no request holds yet. Once plainly, and once with penalties and log
+    probabilities, whose kernels would be compiled under way.
+    """
+    prompt = np.zeros(1, np.int32)
+    chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
+    wishes = SamplingParams(temperature=0, frequency_penalty=1, logprobs=1, logit_bias=((0, 1.0),))
+    for step, sampling in ((-2, wishes), (0, SamplingParams(temperature=0))):
+        asks = Asks(tokens=prompt, prompt_tokens=1) if sampling is wishes else None
+        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, asks=asks)
+        runner.launch(
+            StepPlan(
+                step=step - 1,
+                decode=no_ints(),
+                decode_version=step - 1,
+                pages=PageWrites(),
+                starts=(start,),
+                prefill=(chunk,),
+            )
+        )
+        decode = np.zeros(1, np.int32)
+        runner.launch(StepPlan(step=step, decode=decode, decode_version=step, pages=PageWrites()))
+        runner.collect()
+        runner.collect()
