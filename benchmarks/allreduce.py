@@ -69,7 +69,7 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
 def report(group: Group, what: str) -> None:
     """Say on the error output what is being measured: a collective that hangs is the last one told."""
     if not group.rank:
-        print(f"measuring {what}", file=sys.stderr, flush=True)
+        print(f"{time.perf_counter():.1f} s: measuring {what}", file=sys.stderr, flush=True)
 
 
 def sweep(group: Group, rounds: int) -> Times:
@@ -152,7 +152,8 @@ def work(args: argparse.Namespace) -> None:
     group = Group(place)
     with torch.inference_mode():
         check(group)
-        ways, kernels = sweep(group, args.rounds), fused(group, args.rounds)
+        ways = {} if args.part == "norm" else sweep(group, args.rounds)
+        kernels = {} if args.part == "sums" else fused(group, args.rounds)
     if args.rank == 0:
         tell(args, ways, kernels)
     group.barrier("end")
@@ -178,6 +179,7 @@ def main() -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     made.add_argument("--ranks", type=int, default=2)
     made.add_argument("--rounds", type=int, default=9)
+    made.add_argument("--part", choices=("all", "sums", "norm"), default="all")
     made.add_argument("--bandwidth", type=float, default=450.0, help="GB/s of a GPU's links in one direction")
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     made.add_argument("--rank", type=int, help=argparse.SUPPRESS)

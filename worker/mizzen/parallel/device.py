@@ -147,7 +147,11 @@ def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bo
 
 
 def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether the operations over peer memory give NCCL's sums."""
+    """Tell whether the operations over peer memory give NCCL's sums.
+
+    Every rank does all of them whatever it finds: one that stopped early would leave the others waiting.
+    """
+    good = True
     generator = torch.Generator(device).manual_seed(group.rank())
     for count in (1024, 65536):
         # Whole numbers, so that every order of additions has the same sum.
@@ -155,9 +159,8 @@ def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -
         expected = x.clone()
         dist.all_reduce(expected, group=group)
         for operation in (memory.one_shot, memory.two_shot):
-            if not torch.equal(operation(x.clone()), expected):
-                return False
-    return True
+            good = torch.equal(operation(x.clone()), expected) and good
+    return good
 
 
 class FusedNorm:
@@ -379,8 +382,11 @@ def make_lookup(memory: PeerMemory, table: torch.Tensor, held: slice, total: int
 
 
 def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:
-    """Tell whether the fused kernels give what plain operations give, several times in a row."""
-    device, group = memory.device, memory.group
+    """Tell whether the fused kernels give what plain operations give, several times in a row.
+
+    Every rank does all of it whatever it finds, as in `agrees`.
+    """
+    device, group, good = memory.device, memory.group, True
     generator = torch.Generator(device).manual_seed(group.rank())
     weight = torch.linspace(0.5, 1.5, columns, device=device).to(torch.bfloat16)
     for kernel in made.kernels:
@@ -391,8 +397,6 @@ def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:
             stream = total + residual
             expected = torch.nn.functional.rms_norm(stream, (columns,), weight, 1e-6)
             normed = kernel(x, residual, weight, 1e-6)
-            if not torch.equal(residual, stream) or not torch.allclose(
-                normed, expected, atol=0.05, rtol=0.05
-            ):
-                return False
-    return True
+            alike = torch.allclose(normed, expected, atol=0.05, rtol=0.05)
+            good = torch.equal(residual, stream) and alike and good
+    return good
