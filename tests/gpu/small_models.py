@@ -17,8 +17,8 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
 VOCABULARY = 512
 
 
-def save_model(folder: Path, family: str) -> Any:
-    """Save a seeded random model whose greedy choices are clear; return Transformers' own on the GPU."""
+def make_model(family: str) -> Any:
+    """Return a seeded random model of Transformers, in float32 on the CPU, whose greedy choices are clear."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(0)
     config = config_class(
@@ -37,5 +37,11 @@ def save_model(folder: Path, family: str) -> Any:
     with torch.no_grad():
         for name, weights in model.named_parameters():
             weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    return model
+
+
+def save_model(folder: Path, family: str) -> Any:
+    """Save a seeded random model; return Transformers' own on the GPU."""
+    model = make_model(family)
     model.save_pretrained(folder)
     return model.cuda()

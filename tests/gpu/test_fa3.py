@@ -7,8 +7,9 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+from attention_kit import SLOTS, check_mixed, close, make_kv
 
-from mizzen.attention.base import Chunk, DecodeRows, Geometry, MixedAttention, PagedKV, Pages
+from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
 from mizzen.attention.fa3 import Fa3Attention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
@@ -23,27 +24,6 @@ pytestmark = [
         reason="needs a Hopper GPU with sglang-kernel",
     ),
 ]
-SLOTS = 8
-LONGEST = 1536
-
-
-def make_kv(geometry: Geometry, page: int, dtype: torch.dtype) -> tuple[PagedKV, Pages]:
-    """Random KV, and pages in a scrambled order; slot 1 begins with half of slot 0's pages."""
-    columns = LONGEST // page
-    torch.manual_seed(page + geometry.head_dim)
-    shape = (len(geometry.windows), SLOTS * LONGEST, geometry.kv_heads, geometry.head_dim)
-    keys, values = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
-    pages = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32)
-    table = pages.reshape(SLOTS, columns)
-    table[1, : columns // 2] = table[0, : columns // 2]
-    kv = PagedKV(keys=keys, values=values, page_size=page)
-    return kv, Pages(host=table, device=torch.from_numpy(table).cuda())
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
-    assert error < 6e-3
-    torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -53,28 +33,9 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_mixed_batches(head_dim: int, groups: int, page: int, dtype: torch.dtype) -> None:
     geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
     kv, pages = make_kv(geometry, page, dtype)
-    fa3, reference = Fa3Attention(geometry, kv), ReferenceAttention(geometry, kv)
-    rows = DecodeRows(
-        slots=np.array([5, 0, 2, 1]), lengths=np.array([1, 1536, 17, 900], np.int32), pages=pages
-    )
-    chunks = (
-        Chunk(slot=3, start=0, count=1),
-        Chunk(slot=4, start=0, count=333),
-        Chunk(slot=6, start=777, count=150),
-        Chunk(slot=7, start=1, count=1),
-    )
-    tokens = len(rows.slots) + sum(chunk.count for chunk in chunks)
-    q = torch.randn(tokens, geometry.heads, head_dim, device="cuda", dtype=dtype)
-    k, v = torch.randn(2, tokens, 2, head_dim, device="cuda", dtype=dtype)
-    slots = np.concatenate([rows.slots, np.repeat([c.slot for c in chunks], [c.count for c in chunks])])
-    positions = np.concatenate([rows.lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
-    cells = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
-    where = torch.from_numpy(cells).cuda()
-    got = MixedAttention(kv, fa3, fa3).plan(where, rows, chunks)
-    wanted = MixedAttention(kv, reference, reference).plan(where, rows, chunks)
-    for _ in range(2):  # the decodes' schedule serves layer after layer
-        for layer in range(2):
-            close(got(layer, q, k, v), wanted(layer, q, k, v))
+    check_mixed(
+        Fa3Attention(geometry, kv), geometry, kv, pages, dtype, times=2
+    )  # one schedule for all layers
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])

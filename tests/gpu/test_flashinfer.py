@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_kit import CHUNKS, SLOTS, check_mixed, close, make_kv
 
-from mizzen.attention.base import Chunk, DecodeRows, Geometry, MixedAttention, PagedKV, Pages
+from mizzen.attention.base import DecodeRows, Geometry
 from mizzen.attention.flashinfer import FlashInferAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
@@ -28,8 +29,6 @@ pytestmark = [
         reason="needs a Hopper GPU with flashinfer-python",
     ),
 ]
-SLOTS = 8
-LONGEST = 1536
 HEAD_DIMS = (64, 128, 256)
 TEMPLATES = ("fa2", "fa3")
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -66,50 +65,12 @@ def need(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16)
         pytest.skip("its kernels are not compiled; MIZZEN_COMPILE=1 compiles them")
 
 
-def make_kv(geometry: Geometry, page: int, stored: torch.dtype = BF16) -> tuple[PagedKV, Pages]:
-    """Random KV, and pages in a scrambled order; slot 1 begins with half of slot 0's pages."""
-    columns = LONGEST // page
-    torch.manual_seed(page + geometry.head_dim)
-    shape = (len(geometry.windows), SLOTS * LONGEST, geometry.kv_heads, geometry.head_dim)
-    keys, values = (torch.randn(shape, device="cuda", dtype=BF16).to(stored) for _ in range(2))
-    pages = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32)
-    table = pages.reshape(SLOTS, columns)
-    table[1, : columns // 2] = table[0, : columns // 2]
-    kv = PagedKV(keys=keys, values=values, page_size=page)
-    return kv, Pages(host=table, device=torch.from_numpy(table).cuda())
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
-    assert error < 6e-3
-    torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)
-
-
-def check_mixed(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:
+def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:
     """Run mixed batches one after the other, as an engine does, and compare."""
-    kv, pages = make_kv(geometry, page, stored)
-    backend, reference = FlashInferAttention(geometry, kv, template), ReferenceAttention(geometry, kv)
-    rows = DecodeRows(
-        slots=np.array([5, 0, 2, 1]), lengths=np.array([1, 1536, 17, 900], np.int32), pages=pages
-    )
-    chunks = (
-        Chunk(slot=3, start=0, count=1),
-        Chunk(slot=4, start=0, count=333),
-        Chunk(slot=6, start=777, count=150),
-        Chunk(slot=7, start=1, count=1),
-    )
-    for some in (chunks, chunks[1:2], chunks[2:]):
-        tokens = len(rows.slots) + sum(chunk.count for chunk in some)
-        q = torch.randn(tokens, geometry.heads, geometry.head_dim, device="cuda", dtype=BF16)
-        k, v = torch.randn(2, tokens, geometry.kv_heads, geometry.head_dim, device="cuda", dtype=BF16)
-        slots = np.concatenate([rows.slots, np.repeat([c.slot for c in some], [c.count for c in some])])
-        positions = np.concatenate([rows.lengths - 1, *(np.arange(c.start, c.end) for c in some)])
-        cells = pages.host[slots, positions // page].astype(np.int64) * page + positions % page
-        where = torch.from_numpy(cells).cuda()
-        got = MixedAttention(kv, backend, backend).plan(where, rows, some)
-        wanted = MixedAttention(kv, reference, reference).plan(where, rows, some)
-        for layer in range(len(geometry.windows)):
-            close(got(layer, q, k, v), wanted(layer, q, k, v))
+    kv, pages = make_kv(geometry, page, BF16, stored)
+    backend = FlashInferAttention(geometry, kv, template)
+    for chunks in (CHUNKS, CHUNKS[1:2], CHUNKS[2:]):
+        check_mixed(backend, geometry, kv, pages, BF16, chunks=chunks)
 
 
 @pytest.mark.parametrize("page", [1, 16, 64])
@@ -122,13 +83,13 @@ def test_mixed_batches(
 ) -> None:
     for window in windows:
         need(template, head_dim, window is not None)
-    check_mixed(template, Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=windows), page)
+    check(template, Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=windows), page)
 
 
 def test_an_eight_bit_cache() -> None:
     need("fa2", 128, window=False, stored=FP8)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
-    check_mixed("fa2", geometry, 16, FP8)
+    check("fa2", geometry, 16, FP8)
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 60)], ids=["full", "window"])
@@ -137,7 +98,7 @@ def test_captured_batches_follow_their_lengths(template: str, windows: tuple[int
     for window in windows:
         need(template, 128, window is not None)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=windows)
-    kv, pages = make_kv(geometry, 16)
+    kv, pages = make_kv(geometry, 16, BF16)
     backend, reference = FlashInferAttention(geometry, kv, template), ReferenceAttention(geometry, kv)
     rng = np.random.default_rng(0)
     sizes = (200, 8, 1)

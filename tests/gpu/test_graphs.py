@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from small_models import VOCABULARY, make_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
@@ -30,7 +30,6 @@ pytestmark = [
         reason="needs a Hopper GPU with sglang-kernel",
     ),
 ]
-VOCABULARY = 512
 OUTPUT = 40
 
 
@@ -38,23 +37,7 @@ OUTPUT = 40
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A seeded random Qwen3, in bfloat16."""
     folder = tmp_path_factory.mktemp("qwen3")
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        eos_token_id=2,
-    )
-    model = transformers.Qwen3ForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
-    model.bfloat16().save_pretrained(folder)
+    make_model("qwen3").bfloat16().save_pretrained(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from small_models import VOCABULARY, make_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import Asks, SlotStart
@@ -28,7 +28,6 @@ pytestmark = [
 ]
 on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 DEVICE = torch.device("cuda" if GPU else "cpu")
-VOCABULARY = 512
 
 
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])
@@ -62,23 +61,7 @@ def test_the_penalty_kernel_equals_its_plain_twin(vocab: int) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A seeded random Qwen3, in float32."""
     folder = tmp_path_factory.mktemp("qwen3")
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        eos_token_id=2,
-    )
-    model = transformers.Qwen3ForCausalLM(config).float().eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
-    model.save_pretrained(folder)
+    make_model("qwen3").save_pretrained(folder)
     return folder
 
 
