@@ -21,6 +21,7 @@ from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.news import News
+from mizzen.gateway.openai.reading import BodyReader
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.resilience import publish
 from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
@@ -50,6 +51,7 @@ class Gateway:
         self.news = News()
         self.tenants = Tenants(config.api_keys_file, max_priority=config.keyless_max_priority)
         self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
+        self.reader = BodyReader()
         self.services = Services(self._new_service, config.drain_timeout_seconds)
         self._token = read_token(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -78,6 +80,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.services.close(reason)
+        self.reader.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
         if self.access_log is not None:

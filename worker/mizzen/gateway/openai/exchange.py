@@ -38,7 +38,7 @@ class Exchange(Call):
         self._new_writer = writer
 
     async def _serve(self, body: bytes) -> None:
-        wish = self._parse(body)
+        wish = await self._gateway.reader.read(body, self._parse)
         self._time.bound(wish.timeout_seconds)
         dispatcher = self._gateway.service_of(wish.model, self._scope).dispatcher
         self._wish, self._writer = wish, self._new_writer(wish)

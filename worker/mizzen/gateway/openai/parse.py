@@ -10,6 +10,7 @@ from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.decode import decode, refuse_unserved
 from mizzen.gateway.openai.form import FamilyOptions, output_form
 from mizzen.gateway.openai.messages import conversation
+from mizzen.gateway.openai.reading import pieces
 from mizzen.gateway.openai.sampling import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
 from mizzen.gateway.openai.structured import grammar
@@ -235,8 +236,10 @@ def token_ids(given: list[Any], name: str) -> tuple[int, ...]:
     """
     if not given:
         raise invalid(f"{name} is empty; give text or token ids", name)
-    if set(map(type, given)) != {int}:
-        raise invalid(f"{name} must be text, a list of token ids, or a list of either", name, "invalid_type")
-    if min(given) < 0 or max(given) >= 2**31:
-        raise invalid(f"{name} holds a token id outside 0..2147483647", name, "out_of_range")
+    for piece in pieces(given):
+        if set(map(type, piece)) != {int}:
+            text = f"{name} must be text, a list of token ids, or a list of either"
+            raise invalid(text, name, "invalid_type")
+        if min(piece) < 0 or max(piece) >= 2**31:
+            raise invalid(f"{name} holds a token id outside 0..2147483647", name, "out_of_range")
     return tuple(given)

@@ -105,6 +105,17 @@ class Scores:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
+        request, wishes = await self._gateway.reader.read(body, self._read)
+        if request.items is not None:
+            return await self._labels(request, wishes, scope)
+        return await self._pairs(request, wishes, scope)
+
+    def _read(self, body: bytes) -> tuple[ScoreRequest, list[Wish]]:
+        """Return a request with what engines are asked for it.
+
+        Raises:
+            ApiError: 400, which names the field.
+        """
         request = decode(self._decoder, body)
         pairs, labels = ("text_1", "text_2"), ("query", "items", "label_token_ids")
         given = [name for name in pairs + labels if getattr(request, name) is not None]
@@ -117,30 +128,21 @@ class Scores:
         for name in given:
             if name not in form:
                 raise invalid(f"{name} does not belong beside {form[0]}: the forms are two", name)
-        return await (self._pairs(request, scope) if form is pairs else self._labels(request, scope))
+        return request, pair_wishes(request) if form is pairs else label_wishes(request)
 
-    async def _pairs(self, request: ScoreRequest, scope: Scope) -> PairsResponse:
-        left, right = texts(request.text_1, "text_1"), texts(request.text_2, "text_2")
-        if len(left) not in (1, len(right)):
-            text = f"text_1 must hold one text or as many as text_2 ({len(right)}), not {len(left)}"
-            raise invalid(text, "text_1")
-        wishes = [wish_of(request, one, GREEDY) for one in [*left, *right]]
+    async def _pairs(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> PairsResponse:
         found = await embed(self._gateway, scope, wishes, "last", normalize=True)
-        first, second = found[: len(left)], found[len(left) :]
+        left = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
+        first, second = found[:left], found[left:]
         scores = [
-            ScoreItem(index, float(np.dot(first[index if len(left) > 1 else 0].vector, other.vector)))
+            ScoreItem(index, float(np.dot(first[index if left > 1 else 0].vector, other.vector)))
             for index, other in enumerate(second)
         ]
         tokens = sum(one.prompt_tokens for one in found)
         name = f"score-{secrets.token_hex(12)}"
         return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
 
-    async def _labels(self, request: ScoreRequest, scope: Scope) -> LabelsResponse:
-        labels = tuple(request.label_token_ids or ())
-        if not 0 < len(labels) <= MAX_LABELS:
-            raise invalid(f"label_token_ids must hold 1 to {MAX_LABELS} tokens", "label_token_ids")
-        asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
-        wishes = [wish_of(request, prompt, asked) for prompt in joined(request)]
+    async def _labels(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> LabelsResponse:
         found = await each(wishes, lambda wish: self._label_scores(wish, scope))
         scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
         tokens = sum(count for _, count in found)
@@ -161,6 +163,32 @@ class Scores:
                 running.close()
         finally:
             dispatcher.leave(job)
+
+
+def pair_wishes(request: ScoreRequest) -> list[Wish]:
+    """Return what is embedded for vLLM's form: first all of `text_1`, then all of `text_2`.
+
+    Raises:
+        ApiError: 400 for none, too many, or numbers that do not match.
+    """
+    left, right = texts(request.text_1, "text_1"), texts(request.text_2, "text_2")
+    if len(left) not in (1, len(right)):
+        text = f"text_1 must hold one text or as many as text_2 ({len(right)}), not {len(left)}"
+        raise invalid(text, "text_1")
+    return [wish_of(request, one, GREEDY) for one in [*left, *right]]
+
+
+def label_wishes(request: ScoreRequest) -> list[Wish]:
+    """Return what is asked for SGLang's form, an item each.
+
+    Raises:
+        ApiError: 400, as `joined`, and for too few or too many labels.
+    """
+    labels = tuple(request.label_token_ids or ())
+    if not 0 < len(labels) <= MAX_LABELS:
+        raise invalid(f"label_token_ids must hold 1 to {MAX_LABELS} tokens", "label_token_ids")
+    asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
+    return [wish_of(request, prompt, asked) for prompt in joined(request)]
 
 
 def texts(given: str | list[str] | None, name: str) -> list[str]:

@@ -88,15 +88,13 @@ class Texts:
         Raises:
             ApiError: the request is wrong, or no engine is there to say how its model tokenizes.
         """
-        request = decode(self._tokenize, body)
-        if (request.prompt is None) == (request.messages is None):
-            raise invalid("give either prompt or messages", "prompt")
+        request, asked = await self._gateway.reader.read(body, self._read)
         service, text = self._model(request.model, scope)
 
         async def one(wish: Wish) -> list[int]:
             return (await prompt_ids(wish, text)).tolist()
 
-        found = await each(wishes(request), one, at_once=1)
+        found = await each(asked, one, at_once=1)
         context = service.table.longest_context(text)
         several = isinstance(request.prompt, list)
         counts = [len(ids) for ids in found]
@@ -113,11 +111,17 @@ class Texts:
         Raises:
             ApiError: as `tokenize`.
         """
-        request = decode(self._detokenize, body)
+        request = await self._gateway.reader.read(body, partial(decode, self._detokenize))
         _, text = self._model(request.model, scope)
         work = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
         found = await asyncio.to_thread(work) if len(request.tokens) > MANY_TOKENS else work()
         return DetokenizeResponse(found, found)
+
+    def _read(self, body: bytes) -> tuple[TokenizeRequest, list[Wish]]:
+        request = decode(self._tokenize, body)
+        if (request.prompt is None) == (request.messages is None):
+            raise invalid("give either prompt or messages", "prompt")
+        return request, wishes(request)
 
     def _model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
         if name is None:

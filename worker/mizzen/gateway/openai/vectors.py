@@ -90,13 +90,7 @@ class Embeddings:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
-        request = decode(self._decoder, body)
-        refuse_unserved(request, HARMLESS)
-        found = prompts(request.input, "input")
-        if len(found) > MAX_INPUTS:
-            text = f"input holds {len(found)} texts; at most {MAX_INPUTS} are allowed"
-            raise invalid(text, "input", "out_of_range")
-        wishes = [wish_of(request, one) for one in found]
+        request, wishes = await self._gateway.reader.read(body, self._read)
         normalize = request.normalize is not False
         vectors = await embed(self._gateway, scope, wishes, request.pooling or "last", normalize)
         size = len(vectors[0].vector)
@@ -109,6 +103,15 @@ class Embeddings:
         ]
         tokens = sum(one.prompt_tokens for one in vectors)
         return EmbeddingResponse(items, request.model, InputUsage(tokens, tokens))
+
+    def _read(self, body: bytes) -> tuple[EmbeddingRequest, list[Wish]]:
+        request = decode(self._decoder, body)
+        refuse_unserved(request, HARMLESS)
+        found = prompts(request.input, "input")
+        if len(found) > MAX_INPUTS:
+            text = f"input holds {len(found)} texts; at most {MAX_INPUTS} are allowed"
+            raise invalid(text, "input", "out_of_range")
+        return request, [wish_of(request, one) for one in found]
 
 
 def wish_of(request: EmbeddingRequest, prompt: Prompt) -> Wish:
