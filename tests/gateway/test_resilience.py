@@ -17,7 +17,7 @@ from mizzen.gateway import dispatch
 from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.breaker import BreakerState
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.suspicion import Progress
+from mizzen.gateway.suspicion import Progress, SuspicionLimits
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
 
@@ -497,15 +497,39 @@ async def test_embeddings_are_tried_elsewhere_too(live: Any, scripted: Any, how:
 
 def test_progress_is_what_steps_tell_while_requests_run() -> None:
     now, link = 0.0, SimpleNamespace(stats=None)
-    progress, never = Progress(10.0, lambda: now), Progress(0.0, lambda: now)
+    progress = Progress(SuspicionLimits(stuck_after=10.0), lambda: now)
+    never = Progress(SuspicionLimits(stuck_after=0.0), lambda: now)
     said = [(0, 5), (1, 5), (1, 5), (1, 6), (1, 6), (1, 6), (1, 6), (0, 6), (0, 6), (1, 6), (1, 6)]
     found = []
     for at, (running, steps) in enumerate(said):
         now = 6.0 * at
-        link.stats = SimpleNamespace(running=running, steps=steps)
+        link.stats = SimpleNamespace(running=running, steps=steps, patience_seconds=0.5)
         found.append(progress.look(link))  # type: ignore[arg-type]
         assert not never.look(link)  # type: ignore[arg-type]
     assert [at for at, stuck in enumerate(found) if stuck] == [2, 5, 10]
+
+
+@pytest.mark.parametrize(
+    ("said", "spare", "stuck"),
+    [
+        (0.0, True, False),  # a prompt, or something new: it may take its time
+        (1.0, False, False),  # nobody else could go on
+        (1.0, True, True),
+        (7.0, True, False),
+        (6.0, True, True),
+    ],
+)
+def test_an_engine_that_says_how_long_its_steps_take_is_taken_at_its_word(
+    said: float, spare: bool, stuck: bool
+) -> None:
+    now = 0.0
+    progress = Progress(SuspicionLimits(stuck_after=60.0, least_patience=5.0), lambda: now)
+    link: Any = SimpleNamespace(stats=SimpleNamespace(running=1, steps=3, patience_seconds=said))
+    assert not progress.look(link, spare)
+    now = 4.9
+    assert not progress.look(link, spare)
+    now = 6.0
+    assert progress.look(link, spare) is stuck
 
 
 async def test_an_engine_that_answers_and_makes_no_step_loses_its_answers(live: Any, scripted: Any) -> None:

@@ -181,6 +181,32 @@ async def test_a_simulated_engine_is_struck_in_mid_stream(
         assert 'mizzen_gateway_resumes_total{cause="handover"}' in text
 
 
+async def test_a_step_that_hangs_is_left_by_what_the_engine_said_of_its_steps(
+    live: Any, until: Any, processes: Any, model_folder: Path
+) -> None:
+    """Nothing else could: its connection lives, and every other time-out is an hour."""
+    options = {"step_milliseconds": 2, "revision": "r", "watchdog_seconds": 3600, "model": model_folder}
+    good = processes(SIMULATED, served_name="demo", **options)
+    bad = processes(SIMULATED, served_name="demo", hang_after_tokens=580, **options)
+    patient = {**PATIENT, "engine_timeout_seconds": 1.0}
+    patient |= {"engine_stuck_seconds": 0.0, "engine_lost_seconds": 3600.0}
+    calm: list[Any] = []
+    for one in (good, bad):
+        alone = await live(one, wait=False, **patient)
+        await serving(alone, until, [one])
+        async with alone.client(timeout=120) as client:
+            if one is good:
+                calm = await all_kinds(client)
+            else:  # it sees its sizes first: 1, 2 and 4 requests at once
+                for count in (1, 2, 4):
+                    await asyncio.gather(*(answer(client, False, print, max_tokens=40) for _ in range(count)))
+    gateway = await live(good, bad, wait=False, **patient)
+    await serving(gateway, until, [good, bad])
+    async with gateway.client(timeout=120) as client:
+        check(await all_kinds(client), calm)
+    assert 'mizzen_gateway_resumes_total{cause="stuck"}' in gateway.gateway.metrics_text().decode()
+
+
 async def test_a_real_engine_is_killed_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
     options = {
         "model": DEMO,

@@ -57,6 +57,16 @@ def test_a_handshake_gives_the_engine_its_load_and_its_cache(bench: Any) -> None
     assert (column(change.stored, "<u8"), column(change.evicted, "<u8")) == ([13], [11])
 
 
+def test_patience_is_taken_back_at_once_and_only_once(bench: Any) -> None:
+    gateway = bench.gateway()
+    bench.server.out.stats(LOAD, 7, bench.now, patience=0.5)
+    bench.server.out.ask_patience()
+    bench.server.out.ask_patience()
+    bench.server.out.stats(LOAD, 8, bench.now + 5.0)
+    said = [bench.expect(gateway, Stats) for _ in range(3)]
+    assert [(one.steps, one.patience_seconds) for one in said] == [(7, 0.5), (7, 0.0), (8, 0.0)]
+
+
 def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.send(Hello(99, "old"))

@@ -79,7 +79,7 @@ class Engine:
         """Discovery no longer reports it."""
         self.breaker = Breaker(breaker)
         self.suspicion = Suspicion(suspicion)
-        self.progress = Progress((suspicion or SuspicionLimits()).stuck_after)
+        self.progress = Progress(suspicion or SuspicionLimits())
         self.waiting: set[EngineStream] = set()
         """Requests without a first token."""
         self._texts = texts
@@ -240,15 +240,15 @@ class Engine:
         log.warning("engine fails and is left alone", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
-    def look(self) -> None:
-        """Look whether it should have been heard."""
+    def look(self, spare: bool = False) -> None:
+        """Look whether it should have been heard, and goes on; `spare` tells whether another could."""
         if self.suspicion.look(self.link):
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
             log.warning("engine should have been heard", extra={"fields": fields})
             self._on_change()
-        if self.progress.look(self.link):
+        if self.progress.look(self.link, spare):
             fields = {"engine": self.name, "streams": self.link.open_streams}
-            log.warning("engine answers and makes no step", extra={"fields": fields})
+            log.warning("engine makes no step", extra={"fields": fields})
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no step"))
 
     def give_up_waiting(self, reason: str) -> None:

@@ -45,7 +45,9 @@ class EngineTable:
         self._keys = keys
         self._timeout = timeout_seconds
         self._lost = lost_seconds
-        self._suspicion = SuspicionLimits(min(suspect_seconds, timeout_seconds), stuck_seconds)
+        self._suspicion = SuspicionLimits(
+            min(suspect_seconds, timeout_seconds), stuck_seconds, timeout_seconds
+        )
         self._breaker = breaker
         self._budget = PrefixBudget(prefix_blocks)
         self._typical = TypicalRequest()
@@ -140,13 +142,15 @@ class EngineTable:
             if late:  # this loop was held up itself: let it read what has arrived
                 continue
             for engine in self:
-                engine.look()
-                if engine.suspect and engine.waiting and self._spare(engine):
+                spare = self._spare(engine)
+                engine.look(spare)
+                if engine.suspect and engine.waiting and spare:
                     engine.give_up_waiting(f"{engine.name} should have been heard")
 
-    def _spare(self, suspect: Engine) -> bool:
-        """Tell whether another engine can take what a suspect one has."""
-        return any(e.serving and not e.suspect and not e.full and e.pin == suspect.pin for e in self)
+    def _spare(self, engine: Engine) -> bool:
+        """Tell whether another engine can take what this one has."""
+        others = (e for e in self if e is not engine and e.pin == engine.pin)
+        return any(e.serving and not e.suspect and not e.full for e in others)
 
     def _changed(self) -> None:
         for key, engine in tuple(self._engines.items()):

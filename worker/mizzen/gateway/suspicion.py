@@ -4,10 +4,15 @@ Engines say how busy they are once a second. One that has not been heard for `as
 its loop must answer; one that has not been heard for `suspect_after`, with the question open, gets new
 requests only where no other engine is left, long before its time-out (`engine_timeout_seconds`) says that it
 is silent.
+
+An engine that says how long its steps take at most (`Stats.patience_seconds`) is given up as soon as one
+takes longer, where another can go on with its answers. It says nothing of steps with prompts, of sizes that
+are new to it, and of its first ones: those have the long time-out.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +27,8 @@ class SuspicionLimits:
     suspect_after: float = 2.0
     stuck_after: float = 60.0
     """Without a step while requests run; 0 is never."""
+    least_patience: float = 5.0
+    """However fast the engine's steps are."""
 
     @property
     def ask_after(self) -> float:
@@ -58,24 +65,29 @@ class Suspicion:
 
 
 class Progress:
-    """Whether an engine that answers goes on: it counts its steps, and says so with how busy it is."""
+    """Whether an engine goes on: it counts its steps, and says so with how busy it is."""
 
-    __slots__ = ("_after", "_clock", "_since", "_steps")
+    __slots__ = ("_clock", "_limits", "_since", "_steps")
 
-    def __init__(self, stuck_after: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the seconds without a step, while requests run, after which it is stuck; 0 is never."""
-        self._after = stuck_after
+    def __init__(self, limits: SuspicionLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
         self._clock = clock
         self._steps: int | None = None
         self._since = 0.0
 
-    def look(self, link: Link) -> bool:
-        """Tell whether it is stuck; when it was, the time begins again."""
+    def look(self, link: Link, spare: bool = False) -> bool:
+        """Tell whether it is stuck; when it was, the time begins again.
+
+        `spare`: another engine could go on with its answers, so that little is lost by an error.
+        """
         stats, now = link.stats, self._clock()
         if stats is None or not stats.running or stats.steps != self._steps:
             self._steps, self._since = None if stats is None else stats.steps, now
             return False
-        if not self._after or now - self._since < self._after:
+        most = self._limits.stuck_after or math.inf
+        if spare and stats.patience_seconds:
+            most = min(most, max(self._limits.least_patience, stats.patience_seconds))
+        if now - self._since < most:
             return False
         self._since = now
         return True

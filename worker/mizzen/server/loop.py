@@ -12,6 +12,7 @@ from mizzen.core.output import StepOutput
 from mizzen.core.request import Finished
 from mizzen.server.catalogue import Phase
 from mizzen.server.engine_api import Engine
+from mizzen.server.patience import StepPatience
 from mizzen.server.rank_status import RankStatus
 from mizzen.wire.server import WireServer
 
@@ -59,6 +60,7 @@ class ServingLoop:
         self._control = control
         self._drain_timeout = drain_timeout_seconds
         self._waiting = 0
+        self._steps_patience = StepPatience()
         self._steps = 0
         self._last_output = 0.0
         self._report_at = 0.0
@@ -82,6 +84,7 @@ class ServingLoop:
                     return
                 if idle:
                     self._last_output = 0.0
+                    self._steps_patience.arrived()
                     self._wire.wait(self._patience() if told else REPORT_SECONDS, self._control)
 
     def _turn(self, now: float) -> None:
@@ -91,6 +94,10 @@ class ServingLoop:
             engine.submit(request)
         for rid in arrivals.aborts:
             engine.abort(rid)
+        if arrivals.requests:
+            self._steps_patience.arrived()
+        if not self._steps_patience.seconds:
+            wire.out.ask_patience()  # before the step: nobody tells anything while it runs
         output = engine.step(now)
         if output is not None:
             self._emit(output, now)
@@ -111,7 +118,9 @@ class ServingLoop:
         self._status.step(seconds, len(output.tokens))
         self._last_output = now
         lasted = self._ages(output.finished, now)  # before the send frees their ids
+        live = len(self._wire.out.table)
         waits = self._wire.out.send(output, now)
+        self._steps_patience.step(seconds, len(output.rids), len(waits), live)
         if len(waits):
             self._status.first_tokens(waits)
         # Who has had a token gets one with every step: the step's time is the time since the last one.
@@ -135,7 +144,7 @@ class ServingLoop:
         load = engine.load()
         self._waiting = load.waiting
         self._wire.out.blocks(engine.take_cache_events())
-        told = self._wire.out.stats(load, self._steps, now)
+        told = self._wire.out.stats(load, self._steps, now, self._steps_patience.seconds)
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return told
 

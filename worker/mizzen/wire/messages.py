@@ -245,6 +245,8 @@ class Stats(Message, frozen=True):
     pages_cached: int
     draining: bool
     steps: int
+    patience_seconds: float = 0.0
+    """After so long without a step it hangs, by what its steps took so far; 0: it cannot say."""
 
 
 class Blocks(Message, frozen=True):

@@ -176,8 +176,10 @@ class Outbox:
 
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
 
-    def stats(self, load: Load, steps: int, now: float) -> bool:
+    def stats(self, load: Load, steps: int, now: float, patience: float = 0.0) -> bool:
         """Tell all peers how busy the engine is, when it changed or a second has passed.
+
+        `patience` is `Stats.patience_seconds`, and goes along with what else there is to tell.
 
         Returns False when it changed but too soon after the last time; then call again.
         """
@@ -191,9 +193,13 @@ class Outbox:
             load.pages_cached,
             self.draining,
             steps,
+            patience,
         )
         last = self.last_stats
-        same = last is not None and msgspec.structs.replace(last, steps=steps) == stats
+        same = (
+            last is not None
+            and msgspec.structs.replace(last, steps=steps, patience_seconds=patience) == stats
+        )
         if same and age < self._limits.stats_seconds:
             return True
         if age < self._limits.stats_change_seconds:
@@ -202,6 +208,12 @@ class Outbox:
         self._broadcast(stats)
         self._tell_forgotten()
         return True
+
+    def ask_patience(self) -> None:
+        """Take back what was said of `patience`, before something begins that may take long."""
+        if self.last_stats is not None and self.last_stats.patience_seconds:
+            self.last_stats = msgspec.structs.replace(self.last_stats, patience_seconds=0.0)
+            self._broadcast(self.last_stats)
 
     def blocks(self, events: CacheEvents) -> None:
         """Tell all peers what entered and left the prefix cache."""
