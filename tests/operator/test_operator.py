@@ -466,11 +466,15 @@ def evict(demo: Service, name: str) -> int:
 
 
 def allowed(demo: Service, name: str) -> int:
-    """Evictions that a budget of this generation allows now; -1 before it has counted."""
+    """Evictions that a budget of this generation allows now; -1 before it counts all of its pods as healthy.
+
+    Until then none is allowed either, but by other rules: a pod that is not ready may always go.
+    """
     budget = demo.api.find("PodDisruptionBudget", demo.namespace, name)
     if budget is None or budget["status"].get("observedGeneration") != budget["metadata"]["generation"]:
         return -1
-    return budget["status"]["disruptionsAllowed"]
+    counted = budget["status"]
+    return counted["disruptionsAllowed"] if counted["currentHealthy"] == counted["expectedPods"] else -1
 
 
 def test_evictions_take_no_group_that_must_serve(service: Callable[..., Service], node: Any) -> None:

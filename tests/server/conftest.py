@@ -115,7 +115,7 @@ class EngineProcess:
             return 0, {}
         return code, body.decode() if path == "/metrics" else json.loads(body)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"the condition did not come true; {self.log}"

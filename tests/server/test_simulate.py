@@ -105,7 +105,7 @@ def test_a_gateway_that_leaves_takes_its_requests_along(make: Make, connect: Con
     leaver.close()
     stayer.until(lambda: 1 in stayer.ends)
     assert stayer.ends[1].reason == FinishReason.LENGTH
-    stayer.until(lambda: engine.status["lost_peers"] == 1, 2)
+    stayer.until(lambda: engine.status["lost_peers"] == 1)
 
 
 def test_waiting_is_limited_in_time_and_number(make: Make, connect: Connect) -> None:

@@ -85,9 +85,7 @@ def test_sigterm_lets_running_streams_end(start_engine: Start) -> None:
     gateway.generate(1, max_tokens=60)
     gateway.until(lambda: len(gateway.tokens[1]) > 5)
     engine.process.send_signal(signal.SIGTERM)
-    gateway.until(
-        lambda: any(isinstance(message, Stats) and message.draining for message in gateway.others), 2
-    )
+    gateway.until(lambda: any(isinstance(message, Stats) and message.draining for message in gateway.others))
     assert engine.get("/readyz")[0] == 503
     assert engine.get("/healthz") == (200, {"state": "draining"})
     gateway.generate(2)
@@ -104,7 +102,7 @@ def test_what_outlasts_the_drain_ends_with_an_error(start_engine: Start) -> None
     gateway.generate(1)
     gateway.until(lambda: len(gateway.tokens[1]) > 2)
     engine.process.send_signal(signal.SIGTERM)
-    gateway.until(lambda: 1 in gateway.ends, 5)
+    gateway.until(lambda: 1 in gateway.ends)
     assert gateway.ends[1].reason == FinishReason.ERROR
     assert "shut down" in gateway.ends[1].message
     assert engine.wait(5) == 0
@@ -207,7 +205,7 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
     rank = engine.rank
     engine.process.kill()
     engine.process.wait(5)
-    engine.until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE, 3)
+    engine.until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize(
