@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from mizzen.commands.options import Setting, settings
 from mizzen.core.options import flag
+from mizzen.fetch.config import FetchConfig
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.metrics import LABELS as GATEWAY_LABELS
 from mizzen.gateway.metrics import Metrics as GatewayMetrics
@@ -51,7 +52,7 @@ OPTIONS_HEAD = """\
 
 One option a field of the configuration objects; this page is made from them by `scripts/reference.py`. On
 Kubernetes the operator sets most of them from the InferenceService; `spec.engine.extraArgs` takes the rest of
-the engine's. `mizzen serve` takes both tables but what it sets itself: the wire, the keys and the names.
+the engine's. `mizzen serve` takes those of engine and gateway but what it sets itself: the wire, the keys and the names.
 """
 METRICS_HEAD = """\
 # Metrics
@@ -143,7 +144,7 @@ def option_line(setting: Setting) -> str:
 def options_page() -> str:
     """Return the page of the processes' options."""
     lines = [OPTIONS_HEAD]
-    for name, config in (("engine", EngineConfig), ("gateway", GatewayConfig)):
+    for name, config in (("engine", EngineConfig), ("gateway", GatewayConfig), ("fetch", FetchConfig)):
         lines += [f"## mizzen {name}", "", "| option | values | default | meaning |", "|---|---|---|---|"]
         lines += [option_line(setting) for setting in settings(config)]
         lines.append("")

@@ -25,9 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LAYERS | {"engine"},
     "server": LAYERS | {"engine", "wire", "server"},
     "gateway": {"core", "wire", "gateway"},
-    "commands": LAYERS | {"engine", "wire", "server", "gateway", "commands", "offline"},
+    "fetch": {"core", "fetch"},
+    "commands": LAYERS | {"engine", "wire", "server", "gateway", "fetch", "commands", "offline"},
 }
-NO_TORCH = ("core", "wire", "gateway", "commands")
+NO_TORCH = ("core", "wire", "gateway", "fetch", "commands")
 
 
 def imports(path: Path) -> set[str]:
@@ -82,7 +83,9 @@ def python(code: str) -> str:
     return run.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["mizzen", "mizzen.gateway.app", "mizzen.server.supervisor", "mizzen.cli"])
+@pytest.mark.parametrize(
+    "module", ["mizzen", "mizzen.gateway.app", "mizzen.server.supervisor", "mizzen.cli", "mizzen.fetch.run"]
+)
 def test_light_programs_leave_torch_out(module: str) -> None:
     assert (
         python(f"import sys, {module}; print('torch' in sys.modules, 'transformers' in sys.modules)")

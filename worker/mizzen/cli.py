@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import mizzen
-from mizzen.commands import chat, complete, processes, serve
+from mizzen.commands import chat, complete, fetch, processes, serve
 
 app = typer.Typer(
     name="mizzen",
@@ -37,6 +37,7 @@ def options(
 app.command("serve")(serve.command)
 app.command("chat")(chat.command)
 app.command("complete")(complete.command)
+app.command("fetch")(fetch.command)
 app.command("engine")(processes.engine)
 app.command("gateway")(processes.gateway)
 

@@ -1,0 +1,125 @@
+"""Servers to fetch from, and a short way to fetch."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen.fetch.config import FetchConfig
+from mizzen.fetch.run import Fetch
+from mizzen.fetch.store import Manifest
+
+KIB = 1024
+
+
+def _servers() -> Any:
+    spec = importlib.util.spec_from_file_location("fetch_servers", Path(__file__).with_name("servers.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def servers() -> Any:
+    return _servers()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries are short here."""
+    monkeypatch.setattr("mizzen.fetch.client.FIRST_PAUSE_SECONDS", 0.01)
+
+
+def blob(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.fixture(name="blob")
+def blob_fixture() -> Callable[..., bytes]:
+    return blob
+
+
+@pytest.fixture
+def model() -> dict[str, bytes]:
+    """Files of a model, and some that nobody asked for."""
+    return {
+        "config.json": b'{"model_type": "tiny"}',
+        "tokenizer.json": blob(3 * KIB, 1),
+        "model-00001-of-00002.safetensors": blob(300 * KIB + 17, 2),
+        "model-00002-of-00002.safetensors": blob(200 * KIB, 3),
+        "sub/empty.txt": b"",
+        "pytorch_model.bin": blob(64 * KIB, 4),
+        "original/model.safetensors": blob(64 * KIB, 5),
+        ".gitattributes": b"* text",
+        "README.md": b"# Tiny",
+    }
+
+
+WANTED = frozenset(
+    {
+        "config.json",
+        "tokenizer.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "sub/empty.txt",
+    }
+)
+
+
+@pytest.fixture
+def wanted(model: dict[str, bytes]) -> dict[str, bytes]:
+    """Of the model's files those that are fetched."""
+    return {name: data for name, data in model.items() if name in WANTED}
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Callable[..., Manifest]:
+    """Fetches into `tmp_path / "to"` with small segments."""
+
+    def run(uri: str, to: Path | None = None, **options: Any) -> Manifest:
+        config = FetchConfig(**{"connections": 3, "attempts": 4, "timeout_seconds": 20.0, **options})
+        return Fetch(uri, to or tmp_path / "to", config, segment=64 * KIB, checkpoint=16 * KIB).run()
+
+    return run
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
+    """What is in the folder, without our own files."""
+
+    def read(to: Path | None = None) -> dict[str, bytes]:
+        folder = to or tmp_path / "to"
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+        return {name: data for name, data in found.items() if not name.startswith(".mizzen")}
+
+    return read
+
+
+@pytest.fixture
+def hub(servers: Any) -> Iterator[Any]:
+    made = servers.Hub()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bucket(servers: Any) -> Iterator[Any]:
+    made = servers.Bucket()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def registry(servers: Any) -> Iterator[Any]:
+    made = servers.Registry()
+    yield made
+    made.close()

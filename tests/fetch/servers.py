@@ -1,0 +1,395 @@
+"""A hub, a bucket and a registry on loopback, each with the faults that real ones have."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+BLOCK = 8192
+
+
+@dataclass
+class Faults:
+    """What goes wrong; counts go down to zero each time."""
+
+    cut_after: int = 0
+    """Bytes of a body after which the connection is cut; 0 is never."""
+    cuts: int = 0
+    short: int = 0
+    """Bodies that end too early, though properly."""
+    codes: list[int] = field(default_factory=list)
+    """Status codes that are answered first."""
+    retry_after: str = ""
+    wrong_bytes: int = 0
+    """Bodies with a byte that is not right."""
+    no_ranges: bool = False
+    unsatisfiable: int = 0
+    """Ranged requests that get 416."""
+    gate: threading.Event | None = None
+    """Bodies stop in the middle until this is set."""
+    held: threading.Event = field(default_factory=threading.Event)
+    """Set once a body stops there."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request; the server's `answer` says what to send."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 120
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.command, self.path, dict(self.headers)))
+        faults = self.server.faults
+        if faults.codes:
+            more = {"Retry-After": faults.retry_after} if faults.retry_after else {}
+            self.reply(faults.codes.pop(0), b"busy", more)
+            return
+        self.server.answer(self)
+
+    do_HEAD = do_GET
+
+    def reply(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send a whole answer that never fails."""
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def file(self, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send a file or the range of it that is asked for, with the server's faults."""
+        faults, given, start, end, code = self.server.faults, dict(headers or {}), 0, len(data), 200
+        if (wanted := self.headers.get("Range")) and not faults.no_ranges:
+            if faults.unsatisfiable > 0:
+                faults.unsatisfiable -= 1
+                self.reply(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+                return
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end, code = int(first), min(int(last) + 1, len(data)), 206
+            given["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        part = bytearray(data[start:end])
+        if self.command == "HEAD":
+            self.reply(200, b"", {**given, "Content-Length": str(len(data))})
+            return
+        if faults.wrong_bytes > 0 and part:
+            faults.wrong_bytes -= 1
+            part[len(part) // 2] ^= 1
+        if faults.short > 0 and len(part) > 1:
+            faults.short -= 1
+            del part[len(part) // 2 :]
+            given["Transfer-Encoding"] = "chunked"
+        else:
+            given["Content-Length"] = str(len(part))
+        self.send_response(code)
+        for name, value in given.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self._send(bytes(part), chunked="Transfer-Encoding" in given)
+
+    def _send(self, part: bytes, *, chunked: bool) -> None:
+        faults, sent = self.server.faults, 0
+        for at in range(0, len(part), BLOCK):
+            block = part[at : at + BLOCK]
+            if faults.gate is not None and at >= len(part) // 2 and not faults.gate.is_set():
+                self.wfile.flush()
+                faults.held.set()
+                faults.gate.wait(60)
+            if faults.cut_after and faults.cuts > 0 and sent >= faults.cut_after:
+                faults.cuts -= 1
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            try:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(block), block) if chunked else block)
+            except OSError:
+                return
+            sent += len(block)
+            with self.server.counting:
+                self.server.served[urlsplit(self.path).path] += len(block)
+        if chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (OSError, ValueError):  # clients go when they like, and so do we
+            pass
+
+
+class Server(ThreadingHTTPServer):
+    """A server with its files, its faults, and what it was asked."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, answer: Callable[[Handler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.faults = Faults()
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.served: Counter[str] = Counter()
+        self.counting = threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Hub:
+    """A model hub: an API, and large files at another host by a redirect that is signed."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.large: set[str] = set()
+        self.commits: dict[str, dict[str, bytes]] = {}
+        self.branches: dict[str, str] = {}
+        self.token = ""
+        self.names: dict[str, str] = {}
+        """Names that the API tells in place of the real ones."""
+        self.promised: dict[str, str] = {}
+        """Checksums that the API tells in place of the real ones."""
+        self.api = Server(self._api)
+        self.cdn = Server(self._cdn)
+
+    def push(self, files: dict[str, bytes], branch: str = "main", large: set[str] | None = None) -> str:
+        """Commit files to a branch; returns the commit."""
+        commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self.commits[commit] = dict(files)
+        self.branches[branch] = commit
+        self.large |= large if large is not None else {n for n in files if n.endswith(".safetensors")}
+        return commit
+
+    def _api(self, handler: Handler) -> None:
+        if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
+            handler.reply(401, b'{"error": "Invalid credentials"}')
+            return
+        parts = [unquote(part) for part in urlsplit(handler.path).path.strip("/").split("/")]
+        if parts[:2] == ["api", "models"]:
+            commit = self.branches.get(parts[-1], parts[-1])
+            if "/".join(parts[2:4]) != "org/tiny" or commit not in self.commits:
+                handler.reply(404, b'{"error": "Repository not found"}')
+                return
+            siblings = [self._sibling(name, data) for name, data in self.commits[commit].items()]
+            handler.reply(200, json.dumps({"sha": commit, "siblings": siblings}).encode())
+            return
+        commit, name = parts[3], "/".join(parts[4:])
+        data = self.commits.get(commit, {}).get(name)
+        if parts[2] != "resolve" or data is None:
+            handler.reply(404, b"")
+        elif name in self.large:
+            target = f"{self.cdn.url}/{commit}/{quote(name)}?signature=s3cret"
+            handler.reply(302, b"", {"Location": target})
+        else:
+            handler.file(data)
+
+    def _sibling(self, name: str, data: bytes) -> dict[str, Any]:
+        shown = self.names.get(name, name)
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        entry: dict[str, Any] = {"rfilename": shown, "size": len(data), "blobId": blob}
+        if name in self.large:
+            sha = self.promised.get(name, hashlib.sha256(data).hexdigest())
+            entry["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 134}
+        return entry
+
+    def _cdn(self, handler: Handler) -> None:
+        parts = urlsplit(handler.path)
+        commit, _, name = unquote(parts.path).strip("/").partition("/")
+        if parts.query != "signature=s3cret" or "Authorization" in handler.headers:
+            handler.reply(403, b"")
+            return
+        handler.file(self.commits[commit][name])
+
+    def close(self) -> None:
+        self.api.close()
+        self.cdn.close()
+
+
+class Bucket:
+    """S3 with path-style addresses; every request must carry a right signature."""
+
+    ID, SECRET, TOKEN, REGION, NAME = (
+        "AKIDEXAMPLE",
+        "s3cr3t/key+with=signs",
+        "session-token",
+        "eu-test-1",
+        "models",
+    )
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.sha256: set[str] = set()
+        """Keys whose checksum the server knows."""
+        self.parts: set[str] = set()
+        """Keys that came in several parts: their ETag is no MD5."""
+        self.encrypted: set[str] = set()
+        self.public = False
+        self.page = 2
+        self.server = Server(self._answer)
+
+    def tag(self, key: str) -> str:
+        digest = hashlib.md5(self.objects[key]).hexdigest()
+        if key in self.encrypted:
+            digest = hashlib.md5(b"key" + self.objects[key]).hexdigest()
+        return f'"{digest}-3"' if key in self.parts else f'"{digest}"'
+
+    def _answer(self, handler: Handler) -> None:
+        parts = urlsplit(handler.path)
+        if not self.public and (problem := self._unsigned(handler)):
+            handler.reply(403, f"<Error><Code>{problem}</Code></Error>".encode())
+            return
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if bucket != self.NAME:
+            handler.reply(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+        elif not key:
+            handler.reply(200, self._list(query).encode())
+        elif key not in self.objects:
+            handler.reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        elif handler.headers.get("If-Match", self.tag(key)) != self.tag(key):
+            handler.reply(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+        else:
+            handler.file(self.objects[key], self._headers(handler, key))
+
+    def _headers(self, handler: Handler, key: str) -> dict[str, str]:
+        headers = {"ETag": self.tag(key), "Last-Modified": email.utils.formatdate(0)}
+        if key in self.sha256 and handler.headers.get("x-amz-checksum-mode") == "ENABLED":
+            raw = hashlib.sha256(self.objects[key]).digest()
+            headers["x-amz-checksum-sha256"] = base64.b64encode(raw).decode()
+        if key in self.encrypted:
+            headers["x-amz-server-side-encryption"] = "aws:kms"
+        return headers
+
+    def _list(self, query: dict[str, str]) -> str:
+        keys = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
+        start = int(query.get("continuation-token", "token-0").removeprefix("token-"))
+        shown, more = keys[start : start + self.page], start + self.page < len(keys)
+        entries = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key])}</Size>"
+            f"<ETag>{escape(self.tag(key))}</ETag></Contents>"
+            for key in shown
+        )
+        token = f"<NextContinuationToken>token-{start + self.page}</NextContinuationToken>" if more else ""
+        space = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+        truncated = str(more).lower()
+        entries = f"<IsTruncated>{truncated}</IsTruncated>{token}{entries}"
+        return f"<ListBucketResult {space}>{entries}</ListBucketResult>"
+
+    def _unsigned(self, handler: Handler) -> str:
+        """What is wrong with a request's signature; built from the wire, not from what the client meant."""
+        shown = handler.headers.get("Authorization", "")
+        if not shown.startswith("AWS4-HMAC-SHA256 "):
+            return "AccessDenied"
+        given = dict(item.strip().split("=", 1) for item in shown.split(" ", 1)[1].split(","))
+        names = given["SignedHeaders"].split(";")
+        if not {"host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"} <= set(names):
+            return "AccessDenied"
+        if "Range" in handler.headers and "range" not in names:
+            return "UnsignedRange"
+        parts = urlsplit(handler.path)
+        query = "&".join(sorted(parts.query.split("&"))) if parts.query else ""
+        headers = "".join(f"{name}:{handler.headers[name].strip()}\n" for name in names)
+        content = handler.headers["x-amz-content-sha256"]
+        request = "\n".join([handler.command, parts.path, query, headers, ";".join(names), content])
+        date, scope = handler.headers["x-amz-date"], given["Credential"].partition("/")[2]
+        if (
+            scope != f"{date[:8]}/{self.REGION}/s3/aws4_request"
+            or given["Credential"].split("/")[0] != self.ID
+        ):
+            return "AuthorizationHeaderMalformed"
+        text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(request.encode()).hexdigest()])
+        key = f"AWS4{self.SECRET}".encode()
+        for part in scope.split("/"):
+            key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+        right = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        age = abs(time.time() - time.mktime(time.strptime(date, "%Y%m%dT%H%M%SZ")) + time.timezone)
+        if handler.headers["x-amz-security-token"] != self.TOKEN or age > 900:
+            return "ExpiredToken"
+        return "" if hmac.compare_digest(right, given["Signature"]) else "SignatureDoesNotMatch"
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Registry:
+    """A registry whose tokens another address gives, for a user and a password."""
+
+    USER, PASSWORD = "robot", "pass:word"
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.manifests: dict[str, bytes] = {}
+        self.private = True
+        self.realm = ""
+        self.basic_seen: list[str] = []
+        self.server = Server(self._answer)
+
+    def blob(self, data: bytes) -> dict[str, Any]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        self.blobs[digest] = data
+        return {"digest": digest, "size": len(data)}
+
+    def push(self, tag: str, layers: list[dict[str, Any]]) -> str:
+        """Push a manifest of layers; returns its digest."""
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        config = {"mediaType": "application/vnd.oci.empty.v1+json", **self.blob(b"{}")}
+        return self.tag(tag, {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers})
+
+    def tag(self, tag: str, body: dict[str, Any]) -> str:
+        data = json.dumps(body).encode()
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        self.manifests[tag] = self.manifests[digest] = data
+        return digest
+
+    def _answer(self, handler: Handler) -> None:
+        parts = urlsplit(handler.path)
+        shown = handler.headers.get("Authorization", "")
+        if parts.path == "/token":
+            self.basic_seen.append(shown)
+            right = base64.b64encode(f"{self.USER}:{self.PASSWORD}".encode()).decode()
+            asked = parse_qs(parts.query)
+            if shown == f"Basic {right}" and asked == {
+                "service": ["reg"],
+                "scope": ["repository:org/tiny:pull"],
+            }:
+                handler.reply(200, b'{"token": "t0ken"}')
+            else:
+                handler.reply(401, b"")
+            return
+        if self.private and shown != "Bearer t0ken":
+            realm = self.realm or f"{self.server.url}/token"
+            challenge = f'Bearer realm="{realm}",service="reg",scope="repository:org/tiny:pull"'
+            handler.reply(401, b"", {"WWW-Authenticate": challenge})
+            return
+        kind, _, name = parts.path.removeprefix("/v2/org/tiny/").partition("/")
+        if kind == "manifests" and name in self.manifests:
+            handler.reply(200, self.manifests[name])
+        elif kind == "blobs" and name in self.blobs:
+            handler.file(self.blobs[name])
+        else:
+            handler.reply(404, b"")
+
+    def close(self) -> None:
+        self.server.close()

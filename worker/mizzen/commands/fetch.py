@@ -1,0 +1,29 @@
+"""`mizzen fetch`: a model from a hub, a bucket or a registry into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mizzen.commands.options import build, settings
+from mizzen.commands.options import command as offer
+from mizzen.fetch.config import FetchConfig
+
+
+def _fetch(
+    source: Annotated[
+        str, typer.Argument(help="hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag")
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder of this one model; made where it is missing")],
+    **values: Any,
+) -> None:
+    """Fetch a model into a folder: resumable, checked, and not again when it is there."""
+    config = build(FetchConfig, values)
+    from mizzen.fetch.run import run
+
+    raise typer.Exit(run(source, to, config))
+
+
+command = offer(_fetch, settings(FetchConfig))

@@ -1,0 +1,67 @@
+"""Where a model is: the URI as its parts. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mizzen.fetch.errors import FetchError
+
+DEFAULT_REVISION = "main"
+_HUB = re.compile(
+    r"hf://(?P<repo>[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?)(?:@(?P<revision>[\w./+-]{1,255}))?"
+)
+_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^?#\s]*))?")
+_OCI = re.compile(
+    r"oci://(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?)/(?P<repository>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of a model hub; `revision` is a branch, a tag or a commit."""
+
+    repo: str
+    revision: str = DEFAULT_REVISION
+
+
+@dataclass(frozen=True, slots=True)
+class S3Source:
+    """All objects of a bucket below a prefix, which is empty or ends in a slash."""
+
+    bucket: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OciSource:
+    """An artifact or image of a registry; `reference` is a tag or a digest."""
+
+    host: str
+    repository: str
+    reference: str = "latest"
+
+
+Source = HubSource | S3Source | OciSource
+
+
+def parse(uri: str) -> Source:
+    """Read a URI such as `hf://org/name@revision`, `s3://bucket/prefix` or `oci://host/repository:tag`.
+
+    Raises:
+        FetchError: it is none of these.
+    """
+    if found := _HUB.fullmatch(uri):
+        revision = found["revision"] or DEFAULT_REVISION
+        if ".." not in revision and ".." not in found["repo"]:
+            return HubSource(found["repo"], revision)
+    if found := _S3.fullmatch(uri):
+        prefix = (found["prefix"] or "").strip("/")
+        return S3Source(found["bucket"], f"{prefix}/" if prefix else "")
+    if found := _OCI.fullmatch(uri):
+        reference = found["digest"] or found["tag"] or "latest"
+        return OciSource(found["host"], found["repository"], reference)
+    raise FetchError(
+        f"{uri!r} is no source: write hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag"
+    )
