@@ -52,7 +52,8 @@ OPTIONS_HEAD = """\
 
 One option a field of the configuration objects; this page is made from them by `scripts/reference.py`. On
 Kubernetes the operator sets most of them from the InferenceService; `spec.engine.extraArgs` takes the rest of
-the engine's. `mizzen serve` takes those of engine and gateway but what it sets itself: the wire, the keys and the names.
+the engine's. `mizzen serve` takes those of engine and gateway but what it sets itself: the wire, the keys
+and the names.
 """
 METRICS_HEAD = """\
 # Metrics

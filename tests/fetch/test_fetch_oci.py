@@ -78,8 +78,9 @@ def test_a_modelcar_gives_its_models_folder(
 ) -> None:
     kind = LAYER if mode == "w" else f"{LAYER}+gzip"
     system = archive({"etc/passwd.json": b"{}", "models/config.json": b"older"}, mode)
+    first = archive({"models/tokenizer.json": model["tokenizer.json"]}, mode)
     weights = archive({f"./models/{name}": data for name, data in model.items()}, mode)
-    layers = [{"mediaType": kind, **registry.blob(data)} for data in (system, weights, system[:0] or weights)]
+    layers = [{"mediaType": kind, **registry.blob(data)} for data in (weights, system, weights, first)]
     image = registry.push("amd64", layers)
     other = registry.push("arm64", [])
     entries = [

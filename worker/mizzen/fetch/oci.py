@@ -165,8 +165,10 @@ def plan(
         if "manifests" in body:
             inner = _chosen(body["manifests"])
             body, _ = _manifest(client, base, shows, inner)
-        layers = [_remote(layer, base, choice) for layer in body["layers"]]
-        files = dict.fromkeys(remote for remote in layers if remote is not None)  # an image may repeat one
+        last = {layer["digest"]: number for number, layer in enumerate(body["layers"])}
+        layers = [body["layers"][number] for number in sorted(last.values())]  # an image may repeat one
+        remotes = [_remote(layer, number, base, choice) for number, layer in enumerate(layers)]
+        files = [remote for remote in remotes if remote is not None]
     except Refusal as error:
         raise FetchError(_words(error, f"{name} ({reference})")) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -201,14 +203,15 @@ def _chosen(manifests: Sequence[Mapping[str, Any]]) -> str:
     return str(min(manifests, key=rank)["digest"])
 
 
-def _remote(layer: Mapping[str, Any], base: str, choice: Choice) -> Remote | None:
+def _remote(layer: Mapping[str, Any], number: int, base: str, choice: Choice) -> Remote | None:
+    """What a layer gives; archives have names in the order of the layers, for later ones win."""
     kind, digest, size = layer["mediaType"], layer["digest"], layer["size"]
     notes = layer.get("annotations") or {}
     title = notes.get(FILEPATH) or notes.get(TITLE) or ""
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"digest {digest!r} of a layer is no sha256")
     url = f"{base}/blobs/{digest}"
-    blob = f"{BLOBS}/{digest.replace(':', '-')}"
+    blob = f"{BLOBS}/{number:04}-{digest.replace(':', '-')}"
     archive = bool(_TAR.search(kind)) and (not title or UNPACK in notes or ".cncf.model." in kind)
     if archive:
         if "zstd" in kind:
