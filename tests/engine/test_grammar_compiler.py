@@ -171,7 +171,7 @@ def test_what_nobody_waits_for_holds_no_place_once_it_is_compiled(folder: Path) 
     try:
         with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
             assert compiler.find(regex("left")) is None
-            future = compiler._running[regex("left")]
+            future = compiler._running[regex("left")].future
             gk.wait(future.running)
             compiler.forget(regex("left"))
         gk.wait(future.done)

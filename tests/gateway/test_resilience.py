@@ -82,7 +82,10 @@ async def test_a_whole_answer_is_tried_again_elsewhere(live: Any, scripted: Any,
         assert answer.choices[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("code", [RefusalCode.DRAINING, RefusalCode.QUEUE_FULL, RefusalCode.STARTING])
+REFUSALS = [RefusalCode.DRAINING, RefusalCode.QUEUE_FULL, RefusalCode.STARTING, RefusalCode.BUSY]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
 async def test_a_refused_request_is_tried_elsewhere(live: Any, scripted: Any, code: RefusalCode) -> None:
     bad, good = scripted(), scripted()
     bad.does.refuse = code
@@ -90,6 +93,24 @@ async def test_a_refused_request_is_tried_elsewhere(live: Any, scripted: Any, co
     client = gateway.client()
     assert [(await text_of(client, max_tokens=3))[1] for _ in range(6)] == ["length"] * 6
     assert len(good.requests) == 6
+
+
+async def test_a_request_turned_away_keeps_no_other_from_the_engine(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    """Grammars of one key may be too many; its engine has done nothing wrong, and serves what it takes."""
+    engine = scripted()
+    gateway = await live(engine, breaker_failures=1, queue_timeout_seconds=60)
+    (known,) = gateway.gateway.table
+    left_alone: list[float] = []
+    known.leave_alone = left_alone.append
+    engine.does.refuse = RefusalCode.BUSY
+    waiting = asyncio.create_task(text_of(gateway.client(timeout=60), max_tokens=3))
+    await until(lambda: len(engine.requests) >= 2)  # it was tried again
+    assert not left_alone
+    assert known.breaker.state is BreakerState.CLOSED
+    engine.does.refuse = None
+    assert (await waiting)[1] == "length"
 
 
 async def test_losses_before_the_first_token_are_tried_elsewhere(live: Any, scripted: Any) -> None:
@@ -106,17 +127,18 @@ async def test_a_long_step_costs_no_stream_and_gets_nothing_new(live: Any, scrip
     """A prompt that keeps an engine busy for long must not end what else runs there."""
     slow, other = scripted(), scripted()
     gateway = await live(slow, engine_timeout_seconds=0.5)
-    slow.does.fault = "silent"
-    client = gateway.client()
-    tasks = [asyncio.create_task(text_of(client, max_tokens=9)) for _ in range(3)]
+    slow.does.step_seconds = 0.02  # far from their ends when the long step begins
+    client = gateway.client(timeout=60)
+    tasks = [asyncio.create_task(text_of(client, max_tokens=1500)) for _ in range(3)]
     (engine,) = gateway.gateway.table
+    await until(lambda: slow.running == 3 and not engine.waiting)  # who has no token yet is tried elsewhere
+    slow.does.fault = "silent"
     await until(lambda: engine.state == "broken")
     assert "silent" in engine.problem
     gateway.gateway.table.sync([engine.found, dataclasses.replace(engine.found, endpoint=other.endpoint)])
     assert (await text_of(client, max_tokens=3))[1] == "length"
     assert len(other.requests) == 1
-    await asyncio.sleep(0.5)
-    slow.does.fault = ""
+    slow.does.fault, slow.does.tokens_a_step = "", 100
     assert [reason for _, reason in await asyncio.gather(*tasks)] == ["length"] * 3
     await until(lambda: engine.state == "serving")
     assert len(slow.requests) == 3

@@ -27,6 +27,7 @@ from cryptography.x509.oid import NameOID
 from mizzen.gateway.tenants import bodies
 from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read_files
 from mizzen.gateway.tenants.limits import Bucket
+from mizzen.gateway.tenants.tenant import tag_of
 
 USER: list[Any] = [{"role": "user", "content": "What is a mast?"}]
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
@@ -162,6 +163,20 @@ async def test_only_holders_of_keys_get_in(
     assert ALICE not in caplog.text
     assert BOB not in caplog.text
     assert "sk-wrong" not in caplog.text
+
+
+async def test_engines_know_tenants_apart_and_by_no_name(live: Any, scripted: Any, keys: Path) -> None:
+    engine = scripted()
+    gateway = await live(engine, api_keys_file=(str(keys),))
+    for key in (ALICE, BOB, ALICE):
+        await gateway.client(key).completions.create(model="demo", prompt=[1, 2], max_tokens=1)
+    alice, bob, again = (request.tenant for request in engine.requests)
+    assert alice == again == tag_of("alice")
+    assert bob == tag_of("bob") != alice
+    assert 0 not in (alice, bob)
+    other = await live(engine)
+    await other.client().completions.create(model="demo", prompt=[1, 2], max_tokens=1)
+    assert engine.requests[-1].tenant == 0
 
 
 async def test_without_keys_everyone_is_served_and_the_log_says_so_once(

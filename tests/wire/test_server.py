@@ -67,6 +67,19 @@ def test_patience_is_taken_back_at_once_and_only_once(bench: Any) -> None:
     assert [(one.steps, one.patience_seconds) for one in said] == [(7, 0.5), (7, 0.0), (8, 0.0)]
 
 
+def test_a_request_tells_its_tenant_and_one_turned_away_is_busy(bench: Any) -> None:
+    gateway = bench.gateway()
+    rid = bench.submit(gateway, 7, tenant=2**63 - 1)
+    assert bench.requests[rid].tenant == 2**63 - 1
+    away = msgspec.structs.replace(bench.end(rid), busy=True, message="grammar: too many")
+    bench.server.out.finish([away], 1)
+    refused = bench.expect(gateway, Refused)
+    assert (refused.rid, refused.code, refused.message) == (7, RefusalCode.BUSY, "grammar: too many")
+    assert refused.retry_after_seconds > 0
+    bench.requests.clear()
+    bench.submit(gateway, 7)  # the handle is free again
+
+
 def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.send(Hello(99, "old"))

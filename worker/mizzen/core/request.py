@@ -57,6 +57,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Give one vector of the prompt's hidden states instead of tokens."""
     normalize: bool = True
     """Scale that vector to length 1."""
+    tenant: int = 0
+    """Opaque; what would let one starve others is shared among tenants."""
     arrival: float = 0.0
     """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
 
@@ -75,3 +77,5 @@ class Finished(Struct, frozen=True, kw_only=True):
     message: str = ""
     refused: bool = False
     """It would be refused everywhere: `message` begins with the field's name. Nothing has run."""
+    busy: bool = False
+    """It was turned away now, and may be asked for again. Nothing has run."""

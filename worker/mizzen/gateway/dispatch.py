@@ -14,7 +14,7 @@ from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
 from mizzen.gateway.admit import Admission
 from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.errors import ApiError, invalid, unavailable
-from mizzen.gateway.job import Job
+from mizzen.gateway.job import PAUSE_SECONDS, Job
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.openai.prompt import refused
 from mizzen.gateway.resume import ResumeLimits, Resumes
@@ -31,8 +31,6 @@ MIN_ENGINE_SECONDS = 30.0
 """A request that was placed may wait this long in its engine, even when its own deadline is nearer."""
 ANSWER_MARGIN_SECONDS = 15.0
 """An engine refuses by itself what waits there too long; it gets this much longer to say so."""
-PAUSE_SECONDS = 0.1
-"""Before a request that every engine has refused is tried again."""
 REFUSAL_SECONDS = 0.5
 """How long an engine that takes nothing now is left alone, unless it says so itself."""
 BLAMELESS = frozenset({"suspect"})
@@ -164,7 +162,7 @@ class Dispatcher:
         ticket = job.ticket
         job.admitted = False  # `again` gives the turn back, also when it fails, and charges this then
         ticket.prompt_tokens, ticket.output_tokens = len(job.prompt), len(job.given) * job.wish.stream
-        await self._admission.again(ticket, PAUSE_SECONDS)
+        await self._admission.again(ticket, job.pause_seconds)
         ticket.output_tokens = 0
         job.admitted = True
 
@@ -181,6 +179,7 @@ class Dispatcher:
                 priority=job.priority,
                 queue_seconds=seconds,
                 generated=len(job.given),
+                tenant=job.ticket.tenant.tag,
             )
         except (EngineOverloaded, StreamLost) as error:
             self._unsent(job, engine, error)
@@ -301,7 +300,10 @@ class Dispatcher:
         if refusal.code == RefusalCode.QUEUE_TIMEOUT:
             raise unavailable(str(refusal), code="queue_timeout")
         job.tried.append(engine)
-        engine.leave_alone(refusal.retry_after_seconds or REFUSAL_SECONDS)
+        if refusal.code == RefusalCode.BUSY:
+            job.pause_seconds = max(PAUSE_SECONDS, refusal.retry_after_seconds)
+        else:
+            engine.leave_alone(refusal.retry_after_seconds or REFUSAL_SECONDS)
         known = {int(code): code.name.lower() for code in RefusalCode}
         self._metrics.retries.labels(known.get(refusal.code, "refused")).inc()
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from mizzen.gateway.engines import Engine
 
 
+PAUSE_SECONDS = 0.1
+"""Before a request that every engine has refused is tried again."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """A request, over all its engines."""
@@ -54,6 +58,8 @@ class Job:
     """Engines that failed while they had the request."""
     handovers: int = 0
     """Engines that were leaving anyway while they had it."""
+    pause_seconds: float = PAUSE_SECONDS
+    """Before it is tried again, when every engine has refused it."""
     admitted: bool = False
     route: str = ""
     """Where it went and why, for the response's header."""

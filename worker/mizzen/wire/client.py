@@ -199,6 +199,7 @@ class Link:
         priority: int = 0,
         queue_seconds: float = 0.0,
         generated: int = 0,
+        tenant: int = 0,
     ) -> EngineStream:
         """Send a request (`prompt`: int32 token ids) without waiting.
 
@@ -217,7 +218,7 @@ class Link:
             logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
             prompt_logprobs=sampling.prompt_logprobs is not None,
         )
-        self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated))
+        self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant))
         self._streams[rid] = stream
         return stream
 

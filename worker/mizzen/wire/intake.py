@@ -49,6 +49,7 @@ class Intake:
             salt=message.salt,
             priority=message.priority,
             generated=message.generated,
+            tenant=message.tenant,
             arrival=now,
         )
         if fault := generated_fault(request):

@@ -83,6 +83,8 @@ class Generate(Message, frozen=True):
     generated: int = 0
     """So many last tokens of `prompt` are output that an engine gave before it was lost: limits, penalties
     and the grammar count them as output, and `Outputs.offsets` go on from there."""
+    tenant: int = 0
+    """Opaque: requests of one number are one tenant's, whom the engine lets starve no other."""
 
 
 class Embed(Message, frozen=True):
@@ -223,6 +225,8 @@ class RefusalCode(enum.IntEnum):
     """Try another engine."""
     UNKNOWN_PEER = 6
     """This connection said no `Hello`, or was forgotten: every handle on it is lost; say `Hello` again."""
+    BUSY = 7
+    """Too many requests of this one's tenant and kind are there: try another engine, or later."""
 
 
 class Refused(Message, frozen=True):

@@ -118,8 +118,9 @@ class Outbox:
                 del peer.handles[handle]
                 if not table.started[rid]:
                     peer.unstarted -= 1
-                if end.refused:
-                    self.refuse(peer.identity, handle, RefusalCode.INVALID, end.message)
+                if end.refused or end.busy:
+                    code = RefusalCode.BUSY if end.busy else RefusalCode.INVALID
+                    self.refuse(peer.identity, handle, code, end.message)
                 elif rid not in self._answered:
                     by_owner.setdefault(owner, []).append(_finish(end, handle, float(table.wait[rid])))
             table.release(rid)
@@ -250,7 +251,8 @@ class Outbox:
     def refuse(self, identity: bytes, rid: int | None, code: RefusalCode, message: str) -> None:
         """Refuse a request or a frame, of a peer or of a connection that is none."""
         self.counters.refused[code] += 1
-        retry = self._limits.retry_after_seconds if code == RefusalCode.QUEUE_FULL else 0.0
+        passing = code in (RefusalCode.QUEUE_FULL, RefusalCode.BUSY)
+        retry = self._limits.retry_after_seconds if passing else 0.0
         frame = encode(Refused(rid, int(code), message, retry))
         peer = self.peers.get(identity)
         if peer:

@@ -128,13 +128,13 @@ class GrammarIntake:
     def _try(self, request: Request) -> Request | None:
         grammar = request.sampling.grammar
         assert grammar is not None
-        outcome = self._compiler.find(Grammar(grammar.kind, grammar.text))
+        outcome = self._compiler.find(Grammar(grammar.kind, grammar.text), request.tenant)
         if outcome is None:
             return None
         del self._waiting[request.rid]
         if outcome.grammar is None:
             end = _end(request, FinishReason.ERROR, f"grammar: {outcome.fault}")
-            self._ended.append(with_fields(end, refused=not outcome.passing))
+            self._ended.append(with_fields(end, refused=not outcome.passing, busy=outcome.passing))
             return None
         # A complete text can only be followed by an end token, which must then end the request.
         own = outcome.grammar.for_request(request.rid)

@@ -89,13 +89,15 @@ class Sandbox:
                 socket.send_fds(self._ready(), [b"j"], [theirs.fileno()])
                 process = self._process
             ours.settimeout(seconds + SPARE_SECONDS)
-            ours.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
-            ours.shutdown(socket.SHUT_WR)
             try:
+                ours.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
+                ours.shutdown(socket.SHUT_WR)
                 with ours.makefile("rb") as file:
                     reply = file.read()
             except TimeoutError:
                 return b""
+            except (BrokenPipeError, ConnectionResetError):  # it was ended before it had read all
+                reply = b""
         if not reply and process is not None and has_ended(process):
             raise ConnectionError  # it took along whoever tried the grammar
         return reply

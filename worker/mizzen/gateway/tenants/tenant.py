@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ class Tenant:
         self._max_priority = max_priority
         """Of everyone, where there are no keys."""
         self.running = 0
+        self.tag = tag_of(grant.name)
+        """What engines know it by."""
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.use(grant)
@@ -154,6 +157,11 @@ class Tenant:
                 }
                 found += [(f"x-ratelimit-{kind}-{name}".encode(), v.encode()) for kind, v in values.items()]
         return found
+
+
+def tag_of(name: str) -> int:
+    """Return a key's name as engines get it: 63 bits, the same from every gateway; 0 without keys."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1 if name else 0
 
 
 def everyone(max_priority: int = 0) -> Tenant:
