@@ -161,12 +161,21 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
 
 def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]:
     found = [
-        {"service": "s", "name": name, "uid": name, "state": state, "requests": requests, "problem": ""}
+        {
+            "service": "s",
+            "name": name,
+            "uid": name,
+            "state": state,
+            "requests": requests,
+            "problem": "",
+            "keys": ["old", "new"] if synced else ["old"],
+        }
         for name, state, requests in engines
     ]
     idle = {"idleSeconds": 1.0 if synced else 0.5}
     return {
         "synced": synced,
+        "keys": ["new", "old"] if synced else ["old"],
         "version": f"v{len(found)}",
         "waiting": 1,
         "queued": 1,
@@ -186,6 +195,8 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
         "c": ("connecting", 1),
         "d": ("broken", 0),
     }
+    assert merged["keys"] == ["old"], "what every process has"
+    assert merged["engines"][0]["keys"] == ["new", "old"], "what any process uses"
     assert (merged["synced"], merged["waiting"], merged["version"]) == (False, 2, "v4,v3")
     assert (merged["queued"], merged["inFlight"], merged["idleSeconds"]) == (2, 4, 0.5)
 

@@ -464,5 +464,6 @@ def test_closing_delivers_what_was_sent(make_bench: Callable[..., Any]) -> None:
 
 def test_a_server_is_a_router_that_never_drops_silently(bench: Any) -> None:
     server: WireServer = bench.server
-    assert server._socket.type == zmq.ROUTER
-    assert server._socket.sndhwm == 1000
+    [(_, socket)] = server._doors
+    assert socket.type == zmq.ROUTER
+    assert socket.sndhwm == 1000

@@ -15,7 +15,7 @@ from mizzen.gateway.engines import Found
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.served import ServiceEntry, ServiceList, Services
 from mizzen.wire.endpoint import require_safe
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyFolder
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ RELOAD_SECONDS = 1.0
 
 
 def discovery(
-    config: GatewayConfig, keys: WireKeys | None, services: Services, metrics: Metrics
+    config: GatewayConfig, keys: KeyFolder | None, services: Services, metrics: Metrics
 ) -> Coroutine[Any, Any, None]:
     """Return the work that keeps services and engines in sync, until it is cancelled.
 
@@ -72,7 +72,7 @@ def listed(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[Found]]:
 class ServicesFile:
     """`--services-file`: services and the endpoints of their engines."""
 
-    def __init__(self, path: Path, keys: WireKeys | None, services: Services) -> None:
+    def __init__(self, path: Path, keys: KeyFolder | None, services: Services) -> None:
         self._path = path
         self._keys = keys
         self._services = services

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq.asyncio
 
 from mizzen.gateway.breaker import Breaker, BreakerLimits
+from mizzen.gateway.links import Links
 from mizzen.gateway.route.index import EnginePrefixes, names_of
 from mizzen.gateway.route.plugins import Pin
 from mizzen.gateway.suspicion import Progress, Suspicion, SuspicionLimits
@@ -19,8 +20,9 @@ from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.gateway.text.tokenizer import FILES
 from mizzen.wire.client import Link
 from mizzen.wire.codec import MalformedFrame
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.endpoint import require_safe
 from mizzen.wire.messages import Blocks, Welcome
+from mizzen.wire.offers import Offer
 from mizzen.wire.stream import EngineStream, StreamLost
 
 log = logging.getLogger(__name__)
@@ -91,39 +93,52 @@ class Engine:
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: Link
+        self._links: Links
 
     def start(
         self,
         gateway: str,
         context: zmq.asyncio.Context,
-        keys: WireKeys | None,
+        offers: Callable[[], Sequence[Offer]],
         *,
         timeout: float,
         lost: float,
     ) -> None:
-        """Connect, and stay connected until `stop`.
+        """Connect, and stay connected until `stop`; `offers` says how, the best first.
 
         Raises:
             ValueError: the endpoint is malformed, or needs keys.
         """
-        self.link = Link(
-            self.found.endpoint,
-            gateway=gateway,
-            context=context,
-            keys=keys,
-            timeout_seconds=timeout,
-            lost_seconds=lost,
-            on_change=self._changed,
-            on_blocks=self._blocks,
-        )
-        self._spawn(self.link.run())
+        require_safe(self.found.endpoint, offers()[0].keys)
+
+        def link(ways: Callable[[], Sequence[Offer]], on_change: Callable[[Link], None]) -> Link:
+            made = Link(
+                self.found.endpoint,
+                gateway=gateway,
+                context=context,
+                keys=ways()[0].keys,
+                offers=ways,
+                timeout_seconds=timeout,
+                lost_seconds=lost,
+                on_change=lambda: on_change(made),
+                on_blocks=lambda message: self._blocks(made, message),
+            )
+            return made
+
+        self._links = Links(link, offers, self._link_changed)
+        self.link = self._links.current
 
     async def stop(self) -> None:
         """Close the connection; its streams fail."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._links.close(), return_exceptions=True)
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the keys that its connections use."""
+        return self._links.keys
 
     # ── what routing asks ─────────────────────────────────────────────────────────────────────────────────
 
@@ -241,7 +256,11 @@ class Engine:
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
     def look(self, spare: bool = False) -> None:
-        """Look whether it should have been heard, and goes on; `spare` tells whether another could."""
+        """Look whether it should have been heard, goes on, and knows newer keys.
+
+        `spare` tells whether another engine could take what it has.
+        """
+        self._links.look()
         if self.suspicion.look(self.link):
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
             log.warning("engine should have been heard", extra={"fields": fields})
@@ -257,6 +276,12 @@ class Engine:
             stream.abort()
             stream.fail(StreamLost("suspect", reason))
 
+    def _link_changed(self, link: Link) -> None:
+        """Take what a connection says; of one that only ends what it has, nothing counts."""
+        self.link = self._links.current
+        if link is self.link:
+            self._changed()
+
     def _changed(self) -> None:
         welcome = self.link.welcome
         if welcome is not None and welcome.incarnation != self._incarnation:
@@ -270,8 +295,9 @@ class Engine:
             self._spawn(self._prepare(welcome))
         self._on_change()
 
-    def _blocks(self, message: Blocks) -> None:
-        self.prefixes.event(names_of(message.stored), names_of(message.evicted), message.reset)
+    def _blocks(self, link: Link, message: Blocks) -> None:
+        if link is self.link:
+            self.prefixes.event(names_of(message.stored), names_of(message.evicted), message.reset)
 
     async def _prepare(self, welcome: Welcome) -> None:
         """Get the tokenizer that requests to this engine must be made with, while it stays connected."""

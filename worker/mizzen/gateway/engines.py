@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
 import zmq.asyncio
 
@@ -15,7 +16,8 @@ from mizzen.gateway.engine import Engine, Found, TypicalRequest
 from mizzen.gateway.route.index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.suspicion import SuspicionLimits
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyRing
+from mizzen.wire.offers import Offer, names, offers
 
 __all__ = ["Engine", "EngineTable", "Found"]
 
@@ -29,7 +31,7 @@ class EngineTable:
         self,
         *,
         gateway: str,
-        keys: WireKeys | None,
+        keys: KeyRing | None,
         timeout_seconds: float,
         lost_seconds: float,
         suspect_seconds: float = 2.0,
@@ -80,6 +82,23 @@ class EngineTable:
         self._changed()
 
     @property
+    def keys(self) -> list[str]:
+        """Names of the keys with which connections may be made."""
+        return names(self._keys)
+
+    def use_keys(self, keys: KeyRing | None) -> None:
+        """Connect with these keys from now on; connections with others end once they have no requests."""
+        if keys == self._keys:
+            return
+        self._keys = keys
+        for engine in self:
+            engine.look()
+        self._changed()
+
+    def _offers(self, endpoint: str) -> tuple[Offer, ...]:
+        return offers(endpoint, self._keys)
+
+    @property
     def serving(self) -> bool:
         """Whether any engine serves."""
         return any(engine.serving for engine in self._engines.values())
@@ -122,7 +141,8 @@ class EngineTable:
     def _add(self, key: tuple[str, str], found: Found) -> None:
         engine = Engine(found, self._texts, self._changed, self._typical, self._breaker, self._suspicion)
         try:
-            engine.start(self._gateway, self._context, self._keys, timeout=self._timeout, lost=self._lost)
+            ways = partial(self._offers, found.endpoint)
+            engine.start(self._gateway, self._context, ways, timeout=self._timeout, lost=self._lost)
         except ValueError as error:
             log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
             return

@@ -130,7 +130,8 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for engine in (one for table in tables for one in table["engines"]):
         key = (engine["service"], engine["uid"], engine["name"])
         seen[key] = seen.get(key, 0) + 1
-        known = engines.setdefault(key, {**engine, "requests": 0})
+        known = engines.setdefault(key, {**engine, "requests": 0, "keys": []})
+        known["keys"] = sorted({*known["keys"], *engine["keys"]})
         known["requests"] += engine["requests"]
         if known["state"] == "serving" != engine["state"]:
             known.update(state=engine["state"], problem=engine["problem"])
@@ -140,6 +141,7 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),
+        "keys": sorted(set.intersection(*(set(table["keys"]) for table in tables))),
         **{name: sum(table[name] for table in tables) for name in ("waiting", "queued", "inFlight")},
         "idleSeconds": min(table["idleSeconds"] for table in tables),
         "engines": list(engines.values()),

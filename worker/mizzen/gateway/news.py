@@ -80,8 +80,10 @@ def version(services: Iterable[Service], synced: bool) -> str:
     """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
     parts = [str(synced)]
     for service in services:
-        parts.append(f"{service.name} {service.waiting > 0}")
-        parts += sorted(f"{one.found.uid} {one.name} {one.state} {one.revision}" for one in service.table)
+        parts.append(f"{service.name} {service.waiting > 0} {service.table.keys}")
+        parts += sorted(
+            f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys}" for one in service.table
+        )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -91,6 +93,7 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
     return {
         "synced": synced,
         "version": version(chosen, synced),
+        "keys": sorted({name for service in chosen for name in service.table.keys}),
         "waiting": sum(service.waiting for service in chosen),
         "queued": sum(len(service.admission) for service in chosen),
         "inFlight": sum(service.admission.in_flight for service in chosen),
@@ -104,6 +107,7 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
                 "revision": engine.revision,
                 "requests": engine.requests,
                 "problem": engine.problem,
+                "keys": engine.keys,
                 "stats": _stats(engine),
             }
             for service in chosen

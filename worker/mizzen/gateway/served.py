@@ -19,7 +19,7 @@ from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.resilience import breaker_limits, resume_limits
 from mizzen.gateway.route.router import default_router
 from mizzen.gateway.tenants.tenant import Tenant
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyRing
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,10 @@ class ServiceEntry(
     suspended: bool = False
     engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
     """CURVE key of its engines (Z85)."""
+    next_engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
+    """The key that comes after it, while keys are rotated."""
+    keys_generation: int = 0
+    """Number of `engine_public_key`, which says at which port it is used."""
     engines: tuple[str, ...] = ()
     """ZMQ endpoints, where no pods are watched."""
 
@@ -50,11 +54,13 @@ class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     services: Annotated[tuple[ServiceEntry, ...], msgspec.Meta(max_length=MAX_SERVICES)]
 
 
-def keys_of(entry: ServiceEntry, keys: WireKeys | None) -> WireKeys | None:
+def keys_of(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
     """Return the keys for a service's engines; None without a key that they must have."""
     if keys is not None and entry.engine_public_key:
-        keys = replace(keys, peer=entry.engine_public_key.encode())
-    return keys if keys is not None and keys.peer else None
+        told = (entry.engine_public_key, entry.next_engine_public_key)
+        peers = tuple(key.encode() for key in told if key)
+        keys = replace(keys, peers=peers, generation=entry.keys_generation)
+    return keys if keys is not None and keys.peers else None
 
 
 class Service:
@@ -64,7 +70,7 @@ class Service:
         self,
         entry: ServiceEntry,
         config: GatewayConfig,
-        keys: WireKeys | None,
+        keys: KeyRing | None,
         name: str,
         metrics: Metrics,
         tell: Callable[[], None] = lambda: None,
@@ -100,6 +106,10 @@ class Service:
             resume=resume_limits(config),
             wake_seconds=config.wake_timeout_seconds,
         )
+
+    def use_keys(self, keys: KeyRing | None) -> None:
+        """Take the gateway's own keys as they are now; those of the engines are in the entry."""
+        self.table.use_keys(keys_of(self.entry, keys))
 
     def _changed(self) -> None:
         self.admission.poke()
@@ -150,8 +160,15 @@ class Service:
 class Services:
     """All services of a gateway, by the names of their models."""
 
-    def __init__(self, make: Callable[[ServiceEntry], Service], retire_seconds: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[ServiceEntry], Service],
+        retire_seconds: float,
+        keys: Callable[[], KeyRing | None] = lambda: None,
+    ) -> None:
+        """Make services as they are listed; `keys` are the gateway's own as they are now."""
         self._make = make
+        self._keys = keys
         self._retire_seconds = retire_seconds
         self._services: dict[str, Service] = {}
         self._models: dict[str, Service] = {}
@@ -192,7 +209,7 @@ class Services:
         wanted = {entry.name: entry for entry in entries}
         for name, service in tuple(self._services.items()):
             entry = wanted.get(name)
-            if entry is None or entry.engine_public_key != service.entry.engine_public_key:
+            if entry is None:
                 del self._services[name]
                 self._retire(service)
         for name, entry in wanted.items():
@@ -200,6 +217,7 @@ class Services:
             if service is None:
                 service = self._make(entry)
             service.entry = entry
+            service.use_keys(self._keys())
             self._services[name] = service
         self._services = {name: self._services[name] for name in wanted}
         self._models = claim(self._services.values())
@@ -210,6 +228,11 @@ class Services:
         """Take the whole set of engines that discovery knows, by the name of their service."""
         self._engines = engines
         self._share_out()
+
+    def follow_keys(self) -> None:
+        """Take the gateway's own keys, which have changed."""
+        for service in self:
+            service.use_keys(self._keys())
 
     async def close(self, reason: str) -> None:
         """Close all services."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import secrets
 import socket
@@ -29,8 +30,10 @@ from mizzen.gateway.tenants.bodies import BodyBudget
 from mizzen.gateway.tenants.gate import Tenants, tenant_of
 from mizzen.gateway.tenants.tickets import new_ticket
 from mizzen.gateway.tracing import start_tracing
-from mizzen.wire.keys import WireKeys, load_keys, load_pair
+from mizzen.wire.keys import NEXT, KeyFolder, KeyRing
 
+KEYS_SECONDS = 1.0
+"""How often the gateway's own keys and tokens are looked at for changes."""
 STATES = ("connecting", "serving", "draining", "broken")
 
 
@@ -52,12 +55,12 @@ class Gateway:
         self.tenants = Tenants(config.api_keys_file, max_priority=config.keyless_max_priority)
         self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
         self.reader = BodyReader()
-        self.services = Services(self._new_service, config.drain_timeout_seconds)
-        self._token = read_token(config.admin_token_file)
+        self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.ring)
+        self._tokens = read_tokens(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._keys = read_keys(config)
         self._discovery: asyncio.Task[None] | None = None
-        self._reloads: asyncio.Task[None] | None = None
+        self._reloads: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to discover engines.
@@ -67,15 +70,18 @@ class Gateway:
         """
         find = discovery(self.config, self._keys, self.services, self.metrics)
         self._discovery = asyncio.create_task(find, name="discovery")
-        self._reloads = asyncio.create_task(self.tenants.watch(), name="keys")
+        self._reloads = [
+            asyncio.create_task(self.tenants.watch(), name="API keys"),
+            asyncio.create_task(self._follow_keys(), name="keys"),
+        ]
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Refuse who waits, and close the connections: what still runs ends with an error."""
         self.news.close()
-        tasks = [task for task in (self._discovery, self._reloads) if task is not None]
-        if not tasks:
+        if self._discovery is None:
             return
-        self._discovery = self._reloads = None
+        tasks = [self._discovery, *self._reloads]
+        self._discovery, self._reloads = None, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -85,6 +91,21 @@ class Gateway:
             await asyncio.to_thread(self.tracing.close)
         if self.access_log is not None:
             await asyncio.to_thread(self.access_log.close)
+
+    @property
+    def ring(self) -> KeyRing | None:
+        """The gateway's own keys as they are now."""
+        return self._keys.ring if self._keys is not None else None
+
+    async def _follow_keys(self) -> None:
+        """Take changes of the files with keys and tokens until cancelled."""
+        while True:
+            await asyncio.sleep(KEYS_SECONDS)
+            with contextlib.suppress(ValueError):  # a file that cannot be read changes nothing
+                self._tokens = read_tokens(self.config.admin_token_file)
+            if self._keys is not None and self._keys.look():
+                self.services.follow_keys()
+                self.news.tell()
 
     @property
     def ready(self) -> str:
@@ -199,16 +220,14 @@ class Gateway:
     def is_admin(self, authorization: str) -> bool:
         """Tell whether a header holds the admin API's bearer token."""
         scheme, _, token = authorization.partition(" ")
-        return (
-            self._token is not None
-            and scheme.lower() == "bearer"
-            and hmac.compare_digest(token.strip().encode(), self._token)
-        )
+        given = token.strip().encode()
+        known = [hmac.compare_digest(given, one) for one in self._tokens]
+        return scheme.lower() == "bearer" and any(known)
 
     @property
     def has_admin(self) -> bool:
         """Whether there is an admin API."""
-        return self._token is not None
+        return bool(self._tokens)
 
     def metrics_text(self) -> bytes:
         """Return all metrics, the gauges as of now."""
@@ -229,10 +248,10 @@ class Gateway:
         return metrics.text()
 
     def _new_service(self, entry: ServiceEntry) -> Service:
-        return Service(entry, self.config, self._keys, self._name, self.metrics, self.news.tell)
+        return Service(entry, self.config, self.ring, self._name, self.metrics, self.news.tell)
 
 
-def read_keys(config: GatewayConfig) -> WireKeys | None:
+def read_keys(config: GatewayConfig) -> KeyFolder | None:
     """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of engines.
 
     Raises:
@@ -241,23 +260,30 @@ def read_keys(config: GatewayConfig) -> WireKeys | None:
     if not config.keys:
         return None
     folder = Path(config.keys)
-    if config.shared and not (folder / "engine.public").exists():
-        return load_pair(folder, "gateway")
-    return load_keys(folder, "gateway")
+    peers = not config.shared or (folder / "engine.public").exists()
+    return KeyFolder(folder, "gateway", peers=peers)
 
 
-def read_token(path: str | None) -> bytes | None:
-    """Return the admin API's bearer token.
+def read_tokens(path: str | None) -> tuple[bytes, ...]:
+    """Return the admin API's bearer tokens: the file's, and that of the next generation beside it.
 
     Raises:
         ValueError: the file cannot be read, or is empty.
     """
     if path is None:
-        return None
-    try:
-        token = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ValueError(f"--admin-token-file {path} cannot be read: {error.strerror}") from error
-    if not token:
-        raise ValueError(f"--admin-token-file {path} is empty")
-    return token
+        return ()
+    file = Path(path)
+    found: list[bytes] = []
+    for one in (file, file.with_name(NEXT + file.name)):
+        try:
+            token = one.read_bytes().strip()
+        except FileNotFoundError as error:
+            if one is file:
+                raise ValueError(f"--admin-token-file {one} cannot be read: {error.strerror}") from error
+            continue
+        except OSError as error:
+            raise ValueError(f"--admin-token-file {one} cannot be read: {error.strerror}") from error
+        if not token:
+            raise ValueError(f"--admin-token-file {one} is empty")
+        found.append(token)
+    return tuple(found)

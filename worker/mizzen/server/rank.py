@@ -30,7 +30,7 @@ from mizzen.server.pulse import PulseWriter
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusWriter
 from mizzen.wire.endpoint import require_safe
-from mizzen.wire.keys import WireKeys, load_keys
+from mizzen.wire.keys import KeyFolder
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.log import set_up_logging
 from mizzen.wire.messages import PROTOCOL, Welcome
@@ -77,13 +77,13 @@ def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> We
     )
 
 
-def wire_keys(config: EngineConfig) -> WireKeys | None:
+def wire_keys(config: EngineConfig) -> KeyFolder | None:
     """Return the keys of the configuration, once the endpoint is known to be safe with them.
 
     Raises:
         ValueError: an unsafe or malformed endpoint, or a key file that cannot be used.
     """
-    keys = load_keys(Path(config.keys), "engine") if config.keys else None
+    keys = KeyFolder(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
     return keys
 

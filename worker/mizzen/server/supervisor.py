@@ -28,7 +28,7 @@ from mizzen.server.ranks import RankProcess, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
 from mizzen.wire.endpoint import require_safe
-from mizzen.wire.keys import load_keys
+from mizzen.wire.keys import load_ring
 from mizzen.wire.log import set_up_logging
 
 log = logging.getLogger(__name__)
@@ -259,7 +259,7 @@ def check_config(config: EngineConfig) -> None:
         raise ModelFolderError(f"--model {config.model} is no folder")
     if config.tensor > 1:
         check_shares(read_config(Path(config.model)), config.tensor)
-    keys = load_keys(Path(config.keys), "engine") if config.keys else None
+    keys = load_ring(Path(config.keys), "engine") if config.keys else None
     require_safe(config.wire_bind, keys)
 
 

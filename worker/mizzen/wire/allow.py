@@ -1,9 +1,10 @@
-"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that knows one public key."""
+"""The allow-list of CURVE clients: a ZAP handler (RFC 27) that knows some public keys."""
 
 from __future__ import annotations
 
 import hmac
 import threading
+from collections.abc import Iterable
 
 import zmq
 from zmq.utils import z85
@@ -20,13 +21,18 @@ class AllowList:
     A thread of its own, asleep but for handshakes, so that a handshake never waits for a step.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], public_key: bytes) -> None:
-        self._key = z85.decode(public_key)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], public_keys: Iterable[bytes]) -> None:
+        self._keys: tuple[bytes, ...] = ()
+        self.allow(public_keys)
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ENDPOINT)  # before the first server socket binds, so that none goes unjudged
         self._thread = threading.Thread(target=self._run, name="wire-allow", daemon=True)
         self._thread.start()
+
+    def allow(self, public_keys: Iterable[bytes]) -> None:
+        """Know these keys (Z85) from now on, and no others; connections that are up stay."""
+        self._keys = tuple(z85.decode(key) for key in public_keys)  # as a whole: the thread reads it once
 
     def _run(self) -> None:
         try:
@@ -44,7 +50,7 @@ class AllowList:
             and request[0] == _VERSION
             and request[2] == ZAP_DOMAIN
             and request[5] == b"CURVE"
-            and hmac.compare_digest(request[6], self._key)
+            and any(hmac.compare_digest(request[6], key) for key in self._keys)
         )
         status = (b"200", b"OK") if allowed else (b"400", b"key not allowed")
         return [_VERSION, number, *status, b"gateway" if allowed else b"", b""]

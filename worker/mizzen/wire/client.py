@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from mizzen.wire.messages import (
     Stats,
     Welcome,
 )
+from mizzen.wire.offers import Offer
 from mizzen.wire.readiness import Readiness
 from mizzen.wire.stream import EmbedReply, EngineRefused, EngineStream, StreamLost
 
@@ -87,6 +88,7 @@ class Link:
         gateway: str,
         context: zmq.asyncio.Context,
         keys: WireKeys | None = None,
+        offers: Callable[[], Sequence[Offer]] | None = None,
         timeout_seconds: float = 5.0,
         lost_seconds: float = 90.0,
         on_change: Callable[[], None] = lambda: None,
@@ -96,6 +98,8 @@ class Link:
 
         An engine that says nothing for `timeout_seconds` is `silent`; after `lost_seconds` the connection is
         given up. In between, it may be in a long step: what runs there is not lost by that.
+
+        `offers` are tried in turn where `endpoint` and `keys` alone are not all that may work: one at least.
 
         `on_change` is called when the engine has come, gone, or says something else of itself or its load.
 
@@ -115,7 +119,11 @@ class Link:
         self.malformed = 0
         self._gateway = gateway
         self._context = context
-        self._keys = keys
+        self._offers = offers or (lambda: (Offer(endpoint, keys),))
+        self._tried = 0
+        self._told = ""
+        self.offer = Offer(endpoint, keys)
+        """What the connection was made with, or tried last."""
         self._timeout = timeout_seconds
         self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
@@ -177,6 +185,8 @@ class Link:
                     self._reset(StreamLost("internal", f"{type(error).__name__}: {error}"))
                 if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
                     wait = FIRST_BACKOFF_SECONDS
+                if self._tried % len(self._offers()):
+                    continue  # the others first: one of them may be what the engine knows
                 await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
                 wait = min(2 * wait, MAX_BACKOFF_SECONDS)
         finally:
@@ -185,8 +195,10 @@ class Link:
     def _tell(self, lost: StreamLost) -> None:
         fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
         if self.welcome is not None:
+            self._told = str(lost)
             log.warning("engine connection lost", extra={"fields": fields})
-        elif self.problem != str(lost):  # one that is not there yet is nothing to warn of
+        elif self._tried % len(self._offers()) == 0 and self._told != str(lost):
+            self._told = str(lost)  # one that is not there yet is nothing to warn of
             level = logging.INFO if lost.cause == "connection" else logging.WARNING
             log.log(level, "engine does not answer", extra={"fields": fields})
 
@@ -301,11 +313,14 @@ class Link:
         Raises:
             StreamLost: always, in the end.
         """
-        socket = self._open()
+        ways = self._offers()
+        self.offer = offer = ways[self._tried % len(ways)]
+        self._tried += 1  # the next time another one, unless this one works
+        socket = self._open(offer)
         monitor = socket.get_monitor_socket(int(EVENTS))
         self._socket, self._heard = socket, time.monotonic()
         try:
-            socket.connect(self.endpoint)
+            socket.connect(offer.endpoint)
             await self._handshake(monitor)
             self._heard = time.monotonic()
             self._send(Hello(PROTOCOL, self._gateway))
@@ -322,7 +337,7 @@ class Link:
             monitor.close(linger=0)
             socket.close(linger=0)
 
-    def _open(self) -> zmq.Socket[bytes]:
+    def _open(self, offer: Offer) -> zmq.Socket[bytes]:
         # A plain socket: `Readiness` tells when frames are there, and only its monitor is awaited.
         plain: Any = zmq.Socket
         socket: Any = self._context.socket(zmq.DEALER, plain)
@@ -335,8 +350,8 @@ class Link:
         # throws away what was received and not yet read when the connection ends.)
         socket.reconnect_ivl = NEVER_MILLISECONDS
         heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
-        if self._keys:
-            secure_client(socket, self._keys)
+        if offer.keys:
+            secure_client(socket, offer.keys)
         return socket
 
     async def _handshake(self, monitor: Any) -> None:
@@ -445,7 +460,7 @@ class Link:
             raise StreamLost("protocol", text)
         if self.welcome is not None and self.welcome.incarnation != message.incarnation:
             raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
-        self.welcome, self.problem = message, ""
+        self.welcome, self.problem, self._tried = message, "", 0
         self._on_change()
 
     def _outputs(self, message: Outputs) -> None:

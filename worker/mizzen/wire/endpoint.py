@@ -6,7 +6,7 @@ import ipaddress
 
 import zmq
 
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyFolder, KeyPair, KeyRing, WireKeys
 
 ZAP_DOMAIN = b"mizzen"
 
@@ -37,7 +37,7 @@ def is_local(endpoint: str) -> bool:
         return False
 
 
-def require_safe(endpoint: str, keys: WireKeys | None) -> None:
+def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | None) -> None:
     """Refuse an endpoint beyond this machine without keys.
 
     Raises:
@@ -51,7 +51,26 @@ def require_safe(endpoint: str, keys: WireKeys | None) -> None:
         )
 
 
-def secure_server(socket: zmq.Socket[bytes], keys: WireKeys) -> None:
+def door(endpoint: str, generation: int) -> str:
+    """Return where an engine takes connections with its key of a generation.
+
+    The key of a socket cannot change, so each generation has a socket of its own: those with even numbers at
+    the endpoint itself, those with odd ones at the next port.
+
+    Raises:
+        ValueError: the port is the last one, or not known yet.
+    """
+    if not generation % 2:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}-odd"
+    base, _, port = endpoint.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65535:
+        raise ValueError(f"{endpoint} has no next port, which odd generations of keys need")
+    return f"{base}:{int(port) + 1}"
+
+
+def secure_server(socket: zmq.Socket[bytes], keys: KeyPair | WireKeys) -> None:
     """Make a socket a CURVE server whose clients a ZAP handler judges (`mizzen.wire.allow`)."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret

@@ -2,15 +2,23 @@
 
 A side's folder holds its own pair and the other side's public key. Keys are Z85 text of 40 characters. On
 Kubernetes the folder is a mounted Secret; `mizzen serve` makes one for the two processes that it starts.
+
+While keys are rotated there are two generations: the files of the next one begin with `next.`, and the file
+`generation` holds the number of the present one's engine key (0 without). Both are accepted meanwhile.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 SIDES = ("engine", "gateway")
+NEXT = "next."
 Z85 = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 """The alphabet of ZeroMQ RFC 32."""
 
@@ -30,6 +38,42 @@ class WireKeys:
     def __repr__(self) -> str:
         return f"WireKeys(public={self.public!r}, peer={self.peer!r})"  # the secret stays out of logs
 
+    @property
+    def ring(self) -> KeyRing:
+        """These keys as the only generation."""
+        return KeyRing((KeyPair(self.public, self.secret),), (self.peer,) if self.peer else ())
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One side's own keys of one generation."""
+
+    public: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """What one side holds: the present generation, and while keys are rotated the next one after it.
+
+    Attributes:
+        own: its pairs.
+        peers: public keys of the other side; none where they are known from elsewhere.
+        generation: number of the engine's present key, which says at which port it is used.
+    """
+
+    own: tuple[KeyPair, ...]
+    peers: tuple[bytes, ...]
+    generation: int = 0
+
+
+def name_of(engine_public: bytes, gateway_public: bytes) -> str:
+    """Return what the keys of a connection are called where they must not be told themselves."""
+    return hashlib.sha256(engine_public + b" " + gateway_public).hexdigest()[:16]
+
 
 def _read(path: Path) -> bytes:
     try:
@@ -44,7 +88,7 @@ def _read(path: Path) -> bytes:
 
 
 def load_keys(folder: Path, side: str) -> WireKeys:
-    """Read the keys of `side` ("engine" or "gateway") from a folder.
+    """Read the present keys of `side` ("engine" or "gateway") from a folder.
 
     Raises:
         KeyFileError: names the file that is missing or malformed.
@@ -55,13 +99,64 @@ def load_keys(folder: Path, side: str) -> WireKeys:
     )
 
 
-def load_pair(folder: Path, side: str) -> WireKeys:
-    """Read the pair of `side` alone: whom it talks to is known from elsewhere (`WireKeys.peer` is empty).
+def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
+    """Read the keys of `side` of one or two generations; without `peers` its own pairs alone.
 
     Raises:
         KeyFileError: names the file that is missing or malformed.
     """
-    return WireKeys(_read(folder / f"{side}.public"), _read(folder / f"{side}.secret"), b"")
+    # A mounted Secret changes as a whole, by a link to another folder: what is read belongs together.
+    folder = (folder / "..data").resolve() if (folder / "..data").exists() else folder
+    other = SIDES[1 - SIDES.index(side)]
+    own = [KeyPair(_read(folder / f"{side}.public"), _read(folder / f"{side}.secret"))]
+    if (folder / f"{NEXT}{side}.secret").exists():
+        own.append(KeyPair(_read(folder / f"{NEXT}{side}.public"), _read(folder / f"{NEXT}{side}.secret")))
+    known = [_read(folder / f"{other}.public")] if peers else []
+    if peers and (folder / f"{NEXT}{other}.public").exists():
+        known.append(_read(folder / f"{NEXT}{other}.public"))
+    return KeyRing(tuple(own), tuple(known), _generation(folder / "generation"))
+
+
+def _generation(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise KeyFileError(f"cannot read {path}: {error.strerror}") from error
+    if not (text.isascii() and text.isdecimal()):
+        raise KeyFileError(f"{path} must hold a whole number, not {text[:40]!r}")
+    return int(text)
+
+
+class KeyFolder:
+    """The keys of a folder, read again when `look` is called; files that cannot be used change nothing."""
+
+    def __init__(self, folder: Path, side: str, *, peers: bool = True) -> None:
+        """Read the folder.
+
+        Raises:
+            KeyFileError: names the file that is missing or malformed.
+        """
+        self._folder, self._side, self._peers = folder, side, peers
+        self._problem = ""
+        self.ring = load_ring(folder, side, peers=peers)
+
+    def look(self) -> bool:
+        """Read the folder; tell whether the keys are others than before."""
+        try:
+            ring = load_ring(self._folder, self._side, peers=self._peers)
+        except KeyFileError as error:
+            if str(error) != self._problem:  # said once, not every time
+                log.error("keys cannot be read", extra={"fields": {"reason": str(error)}})
+            self._problem = str(error)
+            return False
+        self._problem = ""
+        changed, self.ring = ring != self.ring, ring
+        if changed:
+            fields = {"generation": ring.generation, "generations": len(ring.own)}
+            log.info("keys were read again", extra={"fields": fields})
+        return changed
 
 
 def write_keys(folder: Path) -> None:

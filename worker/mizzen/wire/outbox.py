@@ -19,6 +19,7 @@ from mizzen.core.output import CacheEvents, Load, RequestLogprobs, RequestVector
 from mizzen.core.request import Finished, FinishReason
 from mizzen.wire.codec import encode
 from mizzen.wire.columns import Columns, split
+from mizzen.wire.doors import Doors
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     Blocks,
@@ -44,7 +45,7 @@ LONG_AGO = -1e9
 class Outbox:
     """The sending half of `WireServer`, with its peers and requests. Used from the same thread."""
 
-    def __init__(self, socket: zmq.Socket[bytes], limits: WireLimits) -> None:
+    def __init__(self, socket: Doors, limits: WireLimits) -> None:
         self._socket = socket
         self._limits = limits
         self.peers = Peers(limits.peers)

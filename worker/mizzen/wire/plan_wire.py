@@ -54,7 +54,7 @@ class PlanServer:
         self._names = [name_of(rank) for rank in range(1, readers + 1)]
         self._number = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._allow = AllowList(self._context, keys.public) if keys else None
+        self._allow = AllowList(self._context, [keys.public]) if keys else None
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.router_mandatory = True
         socket.sndhwm = FRAMES

@@ -19,9 +19,10 @@ import zmq
 from mizzen.core.request import Request
 from mizzen.wire.allow import AllowList
 from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
-from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
+from mizzen.wire.doors import Doors
+from mizzen.wire.endpoint import heartbeats, require_safe
 from mizzen.wire.intake import Intake, InvalidRequest
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyFolder, KeyPair, KeyRing, WireKeys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
@@ -50,20 +51,27 @@ class Arrivals:
     aborts: list[int] = field(default_factory=list)
 
 
+KEYS_SECONDS = 1.0
+"""How often a folder of keys is looked at for changes."""
+
+
 class WireServer:
-    """One ROUTER socket. Used from one thread; times are seconds of one monotonic clock."""
+    """The ROUTER sockets of an engine, one for each generation of its keys.
+
+    Used from one thread; times are seconds of one monotonic clock.
+    """
 
     def __init__(
         self,
         endpoint: str,
-        keys: WireKeys | None,
+        keys: KeyFolder | WireKeys | None,
         welcome: Welcome,
         files: Mapping[str, bytes],
         *,
         max_waiting: int,
         limits: WireLimits | None = None,
     ) -> None:
-        """Bind.
+        """Bind. Keys of a folder are followed: while there are two generations, both are accepted.
 
         Raises:
             UnsafeEndpoint: reachable from other machines, and no keys.
@@ -78,48 +86,94 @@ class WireServer:
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._allow = AllowList(self._context, keys.peer) if keys else None
-        self._socket = self._context.socket(zmq.ROUTER)
-        self.out = Outbox(self._socket, self._limits)
-        self.endpoint = self._bind(endpoint, keys)
+        self._given = endpoint
+        self._keys = keys
+        self._keys_at = 0.0
+        ring = keys.ring if keys else None
+        self._allow = AllowList(self._context, ring.peers) if ring else None
+        self._doors = Doors(endpoint, self._make_socket)
+        self.out = Outbox(self._doors, self._limits)
+        self.endpoint = self._bind(ring)
         """Where gateways connect; with the port that was chosen when `*` was asked for."""
 
-    def _bind(self, endpoint: str, keys: WireKeys | None) -> str:
-        socket, limits = self._socket, self._limits
+    def _make_socket(self) -> zmq.Socket[bytes]:
+        socket, limits = self._context.socket(zmq.ROUTER), self._limits
         socket.router_mandatory = True
         socket.sndhwm = limits.send_frames
         socket.rcvhwm = limits.receive_frames
         # Twice the longest request: a prompt, and its sampling, of which a grammar takes most.
         socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
-        socket.ipv6 = "[" in endpoint
+        socket.ipv6 = "[" in self._given
         heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
-        if keys:
-            secure_server(socket, keys)
+        return socket
+
+    def _bind(self, ring: KeyRing | None) -> str:
+        number, pair = (ring.generation % 2, ring.own[0]) if ring else (0, None)
         try:
-            socket.bind(endpoint)
+            endpoint = self._doors.open(number, pair)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
             self._context.term()
-            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
-        return socket.get_string(zmq.LAST_ENDPOINT)
+            raise ValueError(f"cannot listen on {self._given}: {error.strerror}") from None
+        if ring is not None:
+            self._open_doors(ring)
+        return endpoint
+
+    def _follow_keys(self, now: float) -> None:
+        """Take changes of the folder of keys, and what could not be done at once."""
+        self._keys_at = now
+        if not isinstance(self._keys, KeyFolder):
+            return
+        self._keys.look()
+        ring = self._keys.ring
+        if self._allow is not None:
+            self._allow.allow(ring.peers)
+        self._open_doors(ring)
+
+    def _open_doors(self, ring: KeyRing) -> None:
+        """Listen with the keys of every generation, and no more with others once nothing runs there."""
+        wanted = {(ring.generation + index) % 2: pair for index, pair in enumerate(ring.own)}
+        for number, _ in self._doors:
+            if self._doors.pair(number) != wanted.get(number):
+                self._close_door(number)
+        there = dict(self._doors)
+        for number, pair in wanted.items():
+            if number not in there:
+                self._open_door(number, pair)
+
+    def _open_door(self, number: int, pair: KeyPair) -> None:
+        try:
+            endpoint = self._doors.open(number, pair)
+        except (zmq.ZMQError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)  # it is tried again
+            log.warning("cannot listen with other keys", extra={"fields": {"reason": reason}})
+            return
+        log.info("listening with other keys", extra={"fields": {"wire": endpoint}})
+
+    def _close_door(self, number: int) -> None:
+        peers = [peer for peer in self.out.peers if peer.identity[0] == number]
+        if any(peer.handles for peer in peers):
+            return
+        for peer in peers:
+            self.out.forget(peer)
+        self._doors.close(number, self._limits.linger_seconds)
+        log.info("older keys are accepted no more", extra={"fields": {"gateways": len(peers)}})
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
         """Sleep until a frame or something on a file descriptor arrives, at most this long."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        if descriptor is not None:
-            poller.register(descriptor, zmq.POLLIN)
-        poller.poll(max(0, int(seconds * 1000)))
+        self._doors.poll(max(0, int(seconds * 1000)), descriptor)
 
     def receive(self, now: float, waiting: int) -> Arrivals:
         """Take the frames that have arrived. `waiting` is how many requests wait in the engine."""
         arrivals = Arrivals()
-        for _ in range(self._limits.frames_per_receive):
-            try:
-                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._take(identity, frames, now, waiting, arrivals.requests)
+        if now - self._keys_at >= KEYS_SECONDS:
+            self._follow_keys(now)
+        for number, socket in self._doors:
+            for _ in range(self._limits.frames_per_receive):
+                try:
+                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._take(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
         if self._timeouts:
             self._expire(now)
         arrivals.aborts = self.out.take_aborts()
@@ -131,7 +185,8 @@ class WireServer:
 
     def close(self) -> None:
         """Let the last frames leave, for a bounded time, and close."""
-        self._socket.close(linger=int(self._limits.linger_seconds * 1000))
+        for number, _ in self._doors:
+            self._doors.close(number, self._limits.linger_seconds)
         self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
 
     def _take(

@@ -1,0 +1,241 @@
+"""CURVE keys are rotated under running streams: none fails, and the old keys open nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+
+from mizzen.core.options import flag
+from mizzen.wire.keys import KeyFileError, KeyFolder, load_ring, name_of
+from mizzen.wire.offers import names, offers
+
+Pairs = dict[str, tuple[bytes, bytes]]
+
+
+def fresh() -> Pairs:
+    return {side: zmq.curve_keypair() for side in ("engine", "gateway")}
+
+
+class Mount:
+    """A folder of keys that changes as a mounted Secret does: as a whole, by one link."""
+
+    def __init__(self, path: Path, side: str) -> None:
+        self.path, self._side, self._count = path, side, 0
+        path.mkdir()
+
+    def write(self, generation: int, now: Pairs, later: Pairs | None = None) -> None:
+        files = {"generation": str(generation).encode()}
+        for prefix, pairs in (("", now), ("next.", later)):
+            for side, (public, secret) in (pairs or {}).items():
+                files[f"{prefix}{side}.public"] = public
+                if side == self._side:
+                    files[f"{prefix}{side}.secret"] = secret
+            if pairs and self._side == "gateway":
+                files[f"{prefix}admin.token"] = b"token of " + pairs["gateway"][0]
+        self._count += 1
+        content = self.path / f"..{self._count}"
+        content.mkdir()
+        for name, data in files.items():
+            (content / name).write_bytes(data)
+            link = self.path / name
+            if not link.is_symlink():
+                link.symlink_to(f"..data/{name}")
+        (self.path / "..new").symlink_to(content.name)
+        (self.path / "..new").replace(self.path / "..data")
+        for old in self.path.glob("..[0-9]*"):
+            if old != content:
+                shutil.rmtree(old)
+
+
+class Engine:
+    """A simulated engine's processes with keys of its own."""
+
+    def __init__(self, folder: Path, model: Path, keys: Mount) -> None:
+        folder.mkdir()
+        self.keys, self.endpoint = keys, f"ipc://{folder}/wire"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = {
+            "model": model,
+            "served_name": "demo",
+            "wire_bind": self.endpoint,
+            "http_port": port,
+            "keys": keys.path,
+            "step_milliseconds": 10,
+            "termination_message": folder / "end",
+        }
+        words = [word for name, value in options.items() for word in (flag(name), str(value))]
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mizzen.server.simulate", *words], stderr=log
+            )
+
+
+@pytest.fixture
+def engines(tmp_path: Path, model_folder: Path) -> Iterator[Callable[[Pairs], Engine]]:
+    started: list[Engine] = []
+
+    def start(pairs: Pairs) -> Engine:
+        number = len(started)
+        mount = Mount(tmp_path / f"engine-keys-{number}", "engine")
+        mount.write(0, pairs)
+        started.append(Engine(tmp_path / f"engine-{number}", model_folder, mount))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.terminate()
+    for one in started:
+        one.process.wait(60)
+
+
+class Crowd:
+    """Streams that follow one another until told to stop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = False
+        self.whole = 0
+        self.failed: list[str] = []
+
+    async def run(self, length: int) -> None:
+        body = {
+            "model": "demo",
+            "prompt": "The ship",
+            "max_tokens": length,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        async with httpx.AsyncClient(timeout=120) as client:
+            while not self._stop:
+                async with client.stream("POST", f"{self._url}/v1/completions", json=body) as answer:
+                    lines = [line async for line in answer.aiter_lines() if line]
+                if answer.status_code != 200 or lines[-1] != "data: [DONE]" or "error" in "".join(lines):
+                    self.failed.append(f"{answer.status_code}: {lines[-2:]}")
+                self.whole += 1
+
+    def stop(self) -> None:
+        self._stop = True
+
+
+async def test_streams_run_through_two_rotations(
+    live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
+) -> None:
+    """Nothing may be tried twice or resumed: a connection that is cut would be seen."""
+    pairs = fresh()
+    there = [engines(pairs), engines(pairs)]
+    mount = Mount(tmp_path / "gateway-keys", "gateway")
+    mount.write(0, pairs)
+    gateway = await live(
+        *there,
+        wait=False,
+        keys=str(mount.path),
+        admin_token_file=str(mount.path / "admin.token"),
+        max_attempts=1,
+        max_resumes=0,
+    )
+    table = gateway.gateway.table
+    await until(lambda: sum(engine.serving for engine in table) == 2, 120)
+    crowd = Crowd(gateway.url)
+    running = [asyncio.create_task(crowd.run(length)) for length in (20, 60, 150, 300)]
+
+    async def admin(of: Pairs) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=30) as client:
+            token = (b"token of " + of["gateway"][0]).decode()
+            answer = await client.get(
+                f"{gateway.admin}/admin/engines", headers={"Authorization": f"Bearer {token}"}
+            )
+        return answer.json() if answer.status_code == 200 else {}
+
+    async def all_use(of: Pairs, token: Pairs) -> None:
+        name = name_of(of["engine"][0], of["gateway"][0])
+        async with asyncio.timeout(120):
+            while True:
+                said = await admin(token)
+                if said and name in said["keys"] and all(e["keys"] == [name] for e in said["engines"]):
+                    return
+                await asyncio.sleep(0.1)
+
+    await all_use(pairs, pairs)
+    for generation in (0, 1):
+        later = fresh()
+        before = crowd.whole
+        # The gateway hears of it first, then last: neither order may matter.
+        order = [mount, *(one.keys for one in there)]
+        for holder in order if generation else reversed(order):
+            holder.write(generation, pairs, later)
+            await until(lambda seen=crowd.whole: crowd.whole > seen)
+        await all_use(later, pairs)
+        assert await admin(later), "the next token is taken before it is the only one"
+        for holder in reversed(order) if generation else order:
+            holder.write(generation + 1, later)
+            await until(lambda seen=crowd.whole: crowd.whole > seen)
+        async with asyncio.timeout(120):
+            while await admin(pairs):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await all_use(later, later)
+        assert crowd.whole > before
+        pairs = later
+    crowd.stop()
+    await asyncio.gather(*running)
+    assert crowd.failed == []
+    assert all(not link.open_streams for engine in table for link in [engine.link])
+
+
+async def test_old_keys_open_nothing_once_they_are_dropped(
+    live: Any, until: Any, engines: Callable[[Pairs], Engine], tmp_path: Path
+) -> None:
+    pairs, later = fresh(), fresh()
+    engine = engines(pairs)
+    old = Mount(tmp_path / "old", "gateway")
+    old.write(0, pairs)
+    gateway = await live(engine, wait=False, keys=str(old.path))
+    await until(lambda: all(one.serving for one in gateway.gateway.table), 120)
+    engine.keys.write(1, later)
+    await until(lambda: not any(one.serving for one in gateway.gateway.table), 120)
+    [there] = gateway.gateway.table
+    await until(lambda: there.problem != "", 120)
+    old.write(1, later)  # and the new ones do, without a restart of either
+    await until(lambda: there.serving, 120)
+
+
+def test_offers_begin_with_the_newest_keys_of_both_sides(tmp_path: Path) -> None:
+    pairs, later = fresh(), fresh()
+    mount = Mount(tmp_path / "keys", "gateway")
+    mount.write(4, pairs, later)
+    ring = load_ring(mount.path, "gateway")
+    ways = offers("tcp://10.0.0.1:5557", ring)
+    assert [way.endpoint.rpartition(":")[2] for way in ways] == ["5558", "5558", "5557", "5557"]
+    both = [name_of(e["engine"][0], g["gateway"][0]) for e in (later, pairs) for g in (later, pairs)]
+    assert [way.name for way in ways] == both
+    assert names(ring) == sorted(both)
+    mount.write(5, later)
+    [way] = offers("tcp://10.0.0.1:5557", load_ring(mount.path, "gateway"))
+    assert (way.endpoint, way.name) == ("tcp://10.0.0.1:5558", both[0])
+
+
+def test_a_folder_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+    mount = Mount(tmp_path / "keys", "engine")
+    mount.write(0, fresh())
+    folder = KeyFolder(mount.path, "engine")
+    before = folder.ring
+    (mount.path / "..data" / "generation").write_text("one")
+    assert not folder.look()
+    assert folder.ring == before
+    with pytest.raises(KeyFileError, match="generation must hold a whole number, not 'one'"):
+        load_ring(mount.path, "engine")
+    (mount.path / "..data" / "engine.public").write_bytes(b"short")
+    with pytest.raises(KeyFileError, match=r"engine\.public holds 5 characters"):
+        load_ring(mount.path, "engine")
+    assert "secret" not in repr(before.own[0]) and before.own[0].secret.decode() not in repr(before)
