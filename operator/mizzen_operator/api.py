@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mizzen_operator import labels
+
 
 class ApiError(ValueError):
     """An object lacks a field that the CRD gives every object; names the field."""
@@ -250,6 +252,8 @@ class InferenceService:
     access: ModelAccess = ModelAccess()
     autoscaling: Autoscaling | None = None
     network_policy: bool = False
+    rotate_keys: str = ""
+    """Its annotation mizzen.dev/rotate-keys."""
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """As the API server holds it."""
 
@@ -316,6 +320,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         access=_access(model),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         network_policy=spec["networkPolicy"] == "Enabled",
+        rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         spec=spec,
     )
 

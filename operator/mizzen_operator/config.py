@@ -62,6 +62,9 @@ class OperatorConfig:
     workers: int = _option(8, "Services that are reconciled at once", low=1)
     resync_seconds: float = _option(600.0, "Every service is looked at once in this time at least", low=1)
     recheck_seconds: float = _option(30.0, "The same for a service of which something does not run", low=1)
+    rotate_keys_days: float = _option(
+        90.0, "CURVE keys and admin tokens that are older are rotated; 0 is only when asked to", low=0
+    )
     requests_per_second: float = _option(50.0, "Requests to the API server, on average", low=1)
     request_burst: int = _option(100, "Requests to the API server at once", low=1)
 

@@ -6,32 +6,23 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
-from mizzen_operator.apply import Applier, Refused, name_taken
+from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.keys import KeyKeeper, Keys, require_ours
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Observed, owned
+from mizzen_operator.observe import Observed
 from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pod
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
-from mizzen_operator.render.keys import (
-    mounted_engine_keys,
-    mounted_keys,
-    public_key,
-    read,
-    require_equal,
-    restored_engine_key,
-    restored_keys,
-    root_keys,
-)
 from mizzen_operator.render.policy import policies
 from mizzen_operator.revisions import Revisions
 
@@ -43,7 +34,9 @@ class _Checked:
     """Children that are not watched, as they were checked last."""
 
     at: float
-    token: str = ""
+    keys: Keys | None = None
+    shared: tuple[str, ...] = ()
+    """Public keys of the shared gateway that the Secrets were made for."""
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -69,6 +62,7 @@ class Executor:
         self._labelled = labelled
         self._revisions = revisions
         self._applier = Applier(kube, metrics)
+        self._keeper = KeyKeeper(kube, config, metrics)
         self._checked: dict[Key, tuple[str, _Checked]] = {}
 
     def forget(self, key: Key) -> None:
@@ -91,92 +85,35 @@ class Executor:
             self._checked[key] = (service.uid, memory)
         return memory
 
-    async def keys(self, service: InferenceService) -> str:
-        """Make the service's Secrets where they are missing; returns the admin token.
+    async def keys(self, service: InferenceService, shared: tuple[str, ...] = ()) -> Keys:
+        """Make the service's Secrets where they are missing, and rotate their keys where that is due.
+
+        Args:
+            service: their owner.
+            shared: the public keys of the gateway that it shares: the present one, and perhaps the next.
 
         Raises:
             Refused: a Secret of the name belongs to something else, or lacks what it should hold.
             KubeError: the API server failed.
         """
         memory = self._memory(service)
-        if memory.token:
-            return memory.token
-        try:
-            root = await self._root(service)
-            for manifest in mounted_keys(service, root):
-                require_equal(await self._secret(service, manifest), manifest, root)
-            memory.token = read(root, labels.ADMIN_TOKEN)
-        except ValueError as error:
-            raise Refused("KeysUnusable", str(error)) from error
-        return memory.token
+        known = memory.keys
+        current = known is not None and not known.rotating and memory.shared == shared
+        if known is not None and current and not self._keeper.due(service, known, datetime.now(UTC)):
+            return known
+        memory.keys, memory.shared = None, shared
+        memory.keys = await self._keeper.sync(service, shared)
+        return memory.keys
 
-    async def engine_keys(self, service: InferenceService, gateway: str) -> str:
-        """Make the Secrets of a service that shares a gateway; returns the public key of its engines.
-
-        Args:
-            service: their owner.
-            gateway: the public key of the shared gateway.
+    async def drop_keys(self, service: InferenceService) -> None:
+        """Drop the former generation of keys, which nobody uses any more.
 
         Raises:
-            Refused: a Secret of the name belongs to something else, or does not match.
+            Refused: a Secret of the name belongs to something else.
             KubeError: the API server failed.
         """
-        memory = self._memory(service)
-        if memory.token:
-            return memory.token
-        try:
-            root = await self._root(service)
-            manifest = mounted_engine_keys(service, root, gateway)
-            require_equal(await self._secret(service, manifest), manifest, root)
-            memory.token = public_key(read(root, "engine.secret"))
-        except ValueError as error:
-            raise Refused("KeysUnusable", str(error)) from error
-        return memory.token
-
-    async def _root(self, service: InferenceService) -> Mapping[str, Any]:
-        """The Secret that the others follow from; when it is lost, it is made of those that are left."""
-        if not service.status and (made := await self._made(service, root_keys(service))):
-            return made
-        ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
-        if await self._kube.get(ref) is not None:
-            return await self._secret(service, root_keys(service))
-        names = [labels.engine_keys(service.name)]
-        if not service.shared:
-            names.append(labels.gateway_keys(service.name))
-        mounted = [await self._kube.get(Ref("Secret", service.namespace, name)) for name in names]
-        left = [secret for secret in mounted if secret is not None and owned(secret, service.uid)]
-        if len(left) < len(names):
-            return await self._secret(service, root_keys(service))
-        if service.shared:
-            return await self._secret(service, restored_engine_key(service, left[0]))
-        return await self._secret(service, restored_keys(service, *left))
-
-    async def _made(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
-        """Create a Secret; None when one of its name is there."""
-        if not await self._kube.create(manifest):
-            return None
-        self._metrics.actions.labels("CreateSecret").inc()
-        self._keys_made(service, manifest)
-        return manifest
-
-    async def _secret(self, service: InferenceService, manifest: dict[str, Any]) -> Mapping[str, Any]:
-        """The Secret of a manifest's name; made when it is missing, which it is while a service is new."""
-        ref = Ref("Secret", service.namespace, manifest["metadata"]["name"])
-        live = await self._kube.get(ref) if service.status else None
-        if live is None:
-            if made := await self._made(service, manifest):
-                return made
-            live = await self._kube.get(ref) or manifest
-        require_ours(service, live)
-        self._keys_made(service, live)
-        return live
-
-    def _keys_made(self, service: InferenceService, secret: Mapping[str, Any]) -> None:
-        """Note the age of the Secret that a service's keys follow from."""
-        meta = secret["metadata"]
-        if meta["name"] == labels.root_keys(service.name):
-            key = Key(service.namespace, service.name)
-            self._metrics.fleet.keys_made(key, meta.get("creationTimestamp", ""))
+        await self._keeper.finish(service)
+        self._memory(service).keys = None
 
     async def gateway(self, service: InferenceService, observed: Observed) -> Mapping[str, Any]:
         """Apply what differs of the gateway's manifests; returns the Deployment as it is now.
@@ -265,13 +202,3 @@ class Executor:
             not made
         ):  # pods with the service's label were seen; a leader that just lost the Lease made this one
             raise Refused("NameTaken", f"Pod {action.name} belongs to something else: delete or rename it")
-
-
-def require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:
-    """Check that an object belongs to a service.
-
-    Raises:
-        Refused: it does not.
-    """
-    if not owned(live, service.uid):
-        raise name_taken(live)

@@ -8,19 +8,38 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.keys import due
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.budget import gateway_budget
 from mizzen_operator.render.gateway import Front, gateway_manifests
-from mizzen_operator.render.keys import read
-from mizzen_operator.render.shared import owners_patch, services_config_map, shared, shared_keys
+from mizzen_operator.render.keys import (
+    EngineKeys,
+    annotation,
+    begin,
+    engine_keys,
+    finish,
+    made,
+    public_keys,
+    read,
+    rotating,
+)
+from mizzen_operator.render.shared import (
+    fresh_shared_keys,
+    owners_patch,
+    services_config_map,
+    shared,
+    shared_keys,
+)
+from mizzen_operator.rollout import stamp
 from mizzen_operator.shared import Sharing, share
 
 logger = logging.getLogger(__name__)
@@ -38,10 +57,16 @@ class _Namespace:
     """and of what was asked for at the last look."""
     uids: dict[str, str] = field(default_factory=dict)
     """Of the services that share it, by name."""
-    public_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of their engines: uid of the service and CURVE key, by name."""
-    public: str = ""
+    public_keys: dict[str, tuple[str, EngineKeys]] = field(default_factory=dict)
+    """Of their engines: uid of the service and CURVE keys, by name."""
+    public: tuple[str, ...] = ()
     token: str = ""
+    made: str = ""
+    asked: str = ""
+    frozen: bool = False
+    """The Secret was made by an older release so that it never changes."""
+    confirmed: dict[str, str] = field(default_factory=dict)
+    """Uids of services whose engines take the gateway's newest key, with that key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +76,14 @@ class SharedGateway:
     Attributes:
         sharing: who has what.
         deployment: its Deployment as it is now.
-        public: its CURVE key.
+        public: its CURVE keys: the present one, and perhaps the next.
         token: of its admin API.
         changed: the services or settings are others than at the last look.
     """
 
     sharing: Sharing
     deployment: Mapping[str, Any]
-    public: str
+    public: tuple[str, ...]
     token: str
     changed: bool
 
@@ -92,10 +117,17 @@ class SharedGateways:
         memory = self._namespaces[namespace]
         memory.checked = time.monotonic()
         memory.digests.clear()
-        memory.public = memory.token = ""
+        memory.public, memory.token = (), ""
 
-    def learn(self, service: InferenceService, public: str) -> bool:
-        """Remember the CURVE key of a service's engines; tell whether it is news."""
+    def confirm(self, service: InferenceService, public: str) -> bool:
+        """Note that a service's engines take a key of the gateway; tell whether that is news."""
+        confirmed = self._namespaces[service.namespace].confirmed
+        news = confirmed.get(service.uid) != public
+        confirmed[service.uid] = public
+        return news
+
+    def learn(self, service: InferenceService, public: EngineKeys) -> bool:
+        """Remember the CURVE keys of a service's engines; tell whether they are news."""
         known = self._namespaces[service.namespace].public_keys
         news = known.get(service.name) != (service.uid, public)
         known[service.name] = (service.uid, public)
@@ -125,13 +157,13 @@ class SharedGateways:
                 # The garbage collector removes what its last owner leaves. Another look may have been first.
                 self._namespaces.pop(namespace, None)
                 return None
-            front = shared(sharing)
+            front, public = shared(sharing), memory.public
             front = replace(front, labelled=await self._labelled.find(front))
-            await self._keys(front, memory)
+            await self._keys(front, memory, sharing)
             public_keys = {
                 service.name: memory.public_keys[service.name][1]
                 for service in sharing.services
-                if memory.public_keys.get(service.name, ("", ""))[0] == service.uid
+                if memory.public_keys.get(service.name, ("",))[0] == service.uid
             }
             for service in sharing.services:
                 if service.name not in public_keys and (key := await self._engine_key(service)):
@@ -146,7 +178,7 @@ class SharedGateways:
             budgets, wanted = [gateway_budget(front)], front.disruption_budgets
             await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
             uids = {service.name: service.uid for service in sharing.services}
-            changed = uids != memory.uids or memory.last != memory.digests
+            changed = uids != memory.uids or memory.last != memory.digests or memory.public != public
             memory.uids, memory.last = uids, dict(memory.digests)
             return SharedGateway(sharing, live, memory.public, memory.token, changed)
 
@@ -159,15 +191,17 @@ class SharedGateways:
                 logger.error("%s/%s: %s", namespace, body["metadata"]["name"], error)
         return found
 
-    async def _keys(self, front: Front, memory: _Namespace) -> None:
-        """Make the gateway's Secret where it is missing, and keep its owners up to date."""
+    async def _keys(self, front: Front, memory: _Namespace, sharing: Sharing) -> None:
+        """Make the gateway's Secret where it is missing, keep its owners up to date, and rotate its keys."""
         owners = {one["name"]: one["uid"] for one in front.metadata()["ownerReferences"]}
-        if memory.token and owners == memory.uids:
+        wish, days, now = sharing.first.rotate_keys, self._config.rotate_keys_days, datetime.now(UTC)
+        rotate = not memory.frozen and due(wish, memory.asked, memory.made, days, now)
+        if memory.token and owners == memory.uids and len(memory.public) == 1 and not rotate:
             return
         ref = Ref("Secret", front.namespace, front.keys)
         live = await self._kube.get(ref)
         if live is None:
-            manifest = shared_keys(front)
+            manifest = shared_keys(front, wish)
             if await self._kube.create(manifest):
                 self._metrics.actions.labels("CreateSecret").inc()
                 live = manifest
@@ -175,25 +209,52 @@ class SharedGateways:
                 live = await self._kube.get(ref) or manifest
         require_shared(live)
         if "resourceVersion" in live["metadata"]:
-            patch = owners_patch(live, front)
-            if patch is not None:
-                self._metrics.actions.labels("PatchSecret").inc()
-                await self._kube.patch(ref, patch)
+            live = await self._change(ref, live, owners_patch(live, front))
         try:
-            memory.public, memory.token = read(live, "gateway.public"), read(live, labels.ADMIN_TOKEN)
+            live = await self._rotated(ref, live, memory, sharing)
+            memory.public, memory.token = public_keys(live, labels.GATEWAY), read(live, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
+        memory.made, memory.asked = made(live), annotation(live, labels.ROTATE_KEYS)
+        memory.frozen = bool(live.get("immutable"))
 
-    async def _engine_key(self, service: InferenceService) -> str:
-        """The public key of a service's engines; empty before the service has it."""
+    async def _rotated(
+        self, ref: Ref, live: Mapping[str, Any], memory: _Namespace, sharing: Sharing
+    ) -> Mapping[str, Any]:
+        """Begin or end a rotation of the gateway's own keys where it is time to; the Secret as it is then."""
+        if live.get("immutable"):
+            return live
+        if rotating(live):
+            newest = public_keys(live, labels.GATEWAY)[-1]
+            if all(memory.confirmed.get(one.uid) == newest for one in sharing.services):
+                return await self._change(ref, live, finish(live))
+            return live
+        wish, now = sharing.first.rotate_keys, datetime.now(UTC)
+        obeyed, days = annotation(live, labels.ROTATE_KEYS), self._config.rotate_keys_days
+        if due(wish, obeyed, made(live), days, now):
+            return await self._change(ref, live, begin(live, fresh_shared_keys(), wish, stamp(now)))
+        return live
+
+    async def _change(
+        self, ref: Ref, secret: Mapping[str, Any], patch: dict[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """Change a Secret that is still as it was read; the Secret as it is then."""
+        if patch is None:
+            return secret
+        self._metrics.actions.labels("PatchSecret").inc()
+        await self._kube.patch(ref, patch)
+        return await self._kube.get(ref) or secret
+
+    async def _engine_key(self, service: InferenceService) -> EngineKeys | None:
+        """The public keys of a service's engines; None before the service has them."""
         ref = Ref("Secret", service.namespace, labels.engine_keys(service.name))
         live = await self._kube.get(ref)
         if live is None:
-            return ""
+            return None
         try:
-            return read(live, "engine.public")
+            return engine_keys(live)
         except ValueError:
-            return ""  # the service's own look says so
+            return None  # the service's own look says so
 
 
 def require_shared(live: Mapping[str, Any]) -> None:

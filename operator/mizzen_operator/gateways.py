@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Acknowledgements:
         by_all: uids of pods that every ready gateway routes to.
         by_some: uids of pods that at least one routes to.
         refused: a gateway did not accept the token.
+        known: names of the keys that every ready gateway has.
+        keys: names of the keys with which any of them reaches a pod, by its uid.
     """
 
     asked: int = 0
@@ -22,3 +25,5 @@ class Acknowledgements:
     by_all: frozenset[str] = frozenset()
     by_some: frozenset[str] = frozenset()
     refused: bool = False
+    known: frozenset[str] = frozenset()
+    keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])

@@ -38,6 +38,7 @@ _PATHS = {
     "Service": ("/api/v1", "services"),
     "Secret": ("/api/v1", "secrets"),
     "ConfigMap": ("/api/v1", "configmaps"),
+    "Event": ("/api/v1", "events"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Deployment": ("/apis/apps/v1", "deployments"),
     "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),

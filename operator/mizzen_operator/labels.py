@@ -28,6 +28,11 @@ ROUTABLE = "mizzen.dev/routable"
 APPLIED = "mizzen.dev/applied"
 """Annotation of a child: hash of the manifest that was applied last."""
 
+ROTATE_KEYS = "mizzen.dev/rotate-keys"
+"""Annotation of a service: another value asks for new keys. Of its Secrets: the value obeyed last."""
+KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
+"""Annotations of Secrets: when the keys of the present and of the next generation were made."""
+
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
@@ -37,6 +42,8 @@ TLS_FOLDER = "/var/run/mizzen/tls"
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
+ODD_WIRE_PORT = WIRE_PORT + 1
+"""Where engines use keys of odd generations: the key of a socket cannot change."""
 
 
 def gateway_name(service: str) -> str:

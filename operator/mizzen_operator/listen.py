@@ -44,6 +44,10 @@ class _Answer:
     serving: frozenset[str] | None
     waiting: bool = False
     refused: bool = False
+    known: frozenset[str] = frozenset()
+    """Names of the keys that it has."""
+    keys: frozenset[tuple[str, str]] = frozenset()
+    """Uids of engines with the name of each key that they are reached with."""
 
 
 @dataclass(slots=True)
@@ -98,12 +102,17 @@ class GatewayListener:
         answers = [ear.answer for ear in ears]
         usable = [answer.serving for answer in answers if answer.serving is not None]
         everyone = len(usable) == len(ears) and usable
+        keys: dict[str, frozenset[str]] = {}
+        for uid, name in (pair for answer in answers for pair in answer.keys):
+            keys[uid] = keys.get(uid, frozenset()) | {name}
         return Acknowledgements(
             asked=len(ears),
             answered=len(usable),
             by_all=frozenset.intersection(*usable) if everyone else frozenset(),
             by_some=frozenset().union(*usable),
             refused=any(answer.refused for answer in answers),
+            known=frozenset.intersection(*(answer.known for answer in answers)) if answers else frozenset(),
+            keys=keys,
         )
 
     def waiting(self, key: Key) -> bool:
@@ -203,7 +212,15 @@ def _headers(source: _Source) -> dict[str, str]:
 
 def _answer(body: Any) -> tuple[_Answer, str]:
     serving = frozenset(engine["uid"] for engine in body["engines"] if engine["state"] == "serving")
-    return _Answer(serving, bool(body.get("waiting"))), str(body.get("version", ""))
+    answer = _Answer(
+        serving,
+        bool(body.get("waiting")),
+        known=frozenset(body.get("keys", ())),
+        keys=frozenset(
+            (engine["uid"], name) for engine in body["engines"] for name in engine.get("keys", ())
+        ),
+    )
+    return answer, str(body.get("version", ""))
 
 
 def _end(ear: _Ear) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,9 +13,11 @@ from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.events import Recorder, news
 from mizzen_operator.execute import Executor
 from mizzen_operator.front import SharedGateway, SharedGateways
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.keys import Keys, Rotation, rotation
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
@@ -54,7 +56,13 @@ class _Gateway:
 
     token: str
     deployment: Mapping[str, Any]
+    keys: Keys
     shared: SharedGateway | None = None
+
+    @property
+    def rotating(self) -> bool:
+        """Whether keys of the service, or of the gateway that it shares, have a next generation."""
+        return self.keys.rotating or (self.shared is not None and len(self.shared.public) > 1)
 
 
 class Reconciler:
@@ -77,6 +85,7 @@ class Reconciler:
         self._revisions = Revisions(kube, config, metrics)
         self._executor = Executor(kube, config, metrics, self._labelled, self._revisions)
         self._fronts = SharedGateways(kube, config, metrics, self._labelled)
+        self._recorder = Recorder(kube)
         self._sharing: set[Key] = set()
         self._true: dict[Key, frozenset[str]] = {}
 
@@ -134,14 +143,16 @@ class Reconciler:
         deployment: Mapping[str, Any] = observed.deployment or {}
         failure: status.Failure | None = None
         gateway: _Gateway | None = None
+        turn: Rotation | None = None
         self._executor.refresh(service, settled=observed.settled)
         try:
             gateway = await self._gateway(key, service, observed)
             deployment = gateway.deployment
-            acknowledged = await self._ask(key, service, observed, gateway.token)
+            acknowledged = await self._ask(key, service, observed, gateway)
             if acknowledged.refused:
                 failure = _refused(service)
             groups = await self._gates(service, observed, acknowledged)
+            turn = await self._rotate(service, gateway, groups, acknowledged)
             memory = rollout.learn(service, newest, groups, acknowledged.by_all, now)
             used = {memory.current, *(group.revision for group in groups)}
             recorded = await self._revisions.sync(service, newest, used)
@@ -169,9 +180,11 @@ class Reconciler:
             rollout.overdue(service, memory, now),
             self._autoscaler.last(key),
             self._autoscaler.rival(key),
+            gateway.keys if gateway is not None else None,
+            turn,
         )
         await self._write(key, facts)
-        waits = any(group.resting for group in groups)
+        waits = turn is not None or any(group.resting for group in groups)
         changed = gateway is not None and gateway.shared is not None and gateway.shared.changed
         others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
         left = rollout.seconds_left(service, memory, now)
@@ -181,18 +194,32 @@ class Reconciler:
     async def _gateway(self, key: Key, service: InferenceService, observed: Observed) -> _Gateway:
         """Make what the service's gateway needs, and the gateway itself."""
         if not service.shared:
-            token = await self._executor.keys(service)
-            return _Gateway(token, await self._executor.gateway(service, observed))
+            keys = await self._executor.keys(service)
+            return _Gateway(keys.token, await self._executor.gateway(service, observed), keys)
         self._sharing.add(key)
         self._fronts.refresh(service.namespace, settled=observed.settled)
         front = await self._fronts.sync(service.namespace, observed.deployment, observed.endpoint)
         if front is None:
             raise KubeError(0, "Vanished", f"{service.name} is no longer among the services of its namespace")
-        public = await self._executor.engine_keys(service, front.public)
-        if self._fronts.learn(service, public):
+        keys = await self._executor.keys(service, front.public)
+        if self._fronts.learn(service, keys.engine):
             again = await self._fronts.sync(service.namespace, front.deployment, observed.endpoint)
             front = replace(again, changed=True) if again is not None else front
-        return _Gateway(front.token, front.deployment, front)
+        return _Gateway(front.token, front.deployment, keys, front)
+
+    async def _rotate(
+        self, service: InferenceService, gateway: _Gateway, groups: Sequence[Group], heard: Acknowledgements
+    ) -> Rotation | None:
+        """Drop the former keys once nobody uses them; says how far that is, None while nothing rotates."""
+        if not gateway.rotating:
+            return None
+        there = rotation(gateway.keys, groups, heard)
+        if not there.waits:
+            if gateway.keys.rotating:
+                await self._executor.drop_keys(service)
+            if gateway.shared is not None and self._fronts.confirm(service, gateway.shared.public[-1]):
+                self._fronts.forget(service.namespace)
+        return there
 
     async def _leave_shared(self, key: Key) -> Outcome:
         """Have the gateway that a service has shared serve the others alone."""
@@ -205,13 +232,14 @@ class Reconciler:
         return Outcome(others=tuple(others))
 
     async def _ask(
-        self, key: Key, service: InferenceService, observed: Observed, token: str
+        self, key: Key, service: InferenceService, observed: Observed, gateway: _Gateway
     ) -> Acknowledgements:
         ready = any(group.live and group.containers_ready for group in observed.groups)
-        if not ready and (service.autoscaling is None or service.suspend):
+        wanted = ready or gateway.rotating or not (service.autoscaling is None or service.suspend)
+        if not wanted:
             self._gateways.forget(key)
             return Acknowledgements()
-        answer = await self._gateways.ask(observed.gateways, token, key)
+        answer = await self._gateways.ask(observed.gateways, gateway.token, key)
         if answer.refused:  # the token may have been made anew
             self._executor.forget(key)
             self._fronts.forget(key.namespace)
@@ -264,6 +292,8 @@ class Reconciler:
         except KubeError as error:
             if error.code not in (404, 409):
                 raise
+            return
+        await self._recorder.tell(service, news(service.status.get("conditions", []), new["conditions"]))
 
     def _count(self, key: Key, true: frozenset[str]) -> None:
         before = self._true.get(key, frozenset())

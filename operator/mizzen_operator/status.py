@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
+from mizzen_operator.keys import Keys, Rotation
 from mizzen_operator.observe import GatewayPod, Group
 from mizzen_operator.render.gateway import LABELLED_VOLUME
 from mizzen_operator.rollout import Memory, stamp
@@ -40,6 +41,8 @@ class Facts:
         overdue: the rollout has got nowhere for too long.
         last_scale: what the operator's autoscaler did last; empty when this process has not scaled it.
         rival: the HorizontalPodAutoscaler that scales it too.
+        keys: the service's keys; None when nobody knows yet.
+        rotation: how far a rotation of keys is; None while there is none.
     """
 
     service: InferenceService
@@ -54,6 +57,8 @@ class Facts:
     overdue: bool = False
     last_scale: Mapping[str, Any] = field(default_factory=dict)
     rival: str = ""
+    keys: Keys | None = None
+    rotation: Rotation | None = None
 
     @property
     def gateway(self) -> Gateway:
@@ -151,6 +156,7 @@ def conditions(facts: Facts) -> list[Condition]:
         failed,
         *([conflict] if conflict is not None else []),
         *([_scaling(facts)] if facts.service.autoscaling is not None else []),
+        *_keys_rotating(facts),
     ]
 
 
@@ -190,6 +196,28 @@ def _scaling(facts: Facts) -> Condition:
     if facts.service.suspend:
         return Condition("ScalingActive", False, "Suspended", "a suspended service is not scaled")
     return Condition("ScalingActive", True, "Autoscaling", "the operator writes spec.replicas")
+
+
+def _keys_rotating(facts: Facts) -> list[Condition]:
+    """Whether two generations of keys are accepted; nothing for a service whose keys are its first."""
+    keys, there = facts.keys, facts.rotation
+    if keys is None:
+        return []
+    if there is not None and there.waits:
+        words = f"both generations of keys are accepted; waits for {there.waits}"
+        return [Condition("KeysRotating", True, "NextKeysPublished", words)]
+    if there is not None:
+        return [Condition("KeysRotating", True, "DroppingFormerKeys", "all use the next keys alone")]
+    if keys.frozen:
+        words = (
+            f"Secret {keys.frozen} was made by an older release so that it never changes: delete the three "
+            "Secrets of the service at a quiet time, and then its pods"
+        )
+        return [Condition("KeysRotating", False, "SecretImmutable", words)]
+    if not keys.engine.generation:
+        return []
+    words = f"the keys of generation {keys.engine.generation} are in use alone"
+    return [Condition("KeysRotating", False, "KeysRotated", words)]
 
 
 def _available(facts: Facts) -> Condition:

@@ -29,10 +29,12 @@ from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
+from mizzen_operator.render.keys import name_of
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "mizzen-system"
 TICK_SECONDS = 0.03
+TOKENS = ("admin.token", "next.admin.token")
 SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mizzen.dev/routable"
 
 
@@ -50,6 +52,8 @@ class Behaviour:
     """Namespaces whose engines the node does not take."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
+    mounts: dict[str, float] = field(default_factory=dict)
+    """Namespaces whose Secrets change in pods that run, with the seconds that it takes; nowhere else."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the gateways of a namespace say of their load, and `pagesUsed` of each engine's 100."""
 
@@ -76,6 +80,10 @@ class SimulatedNode:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
+        self._held: dict[str, dict[str, str]] = {}
+        self._mounted_at: dict[str, float] = {}
+        self.locked_out: list[str] = []
+        """Engines that a gateway had no key for."""
 
     def start(self) -> None:
         self._thread.start()
@@ -116,6 +124,7 @@ class SimulatedNode:
             elif not pod["spec"].get("nodeName"):
                 self._bind(pod)
             else:
+                self._mount(pod)
                 self._write_status(pod)
         gone = set(self._servers) - {pod["metadata"]["uid"] for pod in self.pods}
         for uid in gone:
@@ -124,6 +133,19 @@ class SimulatedNode:
             server.shutdown()
             server.server_close()
             del self._addresses[uid]
+
+    def _mount(self, pod: dict[str, Any]) -> None:
+        """Have a pod that runs find what its Secret holds now, late as a kubelet is."""
+        meta = pod["metadata"]
+        late = self.behaviour.mounts.get(meta["namespace"])
+        last = self._mounted_at.get(meta["uid"])
+        if last is not None and (late is None or time.monotonic() - last < late):
+            return
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        secret = self._api.find("Secret", meta["namespace"], volumes["mizzen-keys"]["secret"]["secretName"])
+        if secret is not None:
+            self._mounted_at[meta["uid"]] = time.monotonic()
+            self._held[meta["uid"]] = decoded(secret)
 
     def _bind(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
@@ -234,13 +256,15 @@ class SimulatedNode:
         secret = self._api.find("Secret", meta["namespace"], keys)
         if secret is None:
             return
-        token = base64.b64decode(secret["data"]["admin.token"]).decode()
+        self._held.setdefault(meta["uid"], decoded(secret))
         node = self
 
         class Admin(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path, _, query = self.path.partition("?")
-                if self.headers["Authorization"] != f"Bearer {token}" or path != "/admin/engines":
+                held = node.held(meta["uid"])
+                tokens = [f"Bearer {held[name]}" for name in TOKENS if name in held]
+                if self.headers["Authorization"] not in tokens or path != "/admin/engines":
                     self.send_response(401)
                     self.end_headers()
                     return
@@ -253,16 +277,24 @@ class SimulatedNode:
                 deadline = time.monotonic() + float(asked.get("wait", 0))
                 while True:
                     known = [service] if own == service or (not own and node.shares(meta, service)) else []
-                    engines = [engine for one in known for engine in node.engines(meta["namespace"], one)]
+                    engines = [engine for one in known for engine in node.engines(meta, one)]
+                    there = [key for one in known for key in node.keys_known(meta, one)]
                     load = node.behaviour.loads.get(meta["namespace"], {})
                     waits = load.get("waiting", 0) > 0
-                    version = str(zlib.crc32(json.dumps([engines, waits]).encode()))
+                    version = str(zlib.crc32(json.dumps([engines, waits, there]).encode()))
                     deaf = meta["namespace"] in node.behaviour.deaf_gateways
                     ended = deaf or meta["uid"] not in node.serves
                     if version != asked.get("version") or ended or time.monotonic() >= deadline:
                         break
                     time.sleep(TICK_SECONDS)
-                table = {"synced": True, "version": version, "waiting": 0, "queued": 0, "inFlight": 0}
+                table = {
+                    "keys": there,
+                    "synced": True,
+                    "version": version,
+                    "waiting": 0,
+                    "queued": 0,
+                    "inFlight": 0,
+                }
                 for engine in engines:
                     engine["stats"] = {"running": 0, "waiting": 0, "waitingTokens": 0, "pagesTotal": 100}
                     engine["stats"]["pagesUsed"] = load.get("pagesUsed", 0)
@@ -287,14 +319,42 @@ class SimulatedNode:
         listed = json.loads(found["data"]["services.json"])["services"] if found else []
         return any(one["name"] == service and "enginePublicKey" in one for one in listed)
 
-    def engines(self, namespace: str, service: str) -> list[dict[str, Any]]:
+    def held(self, uid: str) -> dict[str, str]:
+        """What a pod finds in the Secret that it mounts."""
+        return self._held.get(uid, {})
+
+    def keys_known(self, gateway: dict[str, Any], service: str) -> list[str]:
+        """Names of the keys that a gateway could use with a service's engines, the newest first."""
+        held = self.held(gateway["uid"])
+        engine = public(held, "engine")
+        if gateway["labels"].get(SERVICE) != service:
+            found = self._api.find("ConfigMap", gateway["namespace"], "mizzen-shared")
+            listed = json.loads(found["data"]["services.json"])["services"] if found else []
+            entry = next((one for one in listed if one["name"] == service), {})
+            told = (entry.get(name) for name in ("nextEnginePublicKey", "enginePublicKey"))
+            engine = [key for key in told if key]
+        return [name_of(one, two) for one in engine for two in public(held, "gateway")]
+
+    def _keys_used(self, known: list[str], pod: dict[str, Any]) -> list[str]:
+        """The newest keys that both a gateway and an engine have."""
+        held = self.held(pod["metadata"]["uid"])
+        theirs = {name_of(one, two) for one in public(held, "engine") for two in public(held, "gateway")}
+        common = [name for name in known if name in theirs]
+        if not common and pod["metadata"]["uid"] in self._ready_since:
+            self.locked_out.append(pod["metadata"]["name"])
+        return common[:1]
+
+    def engines(self, gateway: dict[str, Any], service: str) -> list[dict[str, Any]]:
         """What a gateway's admin API says."""
+        namespace = gateway["namespace"]
         pods = [p for p in self.pods if p["metadata"]["namespace"] == namespace]
+        known = self.keys_known(gateway, service)
         return [
             {
                 "name": pod["metadata"]["name"],
                 "uid": pod["metadata"]["uid"],
                 "state": "serving" if self._connected(pod) else "connecting",
+                "keys": self._keys_used(known, pod),
                 "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
                 "requests": 0,
             }
@@ -303,6 +363,16 @@ class SimulatedNode:
             and pod["metadata"]["labels"][COMPONENT] == "engine"
             and "deletionTimestamp" not in pod["metadata"]
         ]
+
+
+def decoded(secret: dict[str, Any]) -> dict[str, str]:
+    """What a mounted Secret's files hold."""
+    return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+
+
+def public(held: dict[str, str], side: str) -> list[str]:
+    """The public keys of a side in a mounted Secret, the newest first."""
+    return [held[name] for name in (f"next.{side}.public", f"{side}.public") if name in held]
 
 
 class Operators:

@@ -99,7 +99,8 @@ def test_the_operator_may_do_little() -> None:
         if "resourceNames" not in rule:
             for resource in rule["resources"]:
                 verbs[resource] |= set(rule["verbs"])
-    assert verbs["secrets"] == {"get", "create", "list"}
+    assert verbs["secrets"] == {"get", "create", "patch", "list"}
+    assert verbs["events"] == {"create"}
     assert verbs["inferenceservices"] == {"get", "list", "watch"}
     assert verbs["configmaps"] == {"create"}
     named = {
@@ -108,7 +109,6 @@ def test_the_operator_may_do_little() -> None:
         for resource in rule["resources"]
         if "resourceNames" in rule
     }
-    assert named["secrets"] == (["mizzen-shared"], {"patch"})
     assert named["configmaps"] == (["mizzen-shared"], {"get", "patch"})
     bind = [rule for rule in roles["sail-operator"] if "bind" in rule["verbs"]]
     assert [rule["resourceNames"] for rule in bind] == [["sail-gateway"]]

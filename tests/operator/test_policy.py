@@ -37,7 +37,7 @@ def test_only_the_gateway_prometheus_and_the_operator_get_in(
     metrics = open_to(engine)[8081]
     assert metrics is not None
     assert metrics[0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
-    assert set(open_to(engine)) == {5557, 8081}
+    assert set(open_to(engine)) == {5557, 5558, 8081}
     assert open_to(gateway)[8000] is None
     admin = open_to(gateway)[8001]
     assert admin is not None

@@ -225,6 +225,7 @@ def _container(service: InferenceService, config: OperatorConfig, revision: str)
         ],
         "ports": [
             {"name": "wire", "containerPort": labels.WIRE_PORT, "protocol": "TCP"},
+            {"name": "wire-odd", "containerPort": labels.ODD_WIRE_PORT, "protocol": "TCP"},
             {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
         ],
         "startupProbe": probe("/readyz", "http", 1, startup),

@@ -37,6 +37,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
             engines,
             [
                 _rule(labels.WIRE_PORT, {"podSelector": {"matchLabels": gateway}}),
+                _rule(labels.ODD_WIRE_PORT, {"podSelector": {"matchLabels": gateway}}),
                 _rule(labels.ENGINE_HTTP_PORT, prometheus),
             ],
         )

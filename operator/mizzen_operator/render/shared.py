@@ -5,7 +5,6 @@ Its objects are owned by all of these services, so that the garbage collector re
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import zmq
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.render.gateway import Front
+from mizzen_operator.render.keys import EngineKeys, encode
 from mizzen_operator.render.meta import stamped
 from mizzen_operator.shared import Sharing
 
@@ -54,7 +54,9 @@ def co_owner(service: InferenceService) -> dict[str, Any]:
     }
 
 
-def services_config_map(sharing: Sharing, front: Front, public_keys: Mapping[str, str]) -> dict[str, Any]:
+def services_config_map(
+    sharing: Sharing, front: Front, public_keys: Mapping[str, EngineKeys]
+) -> dict[str, Any]:
     """The ConfigMap that tells the gateway whom it serves.
 
     Args:
@@ -71,31 +73,46 @@ def services_config_map(sharing: Sharing, front: Front, public_keys: Mapping[str
     return stamped(manifest)
 
 
-def _entry(service: InferenceService, sharing: Sharing, public_keys: Mapping[str, str]) -> dict[str, Any]:
-    public = public_keys.get(service.name)
+def _entry(
+    service: InferenceService, sharing: Sharing, public_keys: Mapping[str, EngineKeys]
+) -> dict[str, Any]:
+    keys = public_keys.get(service.name, EngineKeys(()))
+    names = ("enginePublicKey", "nextEnginePublicKey")
     return {
         "name": service.name,
         "models": list(sharing.models[service.name]),
         "suspended": service.suspend,
-        **({"enginePublicKey": public} if public else {}),
+        **dict(zip(names, keys.public, strict=False)),
+        **({"keysGeneration": keys.generation} if keys.generation else {}),
     }
 
 
-def shared_keys(front: Front) -> dict[str, Any]:
-    """A fresh Secret with the gateway's CURVE pair and admin token."""
+def fresh_shared_keys() -> dict[str, str]:
+    """A fresh CURVE pair and admin token of a shared gateway."""
     public, secret = zmq.curve_keypair()
-    data = {
+    return {
         "gateway.public": public.decode(),
         "gateway.secret": secret.decode(),
         labels.ADMIN_TOKEN: secrets.token_urlsafe(32),
     }
+
+
+def shared_keys(front: Front, asked: str = "") -> dict[str, Any]:
+    """A fresh Secret with the gateway's CURVE pair and admin token.
+
+    Args:
+        front: the gateway.
+        asked: the annotation mizzen.dev/rotate-keys that need not be obeyed any more.
+    """
+    meta = front.metadata()
+    if asked:
+        meta = {**meta, "annotations": {**meta.get("annotations", {}), labels.ROTATE_KEYS: asked}}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": front.metadata(),
+        "metadata": meta,
         "type": "Opaque",
-        "immutable": True,
-        "data": {key: base64.b64encode(value.encode()).decode() for key, value in data.items()},
+        "data": {key: encode(value) for key, value in fresh_shared_keys().items()},
     }
 
 

@@ -1,0 +1,92 @@
+"""Events of a service: what changed for its users, said once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
+from mizzen_operator.kube import Kube, KubeError
+from mizzen_operator.rollout import stamp
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1024
+QUIET = ("Suspended", "ScaledToZero")
+"""Reasons of Available that its owner asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What is told; `warning` when somebody should look."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """What a change of conditions means to whoever reads events; nothing while they stay.
+
+    Args:
+        before: conditions of the status as it was; none for a new service.
+        after: conditions of the status that was written.
+    """
+    was = {one["type"]: one for one in before}
+    told: list[Event] = []
+    for one in after:
+        old = was.get(one["type"], {})
+        if (old.get("status"), old.get("reason")) == (one["status"], one["reason"]):
+            continue
+        kind, true = one["type"], one["status"] == "True"
+        if (kind == "Failed" and true) or (
+            kind == "Available" and not true and old.get("status") == "True" and one["reason"] not in QUIET
+        ):
+            told.append(Event(one["reason"], one["message"], warning=True))
+        elif kind == "KeysRotating" and old.get("status", "False") != one["status"]:
+            told.append(Event("KeysRotating" if true else one["reason"], one["message"]))
+    return told
+
+
+class Recorder:
+    """Writes Events; one that cannot be written is logged and keeps nothing from its way."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+
+    async def tell(self, service: InferenceService, events: Sequence[Event]) -> None:
+        """Write events of a service."""
+        for event in events:
+            try:
+                await self._kube.create(_manifest(service, event))
+            except KubeError as error:
+                logger.warning("%s/%s: no event %s: %s", service.namespace, service.name, event.reason, error)
+
+
+def _manifest(service: InferenceService, event: Event) -> dict[str, Any]:
+    now = stamp(datetime.now(UTC))
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{service.name}.{time.time_ns():x}", "namespace": service.namespace},
+        "involvedObject": {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "name": service.name,
+            "namespace": service.namespace,
+            "uid": service.uid,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:MAX_MESSAGE],
+        "source": {"component": labels.FIELD_MANAGER},
+        "reportingComponent": labels.FIELD_MANAGER,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

@@ -1,0 +1,342 @@
+"""Keys are rotated while all goes on: against a real API server, and with a crash between any two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.wire import keys as wire
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.keys import KeyKeeper, due, rotation
+from mizzen_operator.kube import KubeError, Ref
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import Group
+from mizzen_operator.render.keys import name_of
+
+ENGINES = "mizzen.dev/component=engine"
+NOTE = "mizzen.dev/rotate-keys"
+
+
+# ── the operator's process ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Port:
+    """Services of one namespace."""
+
+    api: Any
+    node: Any
+    namespace: str
+    eventually: Callable[..., Any]
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        status = self.api.get("InferenceService", self.namespace, name).get("status", {})
+        found = [one for one in status.get("conditions", []) if one["type"] == kind]
+        return found[0] if found else {"status": "Absent", "reason": ""}
+
+    def settle(self, *names: str) -> None:
+        for name in names:
+            self.eventually(lambda name=name: self.condition(name, "Ready")["status"] == "True", 90, name)
+
+    def secret(self, name: str) -> dict[str, str]:
+        data = self.api.get("Secret", self.namespace, name)["data"]
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+    def ask(self, name: str, value: str) -> None:
+        patch = {"metadata": {"annotations": {NOTE: value}}}
+        self.api.patch("InferenceService", self.namespace, name, patch)
+
+    def rotated(self, name: str, generation: int) -> bool:
+        said = self.condition(name, "KeysRotating")
+        return said["reason"] == "KeysRotated" and f"generation {generation} " in said["message"]
+
+    def events(self) -> list[str]:
+        return [one["reason"] for one in self.api.list("Event", self.namespace)]
+
+
+@pytest.fixture
+def port(api: Any, node: Any, operators: Any, namespace: str, eventually: Any) -> Any:
+    node.behaviour.mounts[namespace] = 0.4
+    yield Port(api, node, namespace, eventually)
+    node.behaviour = type(node.behaviour)()
+    for one in api.list("InferenceService", namespace):
+        api.delete("InferenceService", namespace, one["metadata"]["name"])
+
+
+cluster = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+
+
+def in_cluster(test: Any) -> Any:
+    for mark in cluster:
+        test = mark(test)
+    return test
+
+
+@in_cluster
+def test_a_services_keys_are_rotated_when_asked_to(
+    port: Port, operators: Any, minimal: Callable[..., Any]
+) -> None:
+    body = minimal(engine={"device": "CPU"}, gateway={"replicas": 2}, replicas=2)
+    body["metadata"]["namespace"] = port.namespace
+    port.api.create(body)
+    port.settle("demo")
+    pods = sorted(pod["metadata"]["uid"] for pod in port.api.list("Pod", port.namespace))
+    before = [port.secret(f"demo-{kind}") for kind in ("keys", "engine-keys", "gateway-keys")]
+    port.node.locked_out.clear()
+    port.node.reset_lowest(port.namespace)
+    for turn in (1, 2):
+        port.ask("demo", f"turn {turn}")
+        port.eventually(lambda: port.condition("demo", "KeysRotating")["status"] == "True", 60)
+        if turn == 2:  # another operator takes over in the middle
+            leader = operators.leader()
+            operators.kill(leader, signal.SIGTERM)
+            operators.start()
+        port.eventually(lambda turn=turn: port.rotated("demo", turn), 120)
+    after = [port.secret(f"demo-{kind}") for kind in ("keys", "engine-keys", "gateway-keys")]
+    root, engine, gateway = after
+    assert not set(after[0].values()) & set(before[0].values())
+    assert not [name for secret in after for name in secret if name.startswith("next.")]
+    assert {secret["generation"] for secret in after} == {"2"}
+    assert engine["engine.secret"] == root["engine.secret"]
+    assert gateway["gateway.secret"] == root["gateway.secret"]
+    assert gateway["admin.token"] == root["admin.token"]
+    assert engine["gateway.public"] == gateway["gateway.public"]
+    assert pods == sorted(pod["metadata"]["uid"] for pod in port.api.list("Pod", port.namespace))
+    assert port.node.lowest[port.namespace] == 2
+    assert port.node.locked_out == []
+    assert port.events().count("KeysRotating") == port.events().count("KeysRotated") == 2
+    meta = port.api.get("Secret", port.namespace, "demo-keys")["metadata"]
+    assert meta["annotations"][NOTE] == "turn 2"
+    assert meta["annotations"]["mizzen.dev/keys-made"] >= meta["creationTimestamp"]
+    port.settle("demo")
+
+
+@in_cluster
+def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
+    port: Port, minimal: Callable[..., Any]
+) -> None:
+    for name in ("first", "second"):
+        body = minimal(name, engine={"device": "CPU"}, gateway={"mode": "Shared", "replicas": 1}, replicas=1)
+        body["metadata"]["namespace"] = port.namespace
+        port.api.create(body)
+        port.settle(name)
+    names = ("mizzen-shared", "first-engine-keys", "second-engine-keys")
+    before = {name: port.secret(name) for name in names}
+    port.node.locked_out.clear()
+    port.ask("first", "now")
+
+    def done() -> bool:
+        after = {name: port.secret(name) for name in names}
+        shared = after["mizzen-shared"]
+        return (
+            shared["gateway.secret"] != before["mizzen-shared"]["gateway.secret"]
+            and shared["admin.token"] != before["mizzen-shared"]["admin.token"]
+            and after["first-engine-keys"]["engine.secret"] != before["first-engine-keys"]["engine.secret"]
+            and after["second-engine-keys"]["engine.secret"] == before["second-engine-keys"]["engine.secret"]
+            and all(one["gateway.public"] == shared["gateway.public"] for one in after.values())
+            and not [name for one in after.values() for name in one if name.startswith("next.")]
+        )
+
+    port.eventually(done, 120)
+    port.eventually(lambda: port.rotated("first", 1), 60)
+    assert port.node.locked_out == []
+    port.settle("first", "second")
+
+
+# ── every step may fail, before or after it took effect ─────────────────────────────────────────────────────
+
+
+class Store:
+    """The API server's Secrets; `fails` says of each write whether it is lost, done unheard, or done."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, dict[str, Any]] = {}
+        self.fails: list[str] = []
+        self._version = 0
+
+    async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
+        return self.secrets.get(ref.name)
+
+    async def create(self, manifest: dict[str, Any]) -> bool:
+        name = manifest["metadata"]["name"]
+        if name in self.secrets:
+            return False
+        self._write(name, manifest)
+        return True
+
+    async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = "") -> None:
+        live = self.secrets[ref.name]
+        if patch["metadata"].get("resourceVersion") != live["metadata"]["resourceVersion"]:
+            raise KubeError(409, "Conflict", "it has changed")
+        merged = {**live, "data": _merged(live["data"], patch["data"])}
+        notes = _merged(live["metadata"].get("annotations", {}), patch["metadata"]["annotations"])
+        self._write(ref.name, {**merged, "metadata": {**live["metadata"], "annotations": notes}})
+
+    def _write(self, name: str, body: dict[str, Any]) -> None:
+        fate = self.fails.pop(0) if self.fails else "done"
+        if fate != "lost":
+            self._version += 1
+            self.secrets[name] = {
+                **body,
+                "metadata": {**body["metadata"], "resourceVersion": str(self._version)},
+            }
+        if fate != "done":
+            raise KubeError(0, "Unreachable", "no answer")
+
+    def mounted(self, name: str) -> dict[str, str]:
+        return {k: base64.b64decode(v).decode() for k, v in self.secrets[name]["data"].items()}
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in {**old, **new}.items() if value is not None}
+
+
+@dataclass
+class World:
+    """Pods of one service that find new keys in their own time."""
+
+    keeper: KeyKeeper
+    store: Store
+    service: Any
+    gateways: list[dict[str, str]] = field(default_factory=list)
+    engines: list[dict[str, str]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.gateways = [self.store.mounted("demo-gateway-keys")] * 2
+        self.engines = [self.store.mounted("demo-engine-keys")] * 2
+
+    def refresh(self, which: int) -> None:
+        if which < 2:
+            self.gateways[which] = self.store.mounted("demo-gateway-keys")
+        else:
+            self.engines[which - 2] = self.store.mounted("demo-engine-keys")
+
+    def heard(self) -> Acknowledgements:
+        known = [self._names(gateway) for gateway in self.gateways]
+        used: dict[str, set[str]] = {}
+        for gateway in known:
+            for index, engine in enumerate(self.engines):
+                common = [name for name in gateway if name in self._names(engine)]
+                assert common, "a gateway and an engine have no key in common"
+                used.setdefault(f"e{index}", set()).add(common[0])
+        return Acknowledgements(
+            asked=2,
+            answered=2,
+            known=frozenset.intersection(*(frozenset(names) for names in known)),
+            keys={uid: frozenset(names) for uid, names in used.items()},
+        )
+
+    @staticmethod
+    def _names(held: dict[str, str]) -> list[str]:
+        sides = [
+            [held[f"{prefix}{side}.public"] for prefix in ("next.", "") if f"{prefix}{side}.public" in held]
+            for side in ("engine", "gateway")
+        ]
+        return [name_of(one, two) for one in sides[0] for two in sides[1]]
+
+    async def look(self) -> bool:
+        """One look of an operator that remembers nothing; tells whether nothing rotates."""
+        try:
+            keys = await self.keeper.sync(self.service)
+            for gateway in self.gateways:
+                tokens = {gateway.get("admin.token"), gateway.get("next.admin.token")}
+                assert keys.token in tokens, "a gateway does not take the operator's token"
+            groups = [
+                Group(f"e{i}", f"e{i}", i, "r", 0, containers_ready=True) for i in range(len(self.engines))
+            ]
+            if keys.rotating and not rotation(keys, groups, self.heard()).waits:
+                await self.keeper.finish(self.service)
+            return not keys.rotating
+        except KubeError:
+            return False
+
+
+STEP = st.one_of(st.integers(0, 3), st.sampled_from(["look", "look", "lose keys"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    steps=st.lists(STEP, max_size=40),
+    fails=st.lists(st.sampled_from(["done", "done", "lost", "unheard"]), max_size=25),
+    generations=st.integers(1, 3),
+)
+def test_a_crash_between_any_two_steps_leaves_nobody_out(
+    steps: list[Any], fails: list[str], generations: int
+) -> None:
+    asyncio.run(_crashes(steps, fails, generations))
+
+
+async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None:
+    store = Store()
+    keeper = KeyKeeper(store, OperatorConfig(), Metrics())  # pyright: ignore[reportArgumentType]
+    world = World(keeper, store, _service(""))
+    assert await world.look()
+    world.start()
+    first = dict(store.mounted("demo-keys"))
+    for number in range(generations):
+        store.fails = list(fails)
+        world.service = _service(f"turn {number}")
+        for step in steps:
+            if step == "look":
+                await world.look()
+            elif step == "lose keys":
+                store.secrets.pop("demo-keys", None)
+            else:
+                world.refresh(step)
+            world.heard()
+        store.fails = []
+        for _ in range(60):
+            settled = await world.look()
+            for which in range(4):
+                world.refresh(which)
+            if settled:
+                break
+        else:
+            raise AssertionError("it never settles")
+    last = store.mounted("demo-keys")
+    assert not {name for name in last if name.startswith("next.")}
+    assert first["engine.secret"] != last["engine.secret"]
+    assert int(last["generation"]) >= generations
+    assert world.heard().known == frozenset(
+        [name_of(world.engines[0]["engine.public"], world.engines[0]["gateway.public"])]
+    )
+
+
+def _service(wish: str) -> Any:
+    @dataclass(frozen=True)
+    class Owner:
+        name: str = "demo"
+        namespace: str = "llm"
+        uid: str = "u"
+        shared: bool = False
+        status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
+        rotate_keys: str = wish
+
+    return Owner()
+
+
+def test_keys_are_due_by_wish_or_age() -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    old = (now - timedelta(days=91)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    young = (now - timedelta(days=89)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert due("", "", old, 90, now)
+    assert not due("", "", young, 90, now)
+    assert not due("", "", old, 0, now)
+    assert due("again", "once", young, 0, now)
+    assert not due("once", "once", young, 0, now)
+    assert not due("", "once", "", 90, now)
+
+
+def test_both_programs_give_keys_one_name() -> None:
+    one, two = "a" * 40, "b" * 40
+    assert name_of(one, two) == wire.name_of(one.encode(), two.encode())
