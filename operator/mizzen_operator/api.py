@@ -252,6 +252,10 @@ class InferenceService:
     access: ModelAccess = ModelAccess()
     autoscaling: Autoscaling | None = None
     network_policy: bool = False
+    parameters: str = ""
+    """`spec.model.parameters`; empty when nobody says."""
+    gpu_memory: str = ""
+    """`spec.accelerator.memory`; empty when nobody says."""
     rotate_keys: str = ""
     """Its annotation mizzen.dev/rotate-keys."""
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -320,6 +324,8 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         access=_access(model),
         autoscaling=_autoscaling(spec.get("autoscaling")),
         network_policy=spec["networkPolicy"] == "Enabled",
+        parameters=model.get("parameters", ""),
+        gpu_memory=spec["accelerator"].get("memory", ""),
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         spec=spec,
     )

@@ -15,6 +15,7 @@ from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.events import Recorder, news
 from mizzen_operator.execute import Executor
+from mizzen_operator.fit import fit
 from mizzen_operator.front import SharedGateway, SharedGateways
 from mizzen_operator.gateways import Acknowledgements
 from mizzen_operator.keys import Keys, Rotation, rotation
@@ -23,7 +24,7 @@ from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Group, Observed, observe
-from mizzen_operator.plan import plan
+from mizzen_operator.plan import Action, CreateGroup, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions
@@ -144,6 +145,7 @@ class Reconciler:
         failure: status.Failure | None = None
         gateway: _Gateway | None = None
         turn: Rotation | None = None
+        fits = fit(service)
         self._executor.refresh(service, settled=observed.settled)
         try:
             gateway = await self._gateway(key, service, observed)
@@ -157,7 +159,11 @@ class Reconciler:
             used = {memory.current, *(group.revision for group in groups)}
             recorded = await self._revisions.sync(service, newest, used)
             wanted = rollout.wanted(service, newest, memory, restorable=memory.current in recorded)
+            if fits is not None and not fits.fits:  # nothing is made of it, and nothing goes for it
+                wanted = replace(wanted, paused=True)
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
+            if fits is not None and not fits.fits:
+                actions = [one for one in actions if not _creates(one, newest)]
             await self._executor.groups(service, newest, actions)
             await self._executor.budget(service)
             await self._executor.policies(service)
@@ -182,6 +188,7 @@ class Reconciler:
             self._autoscaler.rival(key),
             gateway.keys if gateway is not None else None,
             turn,
+            fits,
         )
         await self._write(key, facts)
         waits = turn is not None or any(group.resting for group in groups)
@@ -302,6 +309,10 @@ class Reconciler:
         for name in before - true:
             self._metrics.services.labels(name).dec()
         self._true[key] = true
+
+
+def _creates(action: Action, revision: str) -> bool:
+    return isinstance(action, CreateGroup) and action.revision == revision
 
 
 def _refused(service: InferenceService) -> status.Failure:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
+from mizzen_operator.fit import Fit
 from mizzen_operator.keys import Keys, Rotation
 from mizzen_operator.observe import GatewayPod, Group
 from mizzen_operator.render.gateway import LABELLED_VOLUME
@@ -43,6 +44,7 @@ class Facts:
         rival: the HorizontalPodAutoscaler that scales it too.
         keys: the service's keys; None when nobody knows yet.
         rotation: how far a rotation of keys is; None while there is none.
+        fit: whether the model may fit into the GPUs; None when nobody says how large they are.
     """
 
     service: InferenceService
@@ -59,6 +61,7 @@ class Facts:
     rival: str = ""
     keys: Keys | None = None
     rotation: Rotation | None = None
+    fit: Fit | None = None
 
     @property
     def gateway(self) -> Gateway:
@@ -268,6 +271,8 @@ def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Conditi
 
 
 def _scheduled(facts: Facts) -> Condition:
+    if facts.fit is not None and not facts.fit.fits:
+        return Condition("Scheduled", False, "WillNotFit", facts.fit.words)
     for group in facts.live:
         if group.unschedulable:
             return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
@@ -275,7 +280,10 @@ def _scheduled(facts: Facts) -> Condition:
     if placed < len(facts.live):
         message = _of(placed, len(facts.live), "have a node")
         return Condition("Scheduled", False, "Pending", message)
-    return Condition("Scheduled", True, "AllGroupsHaveNodes", _of(placed, placed, "have a node"))
+    words = _of(placed, placed, "have a node")
+    if facts.fit is not None:
+        words += f"; {facts.fit.words}"
+    return Condition("Scheduled", True, "AllGroupsHaveNodes", words)
 
 
 def _gateway_ready(facts: Facts) -> Condition:
@@ -344,6 +352,8 @@ def _failed(facts: Facts) -> Condition:
     """True when the newest spec cannot come into force without a change."""
     if facts.failure is not None:
         return Condition("Failed", True, facts.failure.reason, facts.failure.message)
+    if facts.fit is not None and not facts.fit.fits:
+        return Condition("Failed", True, "WillNotFit", facts.fit.words)
     given_up = facts.memory.given_up
     if given_up is not None:
         return Condition("Failed", True, given_up.reason, given_up.message)

@@ -1,0 +1,128 @@
+"""Models that cannot fit are not tried: the arithmetic, and the operator against a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen_operator.api import parse
+from mizzen_operator.fit import fit
+
+cluster = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def filled(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    def make(**spec: Any) -> Any:
+        body = minimal(**spec)
+        body["metadata"]["namespace"] = "default"
+        return parse(api.create(body, dryRun="All"))
+
+    return make
+
+
+@pytest.mark.cluster
+@pytest.mark.xdist_group("control-plane")
+@pytest.mark.parametrize(
+    ("parameters", "dtype", "tensor", "memory", "fits"),
+    [
+        ("8.2B", "Auto", 1, "141Gi", True),
+        ("70B", "BFloat16", 1, "141Gi", False),
+        ("70B", "BFloat16", 2, "141Gi", True),
+        ("8B", "Auto", 1, "16Gi", False),
+        ("3B", "Float32", 1, "12Gi", False),
+        ("1T", "Auto", 8, "141Gi", False),
+        ("135M", "Auto", 1, "512Mi", False),  # the reserve counts
+        ("135M", "Auto", 1, "768Mi", True),
+    ],
+)
+def test_the_least_need_is_compared_with_what_may_be_taken(
+    filled: Any, parameters: str, dtype: str, tensor: int, memory: str, fits: bool
+) -> None:
+    service = filled(
+        model={"parameters": parameters, "dtype": dtype},
+        parallelism={"tensor": tensor},
+        accelerator={"memory": memory},
+    )
+    found = fit(service)
+    assert found is not None
+    assert found.fits == fits
+    assert f"0.90 of {memory}" in found.words
+    assert ("raise spec.parallelism.tensor" in found.words) == (not fits)
+
+
+@pytest.mark.cluster
+@pytest.mark.xdist_group("control-plane")
+def test_nothing_is_said_without_both_numbers(filled: Any) -> None:
+    assert fit(filled()) is None
+    assert fit(filled(model={"parameters": "900T"})) is None
+    assert fit(filled(accelerator={"memory": "1Mi"})) is None
+    numbers = {"model": {"parameters": "900B"}, "accelerator": {"memory": "1Gi"}}
+    assert fit(filled(engine={"device": "CPU"}, **numbers)) is None
+
+
+def _in_cluster(test: Any) -> Any:
+    for mark in cluster:
+        test = mark(test)
+    return test
+
+
+@_in_cluster
+def test_no_pod_is_made_of_what_cannot_fit_and_the_old_groups_stay(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
+) -> None:
+    gateway = {"replicas": 1}
+    body = minimal(model={"parameters": "70B"}, accelerator={"memory": "80Gi"}, gateway=gateway)
+    body["metadata"]["namespace"] = namespace
+    api.create(body)
+
+    def condition(kind: str) -> dict[str, Any]:
+        found = api.get("InferenceService", namespace, "demo").get("status", {}).get("conditions", [])
+        return next((one for one in found if one["type"] == kind), {"status": "Absent", "reason": ""})
+
+    def engines() -> list[dict[str, Any]]:
+        return api.list("Pod", namespace, "mizzen.dev/component=engine")
+
+    eventually(lambda: condition("Scheduled")["reason"] == condition("Failed")["reason"] == "WillNotFit", 60)
+    assert "70B parameters on 1 GPUs need 130.6 GiB" in condition("Scheduled")["message"]
+    eventually(lambda: condition("GatewayReady")["status"] == "True", 60)
+    assert engines() == []
+    api.patch("InferenceService", namespace, "demo", {"spec": {"accelerator": {"memory": "180Gi"}}})
+    eventually(lambda: condition("Ready")["status"] == "True", 90)
+    [first] = engines()
+    assert "70B parameters" in condition("Scheduled")["message"]
+    # A revision that cannot fit: the old group serves on, and is made anew when it is lost.
+    wrong = {"model": {"parameters": "700B"}, "engine": {"pageSize": 32}}
+    api.patch("InferenceService", namespace, "demo", {"spec": wrong})
+    eventually(lambda: condition("Failed")["reason"] == "WillNotFit", 60)
+    assert condition("Available")["status"] == "True"
+    api.delete("Pod", namespace, first["metadata"]["name"])
+    eventually(lambda: [p for p in engines() if p["metadata"]["uid"] != first["metadata"]["uid"]], 60)
+    eventually(lambda: condition("Available")["status"] == "True", 60)
+    revision = "mizzen.dev/revision"
+    assert {p["metadata"]["labels"][revision] for p in engines()} == {first["metadata"]["labels"][revision]}
+    api.delete("InferenceService", namespace, "demo")
+
+
+@given(st.integers(1, 999), st.sampled_from("MBT"), st.integers(1, 999), st.sampled_from(["Mi", "Gi"]))
+def test_more_gpus_never_make_it_worse(count: int, unit: str, size: int, scale: str) -> None:
+    from types import SimpleNamespace
+
+    def at(tensor: int) -> bool:
+        service: Any = SimpleNamespace(
+            parameters=f"{count}{unit}",
+            gpu_memory=f"{size}{scale}",
+            tensor=tensor,
+            model=SimpleNamespace(dtype="Auto"),
+            engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
+        )
+        found = fit(service)
+        assert found is not None
+        return found.fits
+
+    results = [at(tensor) for tensor in (1, 2, 4, 8)]
+    assert results == sorted(results)
