@@ -2,14 +2,15 @@
 
 An object is held as JSON without its managed fields, which takes a tenth of the memory of dictionaries, and
 is decoded at each read: a reader may change what it gets. What is older than what is held is left out, so
-events and answers may arrive in any order, and an object that has ended does not come back.
+events and answers may arrive in any order, and an object that has ended does not come back. A list tells what
+has ended unseen, also when events from before it arrive after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,22 +31,11 @@ class Name(NamedTuple):
     name: str
 
 
-class Metadata(msgspec.Struct, rename="camel"):
-    """Metadata of an object, as far as the cache looks at it."""
+class Version(NamedTuple):
+    """Which object has a name, and its resourceVersion."""
 
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] = {}
-
-
-class Head(msgspec.Struct):
-    """An object, as far as the cache looks at it."""
-
-    metadata: Metadata
+    uid: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,6 @@ class Held:
 Changed = Callable[[str, Name, Mapping[str, str]], None]
 """Gets the kind, name and labels of an object that is another than before."""
 
-_head = msgspec.json.Decoder(Head).decode
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -71,18 +60,26 @@ class Cache:
 
     def __init__(self, kind: str, on_change: Changed) -> None:
         self.kind = kind
-        self.synced = False
-        """Whether the objects were listed at least once."""
+        self.listings = 0
+        """How often the objects were listed."""
         self._on_change = on_change
         self._objects: dict[Name, Held] = {}
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._listed = 0
+        self._awaited: dict[str, int] = {}
+        """Versions, by uid, of what a list has named and no event has brought yet."""
         self._writing: dict[Name, list[int]] = {}
         self._stirred = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the objects were listed, and all that were are held."""
+        return self.listings > 0 and not self._awaited
 
     def get(self, name: Name) -> dict[str, Any] | None:
         """An object; None when there is none."""
@@ -99,17 +96,15 @@ class Cache:
             _decode(held.data) for name in names if _matches((held := self._objects[name]).labels, wanted)
         ]
 
-    def reflects(self, there: Mapping[Name, tuple[str, int]], version: int) -> bool:
+    def reflects(self, there: Mapping[Name, Version], version: int) -> bool:
         """Whether the cache is at least as new as a list.
 
         Args:
             there: uid and version of every object of the list.
             version: of the list.
         """
-        for name, (uid, at) in there.items():
-            held = self._objects.get(name)
-            if uid not in self._ended and (held is None or held.version < at):
-                return False
+        if any(self._lacks(name, uid, at) for name, (uid, at) in there.items()):
+            return False
         return all(name in there or held.version > version for name, held in self._objects.items())
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -118,30 +113,29 @@ class Cache:
             self._stirred.clear()
             await self._stirred.wait()
 
-    def put(self, data: bytes | msgspec.Raw) -> None:
-        """Take an object as JSON, unless what is held is as new."""
-        meta = _head(data).metadata
-        name, version = Name(meta.namespace, meta.name), int(meta.resource_version)
-        if self._is_news(name, meta.uid, version):
-            self._hold(name, meta.uid, version, _decode(data))
-            self._tell(name, version, meta.labels)
+    def put(self, body: Mapping[str, Any]) -> None:
+        """Take an object as an event shows it, unless what is held is as new."""
+        name, uid, version = _identity(body)
+        if self._is_news(name, uid, version):
+            self._hold(name, uid, version, body)
+            self._tell(name, version, body["metadata"].get("labels") or {})
 
-    def put_answer(self, body: dict[str, Any]) -> int:
+    def put_answer(self, body: Mapping[str, Any]) -> int:
         """Take the answer to a write of ours, which is no news; returns its version."""
-        meta = body["metadata"]
-        name, version = Name(meta["namespace"], meta["name"]), int(meta["resourceVersion"])
-        if self._is_news(name, meta["uid"], version):
-            self._hold(name, meta["uid"], version, dict(body))
+        name, uid, version = _identity(body)
+        if self._is_news(name, uid, version):
+            self._hold(name, uid, version, body)
         return version
 
-    def remove(self, data: bytes | msgspec.Raw) -> None:
-        """Take the end of an object: the JSON of a DELETED event."""
-        meta = _head(data).metadata
-        self.end(Name(meta.namespace, meta.name), meta.uid)
+    def remove(self, body: Mapping[str, Any]) -> None:
+        """Take the end of an object, as a DELETED event shows it."""
+        name, uid, _ = _identity(body)
+        self.end(name, uid)
 
     def end(self, name: Name, uid: str) -> None:
         """Take the end of the object of a uid."""
         self._stirred.set()
+        self._awaited.pop(uid, None)
         self._ended[uid] = None
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
@@ -150,13 +144,19 @@ class Cache:
             self._drop(name, held)
             self._on_change(self.kind, name, held.labels)
 
-    def listed(self, names: Iterable[Name], version: int) -> None:
-        """Take a whole list: what is held, not in the list and no newer than it has ended meanwhile."""
-        there = set(names)
+    def listed(self, there: Mapping[Name, Version], version: int) -> None:
+        """Take a whole list: what is held, not in the list and no newer than it has ended meanwhile.
+
+        Args:
+            there: every object of the list; events bring, later or before, what is not held as new.
+            version: of the list.
+        """
         for name, held in list(self._objects.items()):
             if name not in there and held.version <= version:
                 self.end(name, held.uid)
-        self.synced = True
+        self._listed = max(self._listed, version)
+        self._awaited = {uid: at for name, (uid, at) in there.items() if self._lacks(name, uid, at)}
+        self.listings += 1
         self._stirred.set()
 
     def begin_write(self, name: Name) -> None:
@@ -176,9 +176,16 @@ class Cache:
         if held is not None and (tell or any(event != version for event in events)):
             self._on_change(self.kind, name, held.labels)
 
-    def _is_news(self, name: Name, uid: str, version: int) -> bool:
+    def _lacks(self, name: Name, uid: str, version: int) -> bool:
         held = self._objects.get(name)
         return uid not in self._ended and (held is None or held.version < version)
+
+    def _is_news(self, name: Name, uid: str, version: int) -> bool:
+        if not self._lacks(name, uid, version):
+            return False
+        held = self._objects.get(name)
+        known = (held is not None and held.uid == uid) or uid in self._awaited
+        return known or version > self._listed  # else it had ended by the time of the list
 
     def _tell(self, name: Name, version: int, given: Mapping[str, str]) -> None:
         if name in self._writing:
@@ -186,11 +193,11 @@ class Cache:
         else:
             self._on_change(self.kind, name, given)
 
-    def _hold(self, name: Name, uid: str, version: int, body: dict[str, Any]) -> None:
-        meta = dict(body["metadata"])
-        meta.pop("managedFields", None)
-        body["metadata"] = meta
-        held = Held(uid, version, meta.get("labels") or {}, _encode(body))
+    def _hold(self, name: Name, uid: str, version: int, body: Mapping[str, Any]) -> None:
+        meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+        held = Held(uid, version, meta.get("labels") or {}, _encode({**body, "metadata": meta}))
+        if version >= self._awaited.get(uid, version + 1):
+            del self._awaited[uid]
         before = self._objects.get(name)
         if before is not None:
             self._drop(name, before)
@@ -220,6 +227,11 @@ class Cache:
                 break
         for name in found:
             yield Name(namespace, name)
+
+
+def _identity(body: Mapping[str, Any]) -> tuple[Name, str, int]:
+    meta = body["metadata"]
+    return Name(meta["namespace"], meta["name"]), meta["uid"], int(meta["resourceVersion"])
 
 
 def _discard(index: dict[Any, dict[str, None]], key: Any, name: str) -> None:

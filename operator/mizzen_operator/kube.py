@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import msgspec
-import yarl
-from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
-from kubernetes.aio.config import incluster_config
 
 from mizzen_operator import labels
 from mizzen_operator.cache import Cache, Name
-from mizzen_operator.config import VERSION
+from mizzen_operator.connection import REQUEST_SECONDS, Connection, TokenBucket, load_configuration
+from mizzen_operator.listing import Listing
 from mizzen_operator.metrics import Metrics
 
-USER_AGENT = f"mizzen-operator/{VERSION}"
-REQUEST_SECONDS = 30.0
-CONNECTIONS = 100
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
+PAGE = 500
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
@@ -84,78 +77,12 @@ class Ref:
         return "/".join(parts)
 
 
-async def load_configuration() -> Configuration:
-    """How to reach the API server: KUBECONFIG, else the pod's service account, else the user's kubeconfig.
-
-    Raises:
-        kubernetes.aio.config.ConfigException: there is none of the three.
-    """
-    configuration = Configuration()
-    if _in_pod() and not os.environ.get("KUBECONFIG"):
-        kube_config.load_incluster_config(client_configuration=configuration)
-    else:
-        await kube_config.load_kube_config(client_configuration=configuration)
-    return configuration
+class _PageMeta(msgspec.Struct):
+    more: str = msgspec.field(name="continue", default="")
 
 
-def _in_pod() -> bool:
-    return os.path.exists(incluster_config.SERVICE_TOKEN_FILENAME)
-
-
-class TokenBucket:
-    """Lets `rate` calls a second pass on average and `burst` at once."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._tokens = float(burst)
-        self._at = time.monotonic()
-
-    async def take(self) -> None:
-        """Wait for a turn; turns are given in order of the calls."""
-        now = time.monotonic()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        self._tokens -= 1
-        if self._tokens < 0:
-            await asyncio.sleep(-self._tokens / self._rate)
-
-
-class Connection:
-    """HTTP to the API server with a configuration's credentials.
-
-    The official client's own requests look for proxies and passwords in the environment and the home folder,
-    in a thread each time: half of what a request costs.
-    """
-
-    def __init__(self, configuration: Configuration) -> None:
-        rest = RESTClientObject(configuration)
-        self._configuration = configuration
-        self._proxy = rest.proxy
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=rest.ssl_context),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": USER_AGENT},
-            timeout=aiohttp.ClientTimeout(REQUEST_SECONDS),
-        )
-
-    async def send(
-        self, verb: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        """Send a request; returns the answer's status and body.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError, OSError: no whole answer came.
-        """
-        token = (await self._configuration.auth_settings()).get("BearerToken", {}).get("value")
-        given = {**headers, **({"Authorization": token} if token else {})}
-        url = yarl.URL(self._configuration.host + path, encoded=True)
-        async with self._session.request(verb, url, data=body, headers=given, proxy=self._proxy) as answer:
-            return answer.status, await answer.read()
-
-    async def close(self) -> None:
-        """Close its connections."""
-        await self._session.close()
+class _Page(msgspec.Struct):
+    metadata: _PageMeta
 
 
 class Kube:
@@ -208,7 +135,7 @@ class Kube:
         if cache is not None and not (ref.subresource or live):
             return cache.get(Name(ref.namespace, ref.name))
         try:
-            return await self._request("GET", ref)
+            return msgspec.json.decode(await self._request("GET", ref))
         except KubeError as error:
             if error.code == 404:
                 return None
@@ -234,16 +161,32 @@ class Kube:
         query = {"labelSelector": selector, "resourceVersion": "0" if from_cache else ""}
         return await self._list(ref, query, METADATA)
 
+    async def versions(self, ref: Ref, selector: str) -> Listing:
+        """What is there of a kind whose labels match a selector, by the API server itself.
+
+        Raises:
+            KubeError: it failed.
+        """
+        listing = Listing()
+        async for page in self._pages(ref, {"labelSelector": selector}, METADATA):
+            listing.add(page)
+        return listing
+
     async def _list(self, ref: Ref, query: Mapping[str, str], accept: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        query = {**query, "limit": "500"}
+        async for page in self._pages(ref, query, accept):
+            found += msgspec.json.decode(page)["items"] or ()  # null where there is nothing
+        return found
+
+    async def _pages(self, ref: Ref, query: Mapping[str, str], accept: str) -> AsyncIterator[bytes]:
+        query = {**query, "limit": str(PAGE)}
         while True:
             given = {key: value for key, value in query.items() if value}
             page = await self._request("GET", ref, given, accept=accept)
-            found += page["items"] or ()  # null where there is nothing
-            more = page["metadata"].get("continue", "")
+            yield page
+            more = msgspec.json.decode(page, type=_Page).metadata.more
             if not more:
-                return found
+                return
             query = {**query, "continue": more, "resourceVersion": ""}
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
@@ -262,9 +205,8 @@ class Kube:
     async def replace(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object of the same resourceVersion."""
         meta = manifest["metadata"]
-        return await self._request(
-            "PUT", Ref(manifest["kind"], meta["namespace"], meta["name"]), body=manifest
-        )
+        ref = Ref(manifest["kind"], meta["namespace"], meta["name"])
+        return msgspec.json.decode(await self._request("PUT", ref, body=manifest))
 
     async def apply(self, manifest: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
         """Server-side apply: what this field manager set before and leaves out now is removed."""
@@ -308,11 +250,11 @@ class Kube:
         """Change an object, and hold the answer where it is cached: the next read is as new as the write."""
         cache = self._caches(ref.kind)
         if cache is None:
-            return await self._request(verb, ref, query, body, content_type)
+            return msgspec.json.decode(await self._request(verb, ref, query, body, content_type))
         version: int | None = None
         cache.begin_write(name)
         try:
-            answer = await self._request(verb, ref, query, body, content_type)
+            answer = msgspec.json.decode(await self._request(verb, ref, query, body, content_type))
             if answer.get("kind") == ref.kind:
                 version = cache.put_answer(answer)
         finally:
@@ -327,7 +269,7 @@ class Kube:
         body: Any = None,
         content_type: str = JSON,
         accept: str = JSON,
-    ) -> dict[str, Any]:
+    ) -> bytes:
         if self._bucket is not None and verb != "GET":
             await self._bucket.take()
         path = ref.path() + (f"?{urlencode(query)}" if query else "")
@@ -338,8 +280,8 @@ class Kube:
         if code == 401 and (self._connection is not connection or await self._log_in_again()):
             code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code >= 400:
-            raise error_of(code, data, f"{verb} {ref.path()}")
-        return msgspec.json.decode(data)
+            raise _error(code, data, f"{verb} {ref.path()}")
+        return data
 
     async def _send(
         self, verb: str, path: str, kind: str, body: bytes | None, headers: Mapping[str, str]
@@ -355,8 +297,7 @@ class Kube:
         return code, data
 
 
-def error_of(code: int, data: bytes, what: str) -> KubeError:
-    """The error of an answer with its code and body; `what` was asked."""
+def _error(code: int, data: bytes, what: str) -> KubeError:
     try:
         status = msgspec.json.decode(data)
         return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{what}: {code}")

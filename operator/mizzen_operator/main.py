@@ -1,28 +1,31 @@
-"""`mizzen-operator`: one replica leads and works, the others wait for its Lease."""
+"""`mizzen-operator`: kopf runs each replica; one leads and works, the others wait for its Lease."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any
 
-import aiohttp
+import kopf
+from aiohttp import web
+from kubernetes.aio.client import Configuration
 
 from mizzen_operator import check, health
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
-from mizzen_operator.follow import Caches, brief
-from mizzen_operator.kube import Kube, KubeError, TokenBucket, load_configuration
+from mizzen_operator.connection import TokenBucket, load_configuration
+from mizzen_operator.follow import Caches, settings
+from mizzen_operator.kube import Kube, KubeError
 from mizzen_operator.lead import Elector, LeadershipLost
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.loop import Loop
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
 from mizzen_operator.reconcile import Reconciler
+from mizzen_operator.session import brief
 from mizzen_operator.watches import Watches
 
 logger = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ def main() -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    for chatty in ("aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
+    for chatty in ("kopf", "aiohttp", "aiohttp_retry", "asyncio", "kubernetes"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
     sys.exit(asyncio.run(run(config)))
 
@@ -54,77 +57,116 @@ async def run(config: OperatorConfig) -> int:
         kubernetes.aio.config.ConfigException: nothing says how to reach the API server.
         OSError: the health port cannot be bound.
     """
-    metrics = Metrics()
-    watches = Watches(metrics)
-    configuration = await load_configuration()
-    elector_kube = Kube(configuration, metrics)
-    listener = GatewayListener(metrics)
-    # What changes is told to the loop, which is made of all the rest.
-    caches = Caches(config.namespace, watches, lambda *change: loop.changed(*change))
-    bucket = TokenBucket(config.requests_per_second, config.request_burst)
-    kube = Kube(configuration, metrics, bucket, caches.get)
-    autoscaler = Autoscaler(kube, listener, metrics, lambda key: loop.enqueue(key))
-    reconciler = Reconciler(kube, listener, config, metrics, autoscaler)
-    loop = Loop(kube, reconciler, config, metrics, [autoscaler.run])
-
-    def heard(key: Key) -> None:
-        loop.enqueue(key)
-        autoscaler.poke(key)
-
-    listener.on_change = heard
-    replica = _Replica(metrics, watches, caches, loop)
-    replica.catch_signals()
-    server = await health.serve(
-        config.health_host, config.health_port, metrics, alive=replica.wrong, ready=lambda: ""
-    )
+    replica = _Replica(config, await load_configuration())
     try:
-        watches.begin()
-        caches.start()
-        return await replica.lead(Elector(elector_kube, config))
+        await replica.serve()
+        await kopf.operator(
+            registry=replica.registry(),
+            settings=settings(),
+            clusterwide=not config.namespace,
+            namespaces=[config.namespace] if config.namespace else [],
+            stop_flag=replica.ended,
+        )
+    except Exception:  # of kopf's own: the work has ended in order, and a fresh process begins anew
+        logger.exception("kopf has ended")
+        return 1
     finally:
-        await caches.close()
-        await server.cleanup()
-        await listener.close()
-        await kube.close()
-        await elector_kube.close()
+        await replica.close()
+    return replica.code
 
 
 class _Replica:
-    """The life of one replica: wait, lead, stop."""
+    """The life of one replica within kopf's: it waits for the Lease, leads, and stops when kopf does."""
 
-    def __init__(self, metrics: Metrics, watches: Watches, caches: Caches, loop: Loop) -> None:
-        self._metrics = metrics
-        self._watches = watches
-        self._caches = caches
-        self._loop = loop
+    def __init__(self, config: OperatorConfig, configuration: Configuration) -> None:
+        self._config = config
+        self._metrics = metrics = Metrics()
+        self._watches = Watches(metrics)
+        self._live = Kube(configuration, metrics)
+        self._elector = Elector(self._live, config)
+        self._listener = GatewayListener(metrics)
+        self._caches = Caches(config.namespace, self._watches, lambda *change: self._loop.changed(*change))
+        bucket = TokenBucket(config.requests_per_second, config.request_burst)
+        self._kube = Kube(configuration, metrics, bucket, self._caches.get)
+        autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
+        reconciler = Reconciler(self._kube, self._listener, config, metrics, autoscaler)
+        self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run])
+
+        def heard(key: Key) -> None:
+            self._loop.enqueue(key)
+            autoscaler.poke(key)
+
+        self._listener.on_change = heard
+        self._server: web.AppRunner | None = None
+        self._life: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self.ended = asyncio.Event()
+        """Nothing is left to do: kopf shall stop."""
+        self.code = 0
 
-    def catch_signals(self) -> None:
-        """Let SIGTERM and SIGINT stop the replica."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+    def registry(self) -> kopf.OperatorRegistry:
+        """What kopf calls: this replica at its own start and end, the caches in between."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.startup(registry=registry)(self._begin)
+        kopf.on.cleanup(registry=registry)(self._end)
+        self._caches.register(registry)
+        return registry
 
-    def wrong(self) -> str:
+    async def serve(self) -> None:
+        """Serve health and metrics.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        host, port = self._config.health_host, self._config.health_port
+        self._server = await health.serve(host, port, self._metrics, alive=self._wrong, ready=lambda: "")
+
+    async def close(self) -> None:
+        """Close all connections; a second time changes nothing."""
+        if self._server is not None:
+            await self._server.cleanup()
+            self._server = None
+        await self._listener.close()
+        await self._kube.close()
+        await self._live.close()
+
+    async def _begin(self, **_: Any) -> None:
+        self._watches.begin()
+        self._life = asyncio.create_task(self._run(), name="life")
+
+    async def _end(self, **_: Any) -> None:
+        """End the work and give the Lease back, after kopf has stopped to watch."""
+        self._stop.set()
+        if self._life is not None:
+            await self._life
+        await self.close()  # else kopf waits for what serves its connections
+
+    async def _run(self) -> None:
+        try:
+            self.code = await self._lead()
+        except Exception:
+            logger.exception("unexpected error")
+            self.code = 1
+        self.ended.set()
+
+    def _wrong(self) -> str:
         """What is wrong with this replica; empty when nothing is."""
-        stale = self._watches.stale()
-        hung = self._loop.hung()
-        words = [f"nobody watches {kind}" for kind in stale]
-        words += [f"{key.namespace}/{key.name} hangs" for key in hung]
+        words = [f"nobody watches {kind}" for kind in self._watches.stale()]
+        words += [f"{key.namespace}/{key.name} hangs" for key in self._loop.hung()]
         return "; ".join(words)
 
-    async def lead(self, elector: Elector) -> int:
-        """Wait for the Lease and work for as long as it is held."""
-        if not await self._unless_stopped(elector.acquire()):
+    async def _lead(self) -> int:
+        """Wait for the Lease and work for as long as it is held; returns the exit code."""
+        if not await self._unless_stopped(self._elector.acquire()):
             return 0
         self._metrics.leader.set(1)
         stopped = asyncio.Event()
         work = asyncio.create_task(self._work(stopped), name="loop")
-        hold = asyncio.create_task(elector.hold(), name="lease")
+        hold = asyncio.create_task(self._elector.hold(), name="lease")
         signalled = asyncio.create_task(self._stop.wait(), name="stop")
         try:
             await asyncio.wait({work, hold, signalled}, return_when=asyncio.FIRST_COMPLETED)
-            return await self._finish(work, hold, stopped, elector)
+            return await self._finish(work, hold, stopped)
         finally:
             self._metrics.leader.set(0)
             for task in (work, hold, signalled):
@@ -135,19 +177,15 @@ class _Replica:
         """Look at nothing before everything is known that was there when the Lease was taken."""
         while not stopped.is_set():
             try:
-                await self._caches.catch_up()
+                await self._caches.catch_up(self._live)
                 break
-            except (KubeError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            except KubeError as error:
                 logger.warning("cannot learn what is there: %s; again soon", brief(error))
                 await asyncio.sleep(CATCH_UP_AGAIN_SECONDS)
         await self._loop.run(stopped)
 
     async def _finish(
-        self,
-        work: asyncio.Task[None],
-        hold: asyncio.Task[None],
-        stopped: asyncio.Event,
-        elector: Elector,
+        self, work: asyncio.Task[None], hold: asyncio.Task[None], stopped: asyncio.Event
     ) -> int:
         if hold.done():
             lost = hold.exception()
@@ -161,7 +199,7 @@ class _Replica:
         await asyncio.gather(hold, return_exceptions=True)
         if not done:
             logger.warning("the work did not end within %s s", STOP_SECONDS)
-        await asyncio.wait_for(elector.release(), STOP_SECONDS)
+        await asyncio.wait_for(self._elector.release(), STOP_SECONDS)
         if done and work.exception() is not None:
             logger.error("the work ended: %s", work.exception())
             return 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mizzen_operator.cache import Cache, Name
+from mizzen_operator.cache import Cache, Name, Version
 
 SERVICE, GATEWAY = "mizzen.dev/service", "mizzen.dev/gateway"
 
@@ -28,10 +27,6 @@ def body(name: str, version: int, uid: str = "", labels: dict[str, str] | None =
     }
 
 
-def raw(*arguments: Any, **options: Any) -> bytes:
-    return json.dumps(body(*arguments, **options)).encode()
-
-
 class Told(list[tuple[str, str]]):
     """What the cache said has changed."""
 
@@ -42,24 +37,24 @@ class Told(list[tuple[str, str]]):
 def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
     told = Told()
     cache = Cache("Pod", told)
-    cache.put(raw("one", 5))
-    cache.put(raw("one", 4))
+    cache.put(body("one", 5))
+    cache.put(body("one", 4))
     assert cache.get(Name("a", "one"))["spec"] == {"version": 5}  # type: ignore[index]
     assert "managedFields" not in cache.get(Name("a", "one"))["metadata"]  # type: ignore[index]
-    cache.remove(raw("one", 6))
-    cache.put(raw("one", 7))
+    cache.remove(body("one", 6))
+    cache.put(body("one", 7))
     cache.put_answer(body("one", 8))
     assert cache.get(Name("a", "one")) is None
-    cache.put(raw("one", 9, uid="another"))
+    cache.put(body("one", 9, uid="another"))
     assert cache.get(Name("a", "one"))["metadata"]["uid"] == "another"  # type: ignore[index]
-    cache.remove(raw("one", 10, uid="uid of one"))
+    cache.remove(body("one", 10, uid="uid of one"))
     assert len(cache) == 1
     assert told == [("one", ""), ("one", ""), ("one", "")]
 
 
 def test_what_is_read_may_be_changed() -> None:
     cache = Cache("Pod", Told())
-    cache.put(raw("one", 1))
+    cache.put(body("one", 1))
     for found in (cache.get(Name("a", "one")), *cache.list("a")):
         assert found is not None
         found["spec"]["version"] = 7
@@ -71,20 +66,20 @@ def test_an_own_write_is_no_news_whichever_way_it_is_heard_first() -> None:
     cache = Cache("Pod", told)
     one = Name("a", "one")
     cache.begin_write(one)
-    cache.put(raw("one", 5))
+    cache.put(body("one", 5))
     cache.end_write(one, cache.put_answer(body("one", 5)))
     cache.begin_write(one)
     cache.end_write(one, cache.put_answer(body("one", 6)))
-    cache.put(raw("one", 6))
+    cache.put(body("one", 6))
     assert not told
     cache.begin_write(one)
-    cache.put(raw("one", 7))
-    cache.put(raw("one", 8))
+    cache.put(body("one", 7))
+    cache.put(body("one", 8))
     assert not told
     cache.end_write(one, cache.put_answer(body("one", 8)))
     assert told == [("one", "")]  # somebody else wrote 7
     cache.begin_write(one)
-    cache.put(raw("one", 9))
+    cache.put(body("one", 9))
     cache.end_write(one, None)
     assert len(told) == 2
     cache.begin_write(one)
@@ -92,20 +87,45 @@ def test_an_own_write_is_no_news_whichever_way_it_is_heard_first() -> None:
     assert len(told) == 3
 
 
+def test_what_a_list_lacks_has_ended_whatever_is_still_on_its_way() -> None:
+    told = Told()
+    cache = Cache("Pod", told)
+    cache.listed({}, 3)
+    cache.put(body("one", 5))
+    listed = {Name("a", "two"): Version("uid of two", 6), Name("a", "three"): Version("uid of three", 7)}
+    cache.listed(listed, 9)  # the watch was cut: nobody told that `one` had ended
+    assert cache.get(Name("a", "one")) is None
+    cache.put(body("late", 8))  # was heard before, and is handled only now
+    assert len(cache) == 0 and not cache.synced
+    cache.put(body("two", 4))
+    cache.put(body("three", 7))
+    assert not cache.synced
+    cache.put(body("two", 6))
+    assert cache.synced and len(cache) == 2
+    cache.put(body("new", 10))
+    assert told == [("one", ""), ("one", ""), ("two", ""), ("three", ""), ("two", ""), ("new", "")]
+
+
 class ListsAndEvents(RuleBasedStateMachine):
-    """A server whose events come late, and lists that come in between: the cache ends up as the server."""
+    """A server whose watch is cut at times, and queues, one for each object, in which what was heard waits.
+
+    Whatever was lost or late, the cache ends up as the server.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 0
         self.server: dict[str, dict[str, Any]] = {}
-        self.late: list[tuple[str, bytes]] = []
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        """Events that a cut would lose."""
+        self.heard: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        """Events that wait in the queues of their objects, by uid."""
         self.cache = Cache("Pod", Told())
         self.uids = 0
 
     @initialize()
     def list_first(self) -> None:
-        self.list()
+        self.cut_and_list()
 
     @rule(name=st.sampled_from("xyz"), service=st.sampled_from(["s", "t", ""]), own=st.booleans())
     def write(self, name: str, service: str, own: bool) -> None:
@@ -115,7 +135,7 @@ class ListsAndEvents(RuleBasedStateMachine):
         uid = self.server[name]["metadata"]["uid"] if name in self.server else f"u{self.uids}"
         new = body(name, self.version, uid, {SERVICE: service} if service else {GATEWAY: "shared"})
         self.server[name] = new
-        self.late.append(("MODIFIED", json.dumps(new).encode()))
+        self.sent.append(("MODIFIED", new))
         if own:
             self.cache.begin_write(Name("a", name))
             self.cache.end_write(Name("a", name), self.cache.put_answer(new))
@@ -124,35 +144,49 @@ class ListsAndEvents(RuleBasedStateMachine):
     def delete(self, name: str, own: bool) -> None:
         if name in self.server:
             self.version += 1
-            gone = self.server.pop(name)
-            gone["metadata"]["resourceVersion"] = str(self.version)
-            self.late.append(("DELETED", json.dumps(gone).encode()))
+            old = self.server.pop(name)["metadata"]
+            self.sent.append(("DELETED", body(name, self.version, old["uid"], old["labels"])))
             if own:
-                self.cache.end(Name("a", name), gone["metadata"]["uid"])
+                self.cache.end(Name("a", name), old["uid"])
 
     @rule(number=st.integers(1, 4))
     def hear(self, number: int) -> None:
-        for kind, data in self.late[:number]:
-            (self.cache.remove if kind == "DELETED" else self.cache.put)(data)
-        del self.late[:number]
+        for event in self.sent[:number]:
+            self.heard.setdefault(event[1]["metadata"]["uid"], []).append(event)
+        del self.sent[:number]
+
+    @rule(data=st.data())
+    def handle(self, data: st.DataObject) -> None:
+        """The events of one object, in their order, before or after those of others."""
+        if self.heard:
+            for kind, event in self.heard.pop(data.draw(st.sampled_from(sorted(self.heard)))):
+                (self.cache.remove if kind == "DELETED" else self.cache.put)(event)
 
     @rule()
-    def list(self) -> None:
-        """The watch broke: a list takes the place of the events that were under way."""
-        self.late.clear()
+    def cut_and_list(self) -> None:
+        """The watch broke for good: a list takes the place of the events that were under way."""
+        self.sent.clear()
+        self.cache.listed(self.there(), self.version)
         for one in self.server.values():
-            self.cache.put(json.dumps(one).encode())
-        self.cache.listed([Name("a", name) for name in self.server], self.version)
+            self.heard.setdefault(one["metadata"]["uid"], []).append((None, one))  # type: ignore[arg-type]
 
-    @invariant()
-    def it_is_the_server_once_all_is_heard(self) -> None:
-        there = {
-            Name("a", name): (one["metadata"]["uid"], int(one["metadata"]["resourceVersion"]))
+    @rule()
+    def compare(self) -> None:
+        """A list of ours while the watch goes on."""
+        self.cache.listed(self.there(), self.version)
+
+    def there(self) -> dict[Name, Version]:
+        return {
+            Name("a", name): Version(one["metadata"]["uid"], int(one["metadata"]["resourceVersion"]))
             for name, one in self.server.items()
         }
-        if not self.late:
-            assert self.cache.reflects(there, self.version)
-        if self.cache.reflects(there, self.version):
+
+    @invariant()
+    def it_is_the_server_once_all_is_handled(self) -> None:
+        if not self.sent and not self.heard:
+            assert self.cache.reflects(self.there(), self.version)
+            assert self.cache.synced
+        if self.cache.reflects(self.there(), self.version):
             for selector in (f"{SERVICE}=s", f"{SERVICE}=t", f"{GATEWAY}=shared", GATEWAY, ""):
                 key, _, value = selector.partition("=")
                 wanted = {

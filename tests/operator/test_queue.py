@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mizzen_operator.kube import TokenBucket
+from mizzen_operator.connection import TokenBucket
 from mizzen_operator.queue import Key, WorkQueue
 
 A, B = Key("n", "a"), Key("n", "b")

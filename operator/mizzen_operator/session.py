@@ -1,0 +1,137 @@
+"""The HTTP session by which kopf lists and watches, and what can be learnt from what passes through it.
+
+kopf lists a collection, tells its objects one by one, watches from there, and lists again when the API server
+has forgotten where the watch was. What ended in between it does not tell; the list itself does, which is read
+here before kopf gets it. And some answers kopf takes for the end of everything: here they are a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+from kubernetes.aio.client import Configuration
+
+from mizzen_operator.connection import authorization, open_session
+from mizzen_operator.listing import Listing
+from mizzen_operator.watches import Watches
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
+SHORTEST_WATCH_SECONDS = 0.3
+"""A watch that ends at once begins again no sooner."""
+LEFT_TO_KOPF = (401, 410, 429)
+"""Answers that kopf acts on itself: it logs in anew, ends so that a fresh process lists all, or waits."""
+
+
+@dataclass(slots=True)
+class _Collection:
+    """What passes between kopf and the API server about one kind."""
+
+    on_list: Callable[[Listing], None]
+    listing: Listing = field(default_factory=Listing)
+    watch: aiohttp.ClientResponse | None = None
+    began: float = 0.0
+    pause: float = FIRST_PAUSE_SECONDS
+
+
+class Traffic:
+    """All that passes between kopf and the API server."""
+
+    def __init__(self, watches: Watches, on_list: Mapping[str, Callable[[Listing], None]]) -> None:
+        """Notes answers.
+
+        Args:
+            watches: told of each list's and watch's answer.
+            on_list: by the plural of a kind, gets each list of its objects that was read whole.
+        """
+        self._watches = watches
+        self._collections = {plural: _Collection(took) for plural, took in on_list.items()}
+
+    def session(self, configuration: Configuration) -> aiohttp.ClientSession:
+        """A session with a configuration's credentials."""
+
+        async def relay(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            request.headers.update(await authorization(configuration))
+            plural = request.url.path.rpartition("/")[2]
+            if plural not in self._collections:
+                return await handler(request)
+            return await self._relay(plural, request, handler)
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        return open_session(configuration, timeout, (relay,))
+
+    def watch_anew(self, plural: str) -> None:
+        """Cut the watch of a kind; kopf takes it up again where it was."""
+        watch = self._collections[plural].watch
+        if watch is not None:
+            watch.close()
+
+    async def _relay(
+        self, plural: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Pass on a list or a watch.
+
+        Raises:
+            aiohttp.ClientPayloadError: it failed, and a pause has passed; kopf tries again at once.
+        """
+        collection = self._collections[plural]
+        watching = "watch" in request.url.query
+        try:
+            if watching:
+                await _rest(collection)
+            response = await handler(request)
+            if response.status in LEFT_TO_KOPF:
+                self._watches.answered(plural, False)
+                return response
+            if response.status != 200:
+                raise aiohttp.ClientPayloadError(await _reason(response))
+            if watching:
+                collection.watch = response
+            else:
+                _read(collection, await response.read(), "continue" in request.url.query)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+            self._watches.answered(plural, False)
+            what = f"{'watch' if watching else 'list'} {plural}"
+            pause = collection.pause * random.uniform(0.75, 1.25)
+            collection.pause = min(2 * collection.pause, MAX_PAUSE_SECONDS)
+            logger.warning("cannot %s: %s; again in %.1f s", what, brief(error), pause)
+            await asyncio.sleep(pause)
+            raise aiohttp.ClientPayloadError(str(error)) from error
+        collection.pause = FIRST_PAUSE_SECONDS
+        self._watches.answered(plural, True)
+        return response
+
+
+async def _rest(collection: _Collection) -> None:
+    """Wait until a watch may begin again."""
+    await asyncio.sleep(max(0.0, collection.began + SHORTEST_WATCH_SECONDS - time.monotonic()))
+    collection.began = time.monotonic()
+
+
+def _read(collection: _Collection, page: bytes, goes_on: bool) -> None:
+    if not goes_on:
+        collection.listing = Listing()
+    collection.listing.add(page)
+    if not collection.listing.more:
+        collection.on_list(collection.listing)
+        collection.listing = Listing()
+
+
+async def _reason(response: aiohttp.ClientResponse) -> str:
+    return f"{response.status} {(await response.read()).decode(errors='replace')}"
+
+
+def brief(error: Exception) -> str:
+    """An error's kind and text, on one line and not too long."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,304 @@
+"""Caches that kopf feeds from a real API server, through a proxy that does what networks and servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from unittest.mock import AsyncMock
+
+import aiohttp
+import kopf
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from mizzen_local.controlplane import ControlPlane
+from mizzen_operator import follow
+from mizzen_operator.cache import Cache
+from mizzen_operator.follow import CACHED, Caches, settings
+from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.watches import Watches
+
+LABELS = {"mizzen.dev/component": "engine", "mizzen.dev/service": "demo"}
+GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+SECONDS = 120.0
+
+
+class Proxy:
+    """Passes requests on to the API server; `fault` may answer one instead, or cut it by raising."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        pki = plane.folder / "pki"
+        self._tls = ssl.create_default_context(cafile=str(plane.authority))
+        self._tls.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+        self._upstream = plane.server
+        self.fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] = self.none
+        self.mute = False
+        """Whether watches pass nothing on, and say nothing of it."""
+        self.lists: list[str] = []
+        self.watches: dict[asyncio.Transport, str] = {}
+        """What is watched, by the connection."""
+
+    async def none(self, request: web.Request) -> None:
+        """No fault."""
+
+    def watching(self, plural: str) -> set[asyncio.Transport]:
+        """Connections on which a kind is watched."""
+        return {connection for connection, watched in self.watches.items() if watched == plural}
+
+    def cut(self) -> None:
+        """Break the connections of all watches, in the middle of whatever they send."""
+        for connection in self.watches:
+            connection.abort()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", self._pass)
+            runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            try:
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+            finally:
+                await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        watching = "watch" in request.query
+        if not watching:
+            self.lists.append(request.path.rpartition("/")[2])
+        answer = await self.fault(request)
+        if answer is not None:
+            return answer
+        url = self._upstream + request.path_qs
+        headers = {"Accept": request.headers["Accept"]}
+        async with self._session.get(url, headers=headers) as upstream:
+            response = web.StreamResponse(status=upstream.status)
+            response.content_type = "application/json"
+            await response.prepare(request)
+            connection = request.transport
+            if watching and connection is not None:
+                self.watches[connection] = request.path.rpartition("/")[2]
+            try:
+                async for part in upstream.content.iter_any():
+                    if not (watching and self.mute):
+                        await response.write(part)
+            finally:
+                self.watches.pop(connection, None)
+            return response
+
+
+class Follower:
+    """The caches as they are in a replica, and what the API server really has."""
+
+    def __init__(self, proxy: Proxy, caches: Caches, kube: Kube, namespace: str) -> None:
+        self.proxy, self.caches, self._kube, self._namespace = proxy, caches, kube, namespace
+        self.ended: asyncio.Task[None] | None = None
+
+    @property
+    def pods(self) -> Cache:
+        cache = self.caches.get("Pod")
+        assert cache is not None
+        return cache
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, for as long as kopf lives."""
+        assert self.ended is not None
+        async with asyncio.timeout(SECONDS):
+            while not condition():
+                assert not self.ended.done(), self.ended
+                await asyncio.sleep(0.02)
+
+    async def catch_up(self) -> None:
+        """Do what a replica does that has just taken the Lease."""
+        await self.caches.catch_up(self._kube)
+
+    async def settled(self) -> None:
+        """Wait until all caches are what the API server has."""
+        for kind, selector in CACHED.items():
+            cache = self.caches.get(kind)
+            assert cache is not None
+            there = await self._kube.versions(Ref(kind, self._namespace), selector)
+            await self.until(lambda cache=cache, there=there: cache.reflects(there.objects, there.version))
+
+
+@pytest.fixture
+def following(
+    control_plane: ControlPlane, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Runs a scenario with a follower of a namespace that has three pods, and one of somebody else's."""
+    for name in ("one", "two", "three"):
+        api.create(pod(namespace, name))
+    api.create(pod(namespace, "foreign", {}))
+
+    async def run(scenario: Callable[[Follower], Awaitable[None]], **watching: Any) -> None:
+        proxy, metrics = Proxy(control_plane), Metrics()
+        async with proxy.running() as server:
+            configuration = Configuration(host=server, api_key={"BearerToken": "Bearer none"})
+            monkeypatch.setattr(follow, "load_configuration", AsyncMock(return_value=configuration))
+            kube = Kube(direct(control_plane), metrics)
+            caches = Caches(namespace, Watches(metrics), lambda *change: None)
+            follower = Follower(proxy, caches, kube, namespace)
+            registry, chosen, stop = kopf.OperatorRegistry(), settings(), asyncio.Event()
+            for name, value in watching.items():
+                setattr(chosen.watching, name, value)
+            caches.register(registry)
+            operator = kopf.operator(
+                registry=registry, settings=chosen, namespaces=[namespace], stop_flag=stop
+            )
+            follower.ended = asyncio.create_task(operator)
+            try:
+                await follower.until(lambda: follower.pods.synced)
+                await follower.settled()
+                assert len(follower.pods) == 3
+                await scenario(follower)
+            finally:
+                stop.set()
+                await asyncio.wait({follower.ended}, timeout=SECONDS)
+                await kube.close()
+
+    return lambda *arguments, **options: asyncio.run(run(*arguments, **options))
+
+
+def direct(plane: ControlPlane) -> Configuration:
+    pki, configuration = plane.folder / "pki", Configuration(host=plane.server)
+    configuration.ssl_ca_cert = str(plane.authority)
+    configuration.cert_file, configuration.key_file = str(pki / "admin.crt"), str(pki / "admin.key")
+    return configuration
+
+
+def pod(namespace: str, name: str, labels: dict[str, str] = LABELS) -> dict[str, Any]:
+    spec = {"containers": [{"name": "engine", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": spec,
+    }
+
+
+def change_everything(api: Any, namespace: str) -> None:
+    """One pod goes, one changes, one comes, and one is another of the same name."""
+    api.delete("Pod", namespace, "one", gracePeriodSeconds=0)
+    api.patch("Pod", namespace, "two", {"metadata": {"annotations": {"changed": "yes"}}})
+    api.create(pod(namespace, "four"))
+    api.delete("Pod", namespace, "three", gracePeriodSeconds=0)
+    api.create(pod(namespace, "three"))
+
+
+def names(cache: Cache) -> list[str]:
+    return [body["metadata"]["name"] for body in cache.list()]
+
+
+def test_a_watch_that_is_cut_loses_no_deletion(following: Any, api: Any, namespace: str) -> None:
+    async def scenario(follower: Follower) -> None:
+        away = True
+
+        async def refuse(request: web.Request) -> None:
+            if away:
+                raise ConnectionAbortedError
+
+        lists = follower.proxy.lists.count("pods")
+        follower.proxy.fault = refuse
+        follower.proxy.cut()
+        await asyncio.to_thread(change_everything, api, namespace)
+        away = False
+        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
+        await follower.settled()
+        assert follower.proxy.lists.count("pods") >= lists
+
+    following(scenario)
+
+
+def test_what_was_deleted_is_gone_when_all_has_to_be_listed_again(
+    following: Any, api: Any, namespace: str
+) -> None:
+    async def scenario(follower: Follower) -> None:
+        expired: set[str] = set()
+
+        async def forget(request: web.Request) -> web.Response | None:
+            if "watch" not in request.query or request.path in expired:
+                return None
+            await changed.wait()
+            expired.add(request.path)
+            return web.Response(text=json.dumps(GONE) + "\n", content_type="application/json")
+
+        changed = asyncio.Event()
+        before = follower.pods.listings
+        follower.proxy.fault = forget
+        follower.proxy.cut()
+        await asyncio.to_thread(change_everything, api, namespace)
+        changed.set()
+        await follower.until(lambda: follower.pods.listings > before and follower.pods.synced)
+        assert names(follower.pods) == ["four", "three", "two"]
+        await follower.settled()
+        api.delete("Pod", namespace, "four", gracePeriodSeconds=0)
+        await follower.until(lambda: names(follower.pods) == ["three", "two"])
+
+    following(scenario)
+
+
+def test_an_api_server_that_fails_ends_nothing(following: Any, api: Any, namespace: str) -> None:
+    async def scenario(follower: Follower) -> None:
+        answers = {"watch": [401, 500, 404, 429, 503], "list": [500, 404, 401, 400]}
+        expire = {"pods"}
+
+        async def fail(request: web.Request) -> web.Response | None:
+            if not request.path.endswith("/pods"):
+                return None
+            left = answers["watch" if "watch" in request.query else "list"]
+            if left:
+                return web.json_response({"kind": "Status", "message": "no"}, status=left.pop(0))
+            if "watch" in request.query and expire:
+                expire.clear()
+                return web.Response(text=json.dumps(GONE) + "\n", content_type="application/json")
+            return None
+
+        follower.proxy.fault = fail
+        follower.proxy.cut()
+        await asyncio.to_thread(change_everything, api, namespace)
+        await follower.until(lambda: not any(answers.values()) and not expire)
+        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
+        await follower.settled()
+
+    following(scenario)
+
+
+def test_a_connection_that_says_nothing_is_left(following: Any, api: Any, namespace: str) -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.proxy.mute = True
+        await asyncio.to_thread(change_everything, api, namespace)
+        silent = follower.proxy.watching("pods")
+        await follower.until(lambda: not silent & follower.proxy.watching("pods"))
+        follower.proxy.mute = False
+        await follower.until(lambda: names(follower.pods) == ["four", "three", "two"])
+
+    following(scenario, inactivity_timeout=1.0)
+
+
+def test_who_takes_over_waits_for_what_is_late(
+    following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 0.5)
+
+    async def scenario(follower: Follower) -> None:
+        follower.proxy.mute = True
+        await asyncio.to_thread(change_everything, api, namespace)
+        silent = follower.proxy.watching("pods")
+        waiting = asyncio.create_task(follower.catch_up())
+        await follower.until(lambda: not silent & follower.proxy.watching("pods"))
+        assert not waiting.done() and "one" in names(follower.pods)
+        follower.proxy.mute = False
+        await asyncio.wait_for(waiting, SECONDS)
+        assert names(follower.pods) == ["four", "three", "two"]
+
+    following(scenario)
