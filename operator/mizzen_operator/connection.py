@@ -49,8 +49,17 @@ def open_session(
     configuration: Configuration,
     timeout: aiohttp.ClientTimeout,
     middlewares: Sequence[aiohttp.ClientMiddlewareType] = (),
+    *,
+    owner: bool = True,
 ) -> aiohttp.ClientSession:
-    """A session with a configuration's certificates and proxy; each request needs its `authorization`."""
+    """A session with a configuration's certificates and proxy; each request needs its `authorization`.
+
+    Args:
+        configuration: how to reach the API server.
+        timeout: of requests that bring none of their own.
+        middlewares: what requests and answers pass through.
+        owner: whether closing the session breaks its connections too.
+    """
     rest = RESTClientObject(configuration)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=rest.ssl_context),
@@ -59,6 +68,7 @@ def open_session(
         timeout=timeout,
         proxy=rest.proxy,
         middlewares=middlewares,
+        connector_owner=owner,
     )
 
 

@@ -65,6 +65,10 @@ class Caches:
         for kind, resource in RESOURCES.items():
             kopf.on.event(*resource, id=f"{kind} changed", registry=registry, param=kind)(self._changed)
 
+    async def close(self) -> None:
+        """Break the connections that kopf watched by."""
+        await self._traffic.close()
+
     async def catch_up(self, kube: Kube) -> None:
         """Wait until everything is held that the API server has now.
 
@@ -81,9 +85,8 @@ class Caches:
 
     async def _log_in(self, **_: Any) -> kopf.AiohttpSession:
         configuration = await load_configuration()
-        return kopf.AiohttpSession(
-            server=configuration.host, aiohttp_session=self._traffic.session(configuration)
-        )
+        session = await self._traffic.session(configuration)
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     async def _changed(self, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
         cache = self._caches[param]

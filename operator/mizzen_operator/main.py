@@ -126,6 +126,7 @@ class _Replica:
         if self._server is not None:
             await self._server.cleanup()
             self._server = None
+        await self._caches.close()
         await self._listener.close()
         await self._kube.close()
         await self._live.close()

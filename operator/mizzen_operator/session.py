@@ -55,21 +55,39 @@ class Traffic:
         """
         self._watches = watches
         self._collections = {plural: _Collection(took) for plural, took in on_list.items()}
+        self._connectors: list[aiohttp.BaseConnector] = []
 
-    def session(self, configuration: Configuration) -> aiohttp.ClientSession:
-        """A session with a configuration's credentials."""
+    async def session(self, configuration: Configuration) -> aiohttp.ClientSession:
+        """A session with a configuration's credentials.
+
+        kopf closes it when a request is refused for its credentials, whatever else runs on it. What runs goes
+        on: a watch whose connection broke just then would end kopf.
+        """
 
         async def relay(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
             request.headers.update(await authorization(configuration))
-            plural = request.url.path.rpartition("/")[2]
-            if plural not in self._collections:
-                return await handler(request)
-            return await self._relay(plural, request, handler)
+            try:
+                return await self._relay(request, handler)
+            except (AssertionError, AttributeError) as error:
+                if not session.closed:
+                    raise
+                # So aiohttp fails in the midst of a request; kopf takes this for what it is, and logs in anew.
+                raise RuntimeError("the session was closed") from error
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        return open_session(configuration, timeout, (relay,))
+        session = open_session(configuration, timeout, (relay,), owner=False)
+        if session.connector is not None:
+            self._connectors.append(session.connector)
+        while len(self._connectors) > 2:
+            await self._connectors.pop(0).close()
+        return session
+
+    async def close(self) -> None:
+        """Break all connections."""
+        while self._connectors:
+            await self._connectors.pop().close()
 
     def watch_anew(self, plural: str) -> None:
         """Cut the watch of a kind; kopf takes it up again where it was."""
@@ -78,13 +96,16 @@ class Traffic:
             watch.close()
 
     async def _relay(
-        self, plural: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Pass on a list or a watch.
+        """Pass on a request.
 
         Raises:
-            aiohttp.ClientPayloadError: it failed, and a pause has passed; kopf tries again at once.
+            aiohttp.ClientPayloadError: a list or a watch failed, and a pause has passed; kopf tries again.
         """
+        plural = request.url.path.rpartition("/")[2]
+        if plural not in self._collections:
+            return await handler(request)
         collection = self._collections[plural]
         watching = "watch" in request.url.query
         try:
