@@ -73,7 +73,7 @@ class Traffic:
             except (AssertionError, AttributeError) as error:
                 if not session.closed:
                     raise
-                # So aiohttp fails in the midst of a request; kopf takes this for what it is, and logs in anew.
+                # So aiohttp fails in the midst of a request; kopf takes this as what it is: it logs in anew.
                 raise RuntimeError("the session was closed") from error
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
