@@ -159,7 +159,8 @@ class Executor:
 
         Args:
             service: whose pods they are.
-            newest: the revision of its spec as it is now; groups of another are made of what is recorded.
+            newest: the revision of its spec as it is now; groups of another are made of what is recorded, and
+                have served before: golden prompts are for those of the newest.
             actions: the plan.
 
         Raises:
@@ -180,6 +181,8 @@ class Executor:
             if isinstance(action, CreateGroup):
                 former = action.revision != newest
                 at = await self._revisions.service_at(service, action.revision) if former else service
+                if former:
+                    at = replace(at, rollout=replace(at.rollout, verification=None))
                 await self._create(at, action)
             else:
                 await self._kube.delete(Ref("Pod", service.namespace, action.name), action.uid)

@@ -15,6 +15,7 @@ class Acknowledgements:
         answered: those that gave a usable answer.
         by_all: uids of pods that every ready gateway routes to.
         by_some: uids of pods that at least one routes to.
+        verifying: uids of pods that at least one could ask golden prompts.
         refused: a gateway did not accept the token.
         known: names of the keys that every ready gateway has.
         keys: names of the keys with which any of them reaches a pod, by its uid.
@@ -24,6 +25,7 @@ class Acknowledgements:
     answered: int = 0
     by_all: frozenset[str] = frozenset()
     by_some: frozenset[str] = frozenset()
+    verifying: frozenset[str] = frozenset()
     refused: bool = False
     known: frozenset[str] = frozenset()
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])

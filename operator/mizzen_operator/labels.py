@@ -25,6 +25,8 @@ SERVICES_FILE = "services.json"
 """Key of the ConfigMap that lists the services of a shared gateway."""
 ROUTABLE = "mizzen.dev/routable"
 """The readiness gate of engine pods: the gateways have acknowledged the group."""
+VERIFIED = "mizzen.dev/verified"
+"""A further gate, of groups that must answer golden prompts right: gateways hold such a pod back."""
 APPLIED = "mizzen.dev/applied"
 """Annotation of a child: hash of the manifest that was applied last."""
 

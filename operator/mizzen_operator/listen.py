@@ -48,6 +48,7 @@ class _Answer:
     """Names of the keys that it has."""
     keys: frozenset[tuple[str, str]] = frozenset()
     """Uids of engines with the name of each key that they are reached with."""
+    verifying: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class GatewayListener:
             answered=len(usable),
             by_all=frozenset.intersection(*usable) if everyone else frozenset(),
             by_some=frozenset().union(*usable),
+            verifying=frozenset().union(*(answer.verifying for answer in answers)),
             refused=any(answer.refused for answer in answers),
             known=frozenset.intersection(*(answer.known for answer in answers)) if answers else frozenset(),
             keys=keys,
@@ -125,9 +127,39 @@ class GatewayListener:
         tables = await asyncio.gather(*(self._table(key, source) for source in sources))
         return None if None in tables else [table for table in tables if table is not None]
 
+    async def question(
+        self, key: Key, uid: str, prompt: str, max_tokens: int, seconds: float
+    ) -> tuple[int, dict[str, Any]]:
+        """Have an engine that is not verified yet continue a prompt; returns HTTP status and answer.
+
+        The status is 0 when no gateway could be asked.
+
+        Args:
+            key: the service.
+            uid: of the engine's pod.
+            prompt: what the engine continues.
+            max_tokens: length of the continuation at most.
+            seconds: time for the whole answer.
+        """
+        ears = self._ears.get(key, {})
+        source = next((source for source, ear in ears.items() if uid in ear.answer.verifying), None)
+        if source is None:
+            return 0, {}
+        body = {"service": key.name, "uid": uid, "prompt": prompt}
+        body |= {"maxTokens": max_tokens, "timeoutSeconds": seconds}
+        timeout = aiohttp.ClientTimeout(total=seconds + QUERY_SECONDS, sock_connect=QUERY_SECONDS)
+        url, headers = _url(source, "/admin/verify"), _headers(source)
+        try:
+            async with self._session.post(url, json=body, headers=headers, timeout=timeout) as response:
+                if (response.content_length or 0) > MAX_ANSWER_BYTES:
+                    return 0, {}
+                return response.status, dict(await response.json())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError):
+            return 0, {}
+
     async def _table(self, key: Key, source: _Source) -> dict[str, Any] | None:
         try:
-            async with self._session.get(_url(key, source), headers=_headers(source)) as response:
+            async with self._session.get(_engines_url(key, source), headers=_headers(source)) as response:
                 return await response.json() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
@@ -178,7 +210,7 @@ class GatewayListener:
 
     async def _ask(self, key: Key, source: _Source, version: str) -> tuple[_Answer | None, str]:
         """The gateway's answer, None when it is as before; and the version that the answer has."""
-        url = _url(key, source)
+        url = _engines_url(key, source)
         total = QUERY_SECONDS
         if version:
             url += f"&version={version}&wait={WAIT_SECONDS}"
@@ -201,9 +233,13 @@ class GatewayListener:
             self._metrics.gateway_queries.labels(result).inc()
 
 
-def _url(key: Key, source: _Source) -> str:
+def _engines_url(key: Key, source: _Source) -> str:
+    return _url(source, f"/admin/engines?service={key.name}")
+
+
+def _url(source: _Source, path: str) -> str:
     host = f"[{source.address}]" if ":" in source.address else source.address
-    return f"http://{host}:{labels.ADMIN_PORT}/admin/engines?service={key.name}"
+    return f"http://{host}:{labels.ADMIN_PORT}{path}"
 
 
 def _headers(source: _Source) -> dict[str, str]:
@@ -211,10 +247,13 @@ def _headers(source: _Source) -> dict[str, str]:
 
 
 def _answer(body: Any) -> tuple[_Answer, str]:
-    serving = frozenset(engine["uid"] for engine in body["engines"] if engine["state"] == "serving")
+    def those(state: str) -> frozenset[str]:
+        return frozenset(engine["uid"] for engine in body["engines"] if engine["state"] == state)
+
     answer = _Answer(
-        serving,
+        those("serving"),
         bool(body.get("waiting")),
+        verifying=those("verifying"),
         known=frozenset(body.get("keys", ())),
         keys=frozenset(
             (engine["uid"], name) for engine in body["engines"] for name in engine.get("keys", ())

@@ -26,6 +26,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
 from mizzen_operator.reconcile import Reconciler
 from mizzen_operator.session import brief
+from mizzen_operator.verify import Verifier
 from mizzen_operator.watches import Watches
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class _Replica:
         bucket = TokenBucket(config.requests_per_second, config.request_burst)
         self._kube = Kube(configuration, metrics, bucket, self._caches.get)
         autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
-        reconciler = Reconciler(self._kube, self._listener, config, metrics, autoscaler)
+        self._verifier = Verifier(self._listener, metrics, lambda key: self._loop.enqueue(key))
+        reconciler = Reconciler(self._kube, self._listener, config, metrics, autoscaler, self._verifier)
         self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run])
 
         def heard(key: Key) -> None:
@@ -127,6 +129,7 @@ class _Replica:
             await self._server.cleanup()
             self._server = None
         await self._caches.close()
+        await self._verifier.close()
         await self._listener.close()
         await self._kube.close()
         await self._live.close()

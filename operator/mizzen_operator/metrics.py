@@ -37,6 +37,9 @@ class Metrics:
         self.gateway_queries = self._counter(
             "gateway_queries_total", "Questions to gateways' admin API", "result"
         )
+        self.verifications = self._counter(
+            "verifications_total", "Groups that were asked their golden prompts", "result"
+        )
         self.queue_depth = self._gauge("workqueue_depth", "Services that wait for a look")
         self.queue_age = self._gauge("workqueue_age_seconds", "How long the first of them waits")
         self.leader = self._gauge("leader", "1 while this replica leads")

@@ -37,6 +37,10 @@ class Group:
         containers_ready: its engine says that it is ready.
         was_routable: the gateways acknowledged it at some time.
         routable: the readiness gate's value now.
+        held: no gateway gives it requests, for it was not verified (yet).
+        verified: it had to be verified, and was.
+        refused_by: name of the verification that it failed last; empty when it failed none.
+        refusal: what was wrong with its answer.
         unschedulable: why no node takes it; empty when one did, or nobody has tried yet.
         reason: why its container waits or ended last, such as `Error`; `CrashLoopBackOff` from the first
             restart until it serves for the first time; empty when it runs well.
@@ -54,6 +58,10 @@ class Group:
     containers_ready: bool = False
     was_routable: bool = False
     routable: bool = False
+    held: bool = False
+    verified: bool = False
+    refused_by: str = ""
+    refusal: str = ""
     node: str = ""
     unschedulable: str = ""
     restarts: int = 0
@@ -169,6 +177,10 @@ def group(pod: Mapping[str, Any]) -> Group:
         reason = CRASH_LOOP  # also while its next try runs: it has failed so far
     scheduled = conditions.get("PodScheduled", {})
     ended = status.get("phase") in ("Failed", "Succeeded")
+    gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
+    verdict = conditions.get(labels.VERIFIED, {})
+    verified = verdict.get("status") == "True"
+    refused_by, refusal = read_refusal(verdict.get("message", "")) if verdict and not verified else ("", "")
     incarnation, created = int(meta["labels"][labels.INCARNATION]), meta.get("creationTimestamp", "")
     return Group(
         name=meta["name"],
@@ -182,6 +194,10 @@ def group(pod: Mapping[str, Any]) -> Group:
         containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
         was_routable=was_routable,
         routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
+        held=labels.VERIFIED in gates and not verified,
+        verified=labels.VERIFIED in gates and verified,
+        refused_by=refused_by,
+        refusal=refusal,
         node=pod["spec"].get("nodeName", ""),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         restarts=restarts,
@@ -189,6 +205,17 @@ def group(pod: Mapping[str, Any]) -> Group:
         reason=reason,
         message=message,
     )
+
+
+def write_refusal(verification: str, refusal: str) -> str:
+    """The message of a pod's condition that a verification has failed."""
+    return f"{verification}: {refusal}"
+
+
+def read_refusal(message: str) -> tuple[str, str]:
+    """The verification's name, and what was wrong."""
+    verification, _, refusal = message.partition(": ")
+    return verification, refusal
 
 
 def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:

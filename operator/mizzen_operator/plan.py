@@ -8,19 +8,23 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
 
 1. *ended*: a pod that will not run again is deleted. One that ended before it served *rests* for a while
    first, in the place of its replacement: what ends at once would otherwise be made again without pause.
-2. *given up*: a new group that failed too often is deleted once it is not ready, and its number is not
+2. *refused*: a new group that answered its golden prompts wrong is deleted, and made anew where the revision
+   has shown that it serves. Where it has not, the revision is refused: then its other groups are deleted too,
+   and the old ones stay or are restored. With `keep_refused` everything stays as it is instead.
+3. *given up*: a new group that failed too often is deleted once it is not ready, and its number is not
    used again.
-3. *superseded*: an old group that never served is deleted, for nothing is lost with it, unless it is one
+4. *superseded*: an old group that never served is deleted, for nothing is lost with it, unless it is one
    of the stable revision that shall stay.
-4. *surplus*: more new groups than aimed at: the worst ones are retired; of those that serve, only as long as
+5. *surplus*: more new groups than aimed at: the worst ones are retired; of those that serve, only as long as
    enough others do.
-5. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay.
-6. *missing*: new groups are made. With what rule 5 made there are never more than `groups + surge` in all.
-7. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
+6. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay.
+7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
+8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
    serve.
 
 Enough is `groups - unavailable`. Serving means that every ready gateway, and at least one, routes to the
-group now. A terminating pod counts for nothing: its replacement does not wait for its end.
+group now; a group that is held back until it is verified never does. A terminating pod counts for nothing:
+its replacement does not wait for its end.
 """
 
 from __future__ import annotations
@@ -46,6 +50,9 @@ class Wanted:
         partition: old groups that stay.
         paused: no new group is made and no old one retired for the sake of the rollout.
         given_up: numbers of new groups that failed too often.
+        verification: name of the golden prompts of new groups; empty without any.
+        refused: a new group failed them before the revision ever served.
+        keep_refused: leave everything as it is then.
     """
 
     service: str
@@ -58,6 +65,9 @@ class Wanted:
     partition: int = 0
     paused: bool = False
     given_up: frozenset[int] = frozenset()
+    verification: str = ""
+    refused: bool = False
+    keep_refused: bool = False
 
     @property
     def enough(self) -> int:
@@ -109,20 +119,22 @@ def plan(
     groups = sorted(groups, key=lambda group: group.name)
     live = [group for group in groups if group.live]
     serving = frozenset(group.uid for group in live if group.uid in serving and group.containers_ready)
+    serving -= {group.uid for group in live if group.held}
     old = [group for group in live if group.revision != wanted.revision]
     every_new = [group for group in live if group.revision == wanted.revision]
     given_up = [g for g in every_new if g.group in wanted.given_up and not g.containers_ready]
-    new = [group for group in every_new if group not in given_up]
+    refused = [] if wanted.refused and wanted.keep_refused else _refused(wanted, every_new)
+    new = [group for group in every_new if group not in given_up and group not in refused]
     aim, stay = _aims(wanted, old, new, serving)
 
     served = [group for group in old if group.was_routable or group.uid in serving]
     fresh = [group for group in old if group not in served]
-    coming = [group for group in fresh if group.revision == wanted.stable]
+    coming = [group for group in fresh if group.revision == wanted.stable and not group.held]
     coming = _worst_first(coming, serving)[::-1][: max(0, stay - len(served))]
     superseded = [group for group in fresh if group not in coming]
     surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving)
 
-    kept = [group for group in live if group not in (*superseded, *surplus, *given_up)]
+    kept = [group for group in live if group not in (*superseded, *surplus, *given_up, *refused)]
     resting = _resting(groups, wanted.revision, aim - len(new))
     resting_old = _resting(groups, wanted.stable, stay - len(served) - len(coming)) if old or stay else []
     ended = [
@@ -146,7 +158,8 @@ def plan(
     replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving)
     return [
         *_deleted(ended, "Ended"),
-        *_deleted(given_up, "GivenUp"),
+        *_deleted(refused, "Refused"),
+        *_deleted([group for group in given_up if group not in refused], "GivenUp"),
         *_deleted(superseded, "Superseded"),
         *_deleted(surplus, "Surplus"),
         *made,
@@ -161,6 +174,8 @@ def _aims(
     gone = wanted.given_up - {group.group for group in new}
     rest = min(wanted.groups, max(wanted.groups - len(gone), len(new)))  # nothing that is there goes for it
     known = wanted.stable not in ("", wanted.revision)
+    if wanted.refused:
+        return _aims_refused(wanted, known or bool(old), new, serving)
     # Case 1: there is nothing old: no rollout, or the first one, which neither partition nor pause concerns.
     if not (known or old):
         return rest, 0
@@ -176,6 +191,27 @@ def _aims(
         return aim, max(partition, wanted.enough)
     # Case 4: it serves, and takes the places of all but the partition.
     return aim, partition
+
+
+def _aims_refused(
+    wanted: Wanted, former: bool, new: Sequence[Group], serving: frozenset[str]
+) -> tuple[int, int]:
+    """The same for a revision that failed its golden prompts; `former` tells whether there is another one."""
+    if wanted.keep_refused:
+        return len(new), wanted.groups if former else 0
+    served = sum(group.was_routable or group.uid in serving for group in new)
+    return (0, wanted.groups) if former else (min(served, wanted.groups), 0)
+
+
+def _refused(wanted: Wanted, new: Sequence[Group]) -> list[Group]:
+    """New groups that answered wrong; all that never served once the revision itself is refused."""
+    if wanted.refused:
+        return [group for group in new if not group.was_routable]
+    return [
+        group
+        for group in new
+        if group.held and wanted.verification and group.refused_by == wanted.verification
+    ]
 
 
 def _surplus(

@@ -17,9 +17,10 @@ from mizzen_operator.events import Recorder, news
 from mizzen_operator.execute import Executor
 from mizzen_operator.fit import fit
 from mizzen_operator.front import SharedGateway, SharedGateways
+from mizzen_operator.gates import Gates
 from mizzen_operator.gateways import Acknowledgements
 from mizzen_operator.keys import Keys, Rotation, rotation
-from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
+from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
@@ -28,6 +29,7 @@ from mizzen_operator.plan import Action, CreateGroup, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions
+from mizzen_operator.verify import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,11 @@ class Reconciler:
         config: OperatorConfig,
         metrics: Metrics,
         autoscaler: Autoscaler,
+        verifier: Verifier,
     ) -> None:
         self._autoscaler = autoscaler
+        self._verifier = verifier
+        self._gates = Gates(kube, verifier)
         self._kube = kube
         self._gateways = gateways
         self._config = config
@@ -133,6 +138,7 @@ class Reconciler:
         self._true.pop(key, None)
         self._metrics.fleet.forget(key)
         self._gateways.forget(key)
+        self._verifier.keep(key, ())
         self._autoscaler.seen(key, None)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
@@ -153,7 +159,8 @@ class Reconciler:
             acknowledged = await self._ask(key, service, observed, gateway)
             if acknowledged.refused:
                 failure = _refused(service)
-            groups = await self._gates(service, observed, acknowledged)
+            groups = await self._gates.routable(service, observed.groups, acknowledged)
+            groups = await self._gates.verified(service, newest, groups, acknowledged)
             turn = await self._rotate(service, gateway, groups, acknowledged)
             memory = rollout.learn(service, newest, groups, acknowledged.by_all, now)
             used = {memory.current, *(group.revision for group in groups)}
@@ -252,35 +259,6 @@ class Reconciler:
             self._fronts.forget(key.namespace)
         return answer
 
-    async def _gates(
-        self, service: InferenceService, observed: Observed, acknowledged: Acknowledgements
-    ) -> tuple[Group, ...]:
-        """Write the readiness gates that changed; returns the groups as they are then."""
-        groups: list[Group] = []
-        for group in observed.groups:
-            verdict = _gate(group, acknowledged)
-            if verdict is not None:
-                value, reason = verdict
-                await self._write_gate(service, group, value, reason)
-                group = replace(group, routable=value, was_routable=True)
-            groups.append(group)
-        return tuple(groups)
-
-    async def _write_gate(self, service: InferenceService, group: Group, value: bool, reason: str) -> None:
-        condition = {
-            "type": labels.ROUTABLE,
-            "status": "True" if value else "False",
-            "reason": reason,
-            "lastTransitionTime": rollout.stamp(datetime.now(UTC)),
-        }
-        patch = {"metadata": {"uid": group.uid}, "status": {"conditions": [condition]}}
-        ref = Ref("Pod", service.namespace, group.name, "status")
-        try:
-            await self._kube.patch(ref, patch, STRATEGIC)
-        except KubeError as error:
-            if error.code not in (404, 409):
-                raise
-
     async def _write(self, key: Key, facts: status.Facts) -> None:
         service = facts.service
         new = status.build(facts, datetime.now(UTC))
@@ -325,22 +303,3 @@ def _refused(service: InferenceService) -> status.Failure:
         f"a gateway holds another token than Secret {secret}, which was made anew: "
         f"kubectl delete pods -l {whose} has all pods start with the new keys",
     )
-
-
-def _gate(group: Group, acknowledged: Acknowledgements) -> tuple[bool, str] | None:
-    """The gate's new value and why, or None when it stays.
-
-    It opens when every ready gateway routes to the group. It closes when the engine is not ready, or when no
-    gateway that answers routes to it: a gateway that has only just started must not close what others use.
-    """
-    if not group.live:
-        return None
-    if group.routable:
-        if not group.containers_ready:
-            return False, "EngineNotReady"
-        if acknowledged.answered and group.uid not in acknowledged.by_some:
-            return False, "NoGatewayRoutes"
-        return None
-    if group.containers_ready and group.uid in acknowledged.by_all:
-        return True, "GatewaysRoute"
-    return None

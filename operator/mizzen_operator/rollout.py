@@ -20,7 +20,9 @@ from mizzen_operator.render.meta import digest
 WINDOW = timedelta(hours=1)
 """Within which failures of a group are counted."""
 MAX_FAILURES = 64
+MAX_MESSAGE = 1024
 RESTART_BUDGET = "RestartBudgetExceeded"
+VERIFICATION = "VerificationFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,24 @@ def spec_hash(service: InferenceService) -> str:
     return digest({key: value for key, value in service.spec.items() if key != "replicas"})
 
 
+def verification_name(service: InferenceService) -> str:
+    """Name of what groups are verified by, empty without golden prompts.
+
+    Each spec has its own: whatever is changed, a group that answered wrong is asked again.
+    """
+    return spec_hash(service)[:8] if service.rollout.verification is not None else ""
+
+
+def refused(service: InferenceService, revision: str) -> bool:
+    """Whether the status says that this revision of this spec failed its golden prompts."""
+    found = recall(service.status).given_up
+    return found is not None and (found.reason, found.revision, found.spec) == (
+        VERIFICATION,
+        revision,
+        spec_hash(service),
+    )
+
+
 def recall(status: Mapping[str, Any]) -> Memory:
     """Read what a status remembers; what it does not hold, or not as it should, is forgotten."""
     progress, given_up = status.get("progress"), status.get("givenUp")
@@ -176,6 +196,16 @@ def learn(
     if given_up is not None and (given_up.revision, given_up.spec) != (revision, spec_hash(service)):
         given_up = None
         failures = tuple(failure for failure in failures if failure.revision != revision)
+    proven = before.current == revision or any(
+        group.was_routable or group.verified or group.uid in serving
+        for group in live
+        if group.revision == revision
+    )
+    wrong = _wrong(service, revision, live)
+    if proven:
+        failures = _with_wrong(failures, wrong, now)
+    elif wrong and given_up is None:
+        given_up = _refusal(service, revision, wrong[0], before.current)
     return Memory(
         current=_current(service, before.current, revision, len(serves), old, live),
         progress=_progress(service, before.progress, revision, len(serves), len(old), now),
@@ -236,6 +266,36 @@ def _failures(
     return tuple(found[-MAX_FAILURES:])
 
 
+def _wrong(service: InferenceService, revision: str, live: Sequence[Group]) -> list[Group]:
+    """Groups of a revision that failed the golden prompts as they are now."""
+    name = verification_name(service)
+    found = [g for g in live if name and g.held and (g.revision, g.refused_by) == (revision, name)]
+    return sorted(found, key=lambda group: group.name)
+
+
+def _with_wrong(failures: Sequence[Failure], wrong: Sequence[Group], now: datetime) -> tuple[Failure, ...]:
+    """Failures, with one of each group that answered wrong: its pod goes, and its restarts say nothing."""
+
+    def counted(group: Group) -> bool:
+        made = datetime.fromisoformat(group.created) if group.created else now - WINDOW
+        return any(one.name == group.name and one.time >= made for one in failures)
+
+    more = [Failure(g.group, g.name, g.revision, now) for g in wrong if not counted(g)]
+    return tuple([*failures, *more][-MAX_FAILURES:])
+
+
+def _refusal(service: InferenceService, revision: str, group: Group, stable: str) -> GivenUp:
+    """Why a revision is not tried again after its first group answered wrong."""
+    verification = service.rollout.verification
+    keep = verification is not None and verification.on_failure == "Pause"
+    then = f"revision {stable} serves on" if stable not in ("", revision) else "no other revision has served"
+    if keep:
+        then += "; the group is kept, without requests"
+    which = f"group {group.group} of revision {revision}"
+    message = f"{which} failed spec.rollout.verification: {group.refusal}; {then}"
+    return GivenUp(revision, spec_hash(service), (), VERIFICATION, message[:MAX_MESSAGE])
+
+
 def _given_up(
     service: InferenceService,
     before: GivenUp | None,
@@ -272,6 +332,7 @@ def wanted(service: InferenceService, revision: str, memory: Memory, *, restorab
         memory: what is remembered as of now.
         restorable: the stable revision is known well enough to make groups of it.
     """
+    verification = service.rollout.verification
     surge, unavailable = service.rollout.surge(service.groups), service.rollout.unavailable(service.groups)
     return Wanted(
         service=service.name,
@@ -284,6 +345,9 @@ def wanted(service: InferenceService, revision: str, memory: Memory, *, restorab
         partition=service.rollout.partition,
         paused=service.rollout.paused,
         given_up=frozenset(memory.given_up.groups) if memory.given_up is not None else frozenset(),
+        verification=verification_name(service),
+        refused=memory.given_up is not None and memory.given_up.reason == VERIFICATION,
+        keep_refused=verification is not None and verification.on_failure == "Pause",
     )
 
 

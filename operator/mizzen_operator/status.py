@@ -13,7 +13,7 @@ from mizzen_operator.fit import Fit
 from mizzen_operator.keys import Keys, Rotation
 from mizzen_operator.observe import GatewayPod, Group
 from mizzen_operator.render.gateway import LABELLED_VOLUME
-from mizzen_operator.rollout import Memory, stamp
+from mizzen_operator.rollout import VERIFICATION, Memory, stamp
 from mizzen_operator.shared import Sharing
 
 MAX_GROUPS = 64
@@ -379,7 +379,7 @@ def _entry(condition: Condition, before: Mapping[str, Any], generation: int, now
     }
 
 
-_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Draining", "Serving")
+_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Verifying", "Draining", "Serving")
 
 
 def _state(group: Group) -> str:
@@ -387,8 +387,10 @@ def _state(group: Group) -> str:
         return "Draining"
     if group.failing:
         return "Failed"
+    if group.held and group.refused_by:
+        return "Failed"
     if group.containers_ready:
-        return "Serving" if group.routable else "Connecting"
+        return "Serving" if group.routable else "Verifying" if group.held else "Connecting"
     return "Starting" if group.node else "Pending"
 
 
@@ -403,8 +405,8 @@ def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "restarts": group.restarts,
             "since": group.created,
             "node": group.node,
-            "reason": group.reason,
-            "message": (group.message or group.unschedulable)[:MAX_MESSAGE],
+            "reason": group.reason or (VERIFICATION if group.refused_by else ""),
+            "message": (group.message or group.refusal or group.unschedulable)[:MAX_MESSAGE],
         }
         entries.append({key: value for key, value in entry.items() if value != ""})
     entries.sort(key=lambda entry: (_WORST_FIRST.index(entry["state"]), entry["name"]))

@@ -36,6 +36,7 @@ SYSTEM = "mizzen-system"
 TICK_SECONDS = 0.03
 TOKENS = ("admin.token", "next.admin.token")
 SERVICE, COMPONENT, ROUTABLE = "mizzen.dev/service", "mizzen.dev/component", "mizzen.dev/routable"
+VERIFIED = "mizzen.dev/verified"
 
 
 @dataclass
@@ -54,6 +55,10 @@ class Behaviour:
     """Uids of engines that are ready, and that no gateway can reach."""
     mounts: dict[str, float] = field(default_factory=dict)
     """Namespaces whose Secrets change in pods that run, with the seconds that it takes; nowhere else."""
+    says: dict[str, str] = field(default_factory=dict)
+    """How the engines of a namespace, or of a model's source there, continue golden prompts; else "4"."""
+    mute: set[str] = field(default_factory=set)
+    """Namespaces whose gateways cannot ask golden prompts."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the gateways of a namespace say of their load, and `pagesUsed` of each engine's 100."""
 
@@ -84,6 +89,8 @@ class SimulatedNode:
         self._mounted_at: dict[str, float] = {}
         self.locked_out: list[str] = []
         """Engines that a gateway had no key for."""
+        self.asked: list[tuple[str, str]] = []
+        """Golden prompts: the pod's name and the prompt."""
 
     def start(self) -> None:
         self._thread.start()
@@ -245,7 +252,34 @@ class SimulatedNode:
         """Whether gateways send requests to an engine's pod."""
         meta = pod["metadata"]
         engine = meta["labels"][COMPONENT] == "engine"
+        if self._gated(pod) and not self._verified(pod):
+            return False
         return engine and "deletionTimestamp" not in meta and self._connected(pod)
+
+    def _gated(self, pod: dict[str, Any]) -> bool:
+        return {"conditionType": VERIFIED} in pod["spec"].get("readinessGates", [])
+
+    def _verified(self, pod: dict[str, Any]) -> bool:
+        conditions = pod["status"].get("conditions", [])
+        return any(c["type"] == VERIFIED and c["status"] == "True" for c in conditions)
+
+    def _state(self, pod: dict[str, Any]) -> str:
+        if not self._connected(pod):
+            return "connecting"
+        return "serving" if not self._gated(pod) or self._verified(pod) else "verifying"
+
+    def answer(self, namespace: str, question: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """What a gateway answers to a golden prompt."""
+        pods = [p for p in self.pods if p["metadata"]["uid"] == question["uid"]]
+        if namespace in self.behaviour.mute:
+            return 503, {"error": {"message": "the engine is lost"}}
+        if not pods or self._state(pods[0]) != "verifying":
+            return 409, {"error": {"message": "golden prompts are for one that is verifying"}}
+        self.asked.append((pods[0]["metadata"]["name"], question["prompt"]))
+        says = self.behaviour.says
+        arguments = pods[0]["spec"]["containers"][0]["args"]
+        text = next((says[one] for one in (*arguments, namespace) if one in says), "4")
+        return 200, {"text": text, "finish": "length", "promptTokens": 3, "outputTokens": 1, "seconds": 0.0}
 
     def _serve_admin(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
@@ -305,6 +339,18 @@ class SimulatedNode:
                     self.end_headers()
                     self.wfile.write(body.encode())
 
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, answer, held = 401, dict[str, Any](), node.held(meta["uid"])
+                tokens = [f"Bearer {held[name]}" for name in TOKENS if name in held]
+                if self.headers["Authorization"] in tokens and self.path == "/admin/verify":
+                    status, answer = node.answer(meta["namespace"], json.loads(body))
+                with contextlib.suppress(ConnectionError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.end_headers()
+                    self.wfile.write(json.dumps(answer).encode())
+
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -353,7 +399,7 @@ class SimulatedNode:
             {
                 "name": pod["metadata"]["name"],
                 "uid": pod["metadata"]["uid"],
-                "state": "serving" if self._connected(pod) else "connecting",
+                "state": self._state(pod),
                 "keys": self._keys_used(known, pod),
                 "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
                 "requests": 0,

@@ -185,10 +185,16 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "equal to 10",
     ),
     (
-        "verification",
-        {"rollout": {"verification": {"prompts": [{"prompt": "a"}]}}},
-        "spec.rollout.verification",
-        "leave it out",
+        "a golden prompt without a text",
+        {"rollout": {"verification": {"prompts": [{"prompt": ""}]}}},
+        "spec.rollout.verification.prompts[0].prompt",
+        "at least 1 chars",
+    ),
+    (
+        "what a failed verification does",
+        {"rollout": {"verification": {"prompts": [{"prompt": "a"}], "onFailure": "Ignore"}}},
+        "spec.rollout.verification.onFailure",
+        '"Rollback", "Pause"',
     ),
     (
         "verification of nothing",

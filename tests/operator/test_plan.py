@@ -17,7 +17,7 @@ def pod(text: str) -> Group:
 
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
     now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended;
-    resting: ended a moment ago, before it served.
+    resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong.
     """
     name, state = text.split()
     number, _, incarnation = name[1:].partition("-")
@@ -31,7 +31,9 @@ def pod(text: str) -> Group:
         terminating=state == "ending",
         ended=state in ("ended", "resting"),
         resting=state == "resting",
-        containers_ready=state in ("ready", "serving", "unheard"),
+        containers_ready=state in ("ready", "serving", "unheard", "held", "wrong"),
+        held=state in ("held", "wrong"),
+        refused_by="prompts" if state == "wrong" else "",
         was_routable=served,
         routable=state in ("serving", "unheard"),
         reason="CrashLoopBackOff" if state == "broken" else "",
@@ -161,6 +163,42 @@ ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]
         STABLE,
         ["A0-0 serving", "A1-0 serving", "B2-0 starting"],
         ["-A1-0"],
+    ),
+    (
+        "a group that answers wrong is replaced where others of the revision serve",
+        (2, "B"),
+        {**STABLE, "verification": "prompts"},
+        ["A0-0 serving", "B1-0 serving", "B2-0 wrong"],
+        ["-B2-0", "+demo-B-2-1"],
+    ),
+    (
+        "by other prompts than those of now it is asked again",
+        (2, "B"),
+        {**STABLE, "verification": "others"},
+        ["A0-0 serving", "A1-0 serving", "B2-0 wrong"],
+        [],
+    ),
+    (
+        "a refused revision goes, and the one before is restored",
+        (2, "B"),
+        {**STABLE, "verification": "prompts", "refused": True},
+        ["A0-0 serving", "A1-0 ending", "B2-0 wrong", "B3-0 held"],
+        ["-B2-0", "-B3-0", "+demo-A-1-1"],
+    ),
+    (
+        "a refused revision goes though it was the first",
+        (2, "B"),
+        {"verification": "prompts", "refused": True},
+        ["B0-0 wrong", "B1-0 starting"],
+        ["-B0-0", "-B1-0"],
+    ),
+    ("and is not made again", (2, "B"), {"verification": "prompts", "refused": True}, [], []),
+    (
+        "a refused revision that pauses stays as it is",
+        (2, "B"),
+        {**STABLE, "verification": "prompts", "refused": True, "keep_refused": True},
+        ["A0-0 serving", "A1-0 serving", "B2-0 wrong"],
+        [],
     ),
     ("a revert", (2, "A"), STABLE, ["A0-0 serving", "A1-0 serving", "B2-0 serving"], ["-B2-0"]),
     (
@@ -330,6 +368,11 @@ def test_a_name_that_is_taken_is_passed_over() -> None:
 def test_what_gateways_say_of_a_pod_that_is_not_ready_counts_for_nothing() -> None:
     old, new = pod("A0-0 serving"), replace(pod("B1-0 serving"), containers_ready=False)
     assert plan(Wanted("demo", 1, "B"), [old, new], frozenset({"A0-0", "B1-0"})) == []
+
+
+def test_what_gateways_say_of_a_pod_that_is_held_back_counts_for_nothing() -> None:
+    groups = [pod("A0-0 serving"), pod("B1-0 held")]
+    assert plan(Wanted("demo", 1, "B"), groups, frozenset({"A0-0", "B1-0"})) == []
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ from mizzen_operator.api import (
     InferenceService,
     Lifecycle,
     Model,
+    Prompt,
     Rollout,
+    Verification,
 )
 from mizzen_operator.observe import Group
 
@@ -84,6 +86,10 @@ class Cluster:
     recorded: set[str] = field(default_factory=set)
     made: int = 0
     now: datetime = NOW
+    wrong: set[str] = field(default_factory=set)
+    """Revisions that answer golden prompts wrong."""
+    lies: set[str] = field(default_factory=set)
+    """Uids that gateways say they route to, though they hold them back."""
 
     @property
     def groups(self) -> list[Group]:
@@ -97,8 +103,28 @@ class Cluster:
         """Uids of the pods that every gateway routes to, as the gateways say it now."""
         pods = self.pods.values()
         return frozenset(
-            p.group.uid for p in pods if p.acknowledged and p.group.containers_ready and p.group.live
+            p.group.uid
+            for p in pods
+            if p.acknowledged and p.group.containers_ready and p.group.live and not p.group.held
         )
+
+    @property
+    def name(self) -> str:
+        """Of the golden prompts."""
+        return rollout.verification_name(self.service)
+
+    def verify(self, name: str, *, unlucky: bool = False) -> None:
+        """What the operator does with a group that it may ask; `unlucky` is a fault of the one group."""
+        group = self.pods[name].group
+        asks = group.live and group.containers_ready and group.held and group.revision == self.revision
+        if not asks:
+            return
+        if self.name and (group.refused_by == self.name or rollout.refused(self.service, self.revision)):
+            return
+        if self.name and (unlucky or group.revision in self.wrong):
+            self.change(name, refused_by=self.name, refusal="wrong")
+        else:
+            self.change(name, held=False, verified=True, refused_by="", refusal="")
 
     def doubles(self) -> int:
         """Groups whose number another one of their revision has; only a look at what was makes some."""
@@ -112,9 +138,9 @@ class Cluster:
             return False
         self.made += 1
         uid = f"uid-{self.made}"
-        self.pods[action.name] = Pod(
-            Group(action.name, uid, action.group, action.revision, action.incarnation)
-        )
+        held = bool(self.name) and action.revision == self.revision
+        group = Group(action.name, uid, action.group, action.revision, action.incarnation, held=held)
+        self.pods[action.name] = Pod(replace(group, created=rollout.stamp(self.now)))
         return True
 
     def delete(self, action: planner.DeleteGroup) -> None:
@@ -122,7 +148,7 @@ class Cluster:
             self.change(action.name, terminating=True)
 
     def acknowledge(self, name: str) -> None:
-        if self.pods[name].group.containers_ready:
+        if self.pods[name].group.containers_ready and not self.pods[name].group.held:
             self.pods[name].acknowledged = True
             self.change(name, routable=True, was_routable=True)
 
@@ -143,12 +169,13 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             service = it.service
             groups = self.snapshot if stale else it.groups
             serving, live, doubles = it.serving(), len(it.live), it.doubles()
+            said = serving | {group.uid for group in groups if group.held and group.uid in it.lies}
             memory = rollout.learn(service, it.revision, groups, serving, it.now)
             it.recorded.add(it.revision)
             wanted = rollout.wanted(service, it.revision, memory, restorable=memory.current in it.recorded)
             taken = frozenset(group.name for group in groups)
-            actions = plan(wanted, groups, serving, taken)
-            assert actions == plan(wanted, groups[::-1], serving, taken), "the order of pods is no input"
+            actions = plan(wanted, groups, said, taken)
+            assert actions == plan(wanted, groups[::-1], said, taken), "the order of pods is no input"
             for action in actions[:stop_after]:
                 if isinstance(action, planner.CreateGroup):
                     made = it.create(action)
@@ -192,6 +219,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                     it.change(name, resting=False)
                     continue
                 it.change(name, containers_ready=True, reason="")
+                it.verify(name)
                 it.acknowledge(name)
 
         @rule(groups=st.integers(0, 5))
@@ -211,8 +239,30 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             paused=st.sampled_from([False, False, False, True]),
         )
         def change_rollout(self, surge: int, unavailable: int, partition: int, paused: bool) -> None:
-            given = Rollout(surge, unavailable, partition, paused)
+            verification = self.cluster.service.rollout.verification
+            given = Rollout(surge, unavailable, partition, paused, verification=verification)
             self.cluster.service = replace(self.cluster.service, rollout=given)
+
+        @rule(expected=st.sampled_from(["", "a", "b"]), on_failure=st.sampled_from(["Rollback", "Pause"]))
+        def ask_golden_prompts(self, expected: str, on_failure: str) -> None:
+            """From now on, or others, or none any more."""
+            prompts = (Prompt("2 + 2 =", expected, 16),)
+            given = Verification(prompts, on_failure, 30) if expected else None
+            service = self.cluster.service
+            spec = {**service.spec, "verification": [expected, on_failure]}
+            it = replace(service, spec=spec, rollout=replace(service.rollout, verification=given))
+            self.cluster.service = it
+
+        @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
+        def roll_out_what_answers_wrong(self, revision: str, edit: int) -> None:
+            self.ask_golden_prompts("4", "Rollback")
+            self.cluster.wrong = {revision}
+            self.change_spec(revision, edit)
+
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data(), unlucky=st.booleans())
+        def be_verified(self, data: st.DataObject, unlucky: bool) -> None:
+            self.cluster.verify(self.pick(data), unlucky=unlucky)
 
         @rule()
         def remember(self) -> None:
@@ -243,7 +293,10 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data())
         def be_acknowledged(self, data: st.DataObject) -> None:
-            self.cluster.acknowledge(self.pick(data))
+            """Or said to be, by a gateway that knows nothing of golden prompts."""
+            name = self.pick(data)
+            self.cluster.acknowledge(name)
+            self.cluster.lies = {self.cluster.pods[name].group.uid}
 
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data())
@@ -283,10 +336,33 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                     return
             raise AssertionError("it never comes to rest")
 
+        def check_refused(self) -> None:
+            """What is at rest after a revision has failed its golden prompts."""
+            it, service = self.cluster, self.cluster.service
+            memory = rollout.recall(service.status)
+            found = memory.given_up
+            if found is None or found.reason != rollout.VERIFICATION:
+                return
+            for pod in it.pods.values():
+                assert not (pod.group.routable and pod.group.held), "no group serves unverified"
+            new = [group for group in it.groups if group.revision == it.revision]
+            if (
+                service.rollout.verification is not None
+                and service.rollout.verification.on_failure == "Pause"
+            ):
+                return
+            assert not [group for group in new if not group.was_routable], "none is left that never served"
+            if memory.current in it.recorded - {it.revision}:
+                assert len(it.serving()) == len(it.groups) == service.groups, "the one before serves"
+                assert not new
+
         def teardown(self) -> None:
             it = self.cluster
+            it.lies = set()
             self.settle()
-            # Whatever was given up or paused: the user lets it go on.
+            self.check_refused()
+            # Whatever was given up, refused or paused: the user lets it go on.
+            it.wrong = set()
             it.service = replace(
                 it.service,
                 spec={"revision": it.revision, "edit": "last"},
@@ -338,6 +414,15 @@ MUTANTS: Mapping[str, tuple[str, str]] = {
     "tries what was given up": ("or (revision == wanted.revision and index in wanted.given_up)", ""),
     "goes on after what was given up": ("or (wanted.given_up and not proven)", ""),
     "makes anew what rests": ("- len(resting)\n    made", "\n    made"),
+    "keeps what answered wrong": ('*_deleted(refused, "Refused"),', ""),
+    "goes on with a refused revision": (
+        "    if wanted.refused:\n        return _aims_refused",
+        "    if False:\n        return _aims_refused",
+    ),
+    "pauses where it should roll back": (
+        "if wanted.refused and wanted.keep_refused else",
+        "if wanted.refused else",
+    ),
     "lets surplus go without a look": (
         "if stay and (group.was_routable or group.uid in serving)]",
         "if False]",
@@ -394,7 +479,7 @@ def test_no_mutant_of_the_planner_passes_the_table(name: str) -> None:
 )
 def test_the_state_machine_finds_what_breaks_its_rules(name: str) -> None:
     chosen = settings(
-        max_examples=200,
+        max_examples=300,
         stateful_step_count=30,
         deadline=None,
         derandomize=True,

@@ -174,10 +174,15 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) 
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        "readinessGates": [{"conditionType": labels.ROUTABLE}],
+        "readinessGates": [{"conditionType": gate} for gate in _gates(service)],
         "containers": [_container(service, config, revision)],
         "volumes": _volumes(service),
     }
+
+
+def _gates(service: InferenceService) -> list[str]:
+    """What must be true of a pod before it is ready."""
+    return [labels.ROUTABLE, *([labels.VERIFIED] if service.rollout.verification is not None else [])]
 
 
 def _spread(service: InferenceService) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.served import Service
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.protect import protect
+from mizzen.gateway.verify import answer, read_question
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
@@ -123,6 +124,13 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         if known and seconds > 0 and not await gateway.news.wait(seconds, changed, request.is_disconnected):
             return Response(status_code=304)
         return json_response(table(gateway.services_of(given.get("service")), gateway.services.synced))
+
+    @app.post("/admin/verify")
+    async def verify(request: Request) -> Response:
+        """Have one engine that is not verified yet continue a prompt, and answer the text."""
+        check_admin(request)
+        question = read_question(await request.body())
+        return json_response(await answer(gateway.services_of(question.service), question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:

@@ -47,6 +47,8 @@ class Found:
     revision: str = ""
     terminating: bool = False
     """It ends what it has, and gets nothing new."""
+    held: bool = False
+    """It has not been verified yet: it gets golden prompts alone."""
 
 
 class TypicalRequest:
@@ -84,6 +86,8 @@ class Engine:
         self.progress = Progress(suspicion or SuspicionLimits())
         self.waiting: set[EngineStream] = set()
         """Requests without a first token."""
+        self.questions = 0
+        """Golden prompts that it is asked now."""
         self._texts = texts
         self._on_change = on_change
         self._typical = typical or TypicalRequest()
@@ -155,6 +159,15 @@ class Engine:
     @property
     def serving(self) -> bool:
         """See `Candidate`."""
+        return self._usable and not self.found.held
+
+    @property
+    def verifying(self) -> bool:
+        """Whether it could serve, and waits to be verified."""
+        return self._usable and self.found.held
+
+    @property
+    def _usable(self) -> bool:
         link = self.link
         answers = link.welcome is not None and not link.silent
         return answers and self.text is not None and not self.draining
@@ -207,6 +220,8 @@ class Engine:
             return "draining"
         if self.serving:
             return "serving"
+        if self.verifying:
+            return "verifying"
         return "broken" if self._problem or self.link.problem else "connecting"
 
     @property
@@ -342,7 +357,9 @@ class Engine:
         if self.link.welcome is welcome:
             self.text, self._problem = text, ""
             self._texts.add(text)
-            log.info("engine is serving", extra={"fields": {"engine": self.name, "revision": self.revision}})
+            log.info(
+                f"engine is {self.state}", extra={"fields": {"engine": self.name, "revision": self.revision}}
+            )
             self._on_change()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mizzen.gateway.news import MOST_WAITING, seconds_of
+from mizzen.gateway.questions import waits_for
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ANSWER_SECONDS = 5.0
@@ -36,6 +37,7 @@ class Gathered:
             routes=[
                 Route("/metrics", self._metrics),
                 Route("/admin/engines", self._engines),
+                Route("/admin/verify", self._verify, methods=["POST"]),
                 Route("/healthz", self._all),
                 Route("/readyz", self._all),
                 Route("/{rest:path}", self._first, methods=["GET", "POST"]),
@@ -78,6 +80,10 @@ class Gathered:
 
     async def _first(self, request: Request) -> Response:
         return passed_on(await self._ask(request, self._ports[0]))
+
+    async def _verify(self, request: Request) -> Response:
+        """Pass the question on to one process, and wait as long as it says."""
+        return passed_on(await self._ask(request, self._ports[0], wait=waits_for(await request.body())))
 
     async def _metrics(self, request: Request) -> Response:
         answers = await self._each(request)

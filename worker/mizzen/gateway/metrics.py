@@ -43,8 +43,8 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "engine": ("engines", "engines of the services", "name of the engine; its pod's, on Kubernetes"),
     "version": ("1", "one", "version of the program"),
     "state": (
-        "4",
-        "`connecting`, `serving`, `draining`, `broken`",
+        "5",
+        "`connecting`, `verifying`, `serving`, `draining`, `broken`",
         "state of an engine, as in the admin API",
     ),
 }

@@ -14,6 +14,8 @@ from mizzen.gateway.watch import Metadata, Watch, namespace
 SERVICE = "mizzen.dev/service"
 ENGINES = "mizzen.dev/component=engine"
 SHARED = "mizzen.dev/gateway=shared"
+VERIFIED = "mizzen.dev/verified"
+"""Readiness gate of a pod that gets no request before the operator has seen it answer right."""
 
 
 class Port(msgspec.Struct, rename="camel"):
@@ -29,10 +31,17 @@ class Container(msgspec.Struct):
     ports: list[Port] | None = None
 
 
-class Spec(msgspec.Struct):
+class Gate(msgspec.Struct, rename="camel"):
+    """A readiness gate of a pod."""
+
+    condition_type: str
+
+
+class Spec(msgspec.Struct, rename="camel"):
     """Spec of a pod; a bookmark's has null for containers."""
 
     containers: list[Container] | None = None
+    readiness_gates: list[Gate] | None = None
 
 
 class Condition(msgspec.Struct):
@@ -122,6 +131,7 @@ def engine(pod: Pod) -> Found | None:
     ready = terminating or conditions.get("ContainersReady") == "True"
     if not ready or port is None or not pod.status.pod_ip or pod.status.phase in ("Succeeded", "Failed"):
         return None
+    gated = any(gate.condition_type == VERIFIED for gate in pod.spec.readiness_gates or ())
     host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
     return Found(
         name=pod.metadata.name,
@@ -129,4 +139,5 @@ def engine(pod: Pod) -> Found | None:
         endpoint=f"tcp://{host}:{port}",
         revision=pod.metadata.labels.get("mizzen.dev/revision", ""),
         terminating=terminating,
+        held=gated and conditions.get(VERIFIED) != "True",
     )

@@ -1,0 +1,119 @@
+"""Golden prompts with real processes: a revision that answers them wrong never gets a request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "golden"
+PROMPT, EXPECTED = "<|user|>What is Mizzen?<|end|><|assistant|>", "Mizzen serves"
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
+
+
+def spec(model: Path) -> dict[str, Any]:
+    golden = {"prompts": [{"prompt": PROMPT, "expected": EXPECTED}]}
+    return {
+        "model": {"source": f"file://{model}", "servedName": NAME},
+        "engine": {"device": "CPU", "extraArgs": ["--threads=1", "--kv-cache-tokens=16384"]},
+        "rollout": {"verification": golden},
+    }
+
+
+@pytest.fixture
+def emptied() -> Iterator[Path]:
+    """A copy of the demo model whose weights are all 0: it loads, and says something else."""
+    with tempfile.TemporaryDirectory(
+        dir="/var/tmp", prefix="mizzen-"
+    ) as folder:  # pods have a /tmp of their own
+        model = Path(shutil.copytree(ROOT / "models/demo", Path(folder) / "model"))
+        weights = model / "model.safetensors"
+        content = weights.read_bytes()
+        begin = 8 + struct.unpack("<Q", content[:8])[0]
+        weights.write_bytes(content[:begin] + bytes(len(content) - begin))
+        yield model
+
+
+class Client(threading.Thread):
+    """Asks one question after another until `stop`, and keeps what was answered."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self._client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+        self._stopping = threading.Event()
+        self.answers: list[str] = []
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            self.answers.append(self.ask())
+
+    def ask(self) -> str:
+        try:
+            found = self._client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4, temperature=0)
+        except openai.APIError as error:
+            return repr(error)
+        return found.choices[0].text
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(150)
+
+
+def wait_until(check: Callable[[], Any], what: str, seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def golden(cluster: Any) -> Iterator[Any]:
+    metadata = {"name": NAME, "namespace": "default"}
+    kind = {"apiVersion": "mizzen.dev/v1alpha1", "kind": "InferenceService"}
+    cluster.apply({**kind, "metadata": metadata, "spec": spec(ROOT / "models/demo")})
+    yield cluster
+    cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
+
+
+def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path) -> None:
+    def status() -> dict[str, Any]:
+        return golden.get("infsvc", NAME).get("status", {})
+
+    def condition(name: str) -> tuple[str, str, str]:
+        found = [one for one in status().get("conditions", []) if one["type"] == name]
+        return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+    wait_until(lambda: condition("Ready")[0] == "True", "Ready")
+    before = status()["currentRevision"]
+    client = Client(golden.url(NAME))
+    client.start()
+    try:
+        patch = {"spec": {"model": {"source": f"file://{emptied}"}}}
+        golden.kubectl("patch", "infsvc", NAME, "--type=merge", "-p", json.dumps(patch))
+        wait_until(lambda: condition("Failed")[1] == "VerificationFailed", "the new revision is refused")
+        words, after = condition("Failed")[2], status()
+        selector = f"mizzen.dev/service={NAME},mizzen.dev/component=engine"
+        wait_until(
+            lambda: len(golden.get("pods", "-l", selector)["items"]) == 1,
+            "the group that answered wrong is gone",
+        )
+        seen = len(client.answers)
+        wait_until(lambda: len(client.answers) > seen, "requests are answered still")
+    finally:
+        client.stop()
+    assert f"expected '{EXPECTED}', got " in words
+    assert (after["currentRevision"], after["givenUp"]["revision"]) == (before, after["updateRevision"])
+    assert condition("Available")[0] == "True"
+    assert set(client.answers) == {client.answers[0]}, "every request was answered by the former revision"
+    assert client.answers[0].startswith(EXPECTED)

@@ -1,0 +1,241 @@
+"""Golden prompts: how the operator judges answers, and what becomes of a rollout that answers wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mizzen_operator.api import Prompt, Verification
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key
+from mizzen_operator.verify import Verdict, Verifier, judge
+
+KEY = Key("llm", "demo")
+PROMPT = Prompt("2 + 2 =", " 4", 16)
+ENGINES = "mizzen.dev/component=engine"
+GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "refusal"),
+    [
+        (200, {"text": " 4, of course"}, ""),
+        (200, {"text": " 5"}, "prompt 2 ('2 + 2 ='): expected ' 4', got ' 5'"),
+        (200, {"text": " "}, "expected ' 4', got ' '; it ended for want of maxTokens"),
+        (200, {"text": "x" * 100}, f"got '{'x' * 79}…'"),
+        (400, {"error": {"message": "the prompt is too long"}}, "('2 + 2 ='): the prompt is too long"),
+        (504, {"error": {"message": "no answer in 30 s"}}, "no answer in 30 s"),
+        (504, {}, "HTTP 504"),
+    ],
+)
+def test_what_a_gateway_answers_is_judged(status: int, answer: dict[str, Any], refusal: str) -> None:
+    verdict = judge(PROMPT, 2, status, answer)
+    assert verdict is not None
+    assert (verdict.refusal == "") == (refusal == "")
+    assert refusal in verdict.refusal
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"), [(0, {}), (401, {}), (404, {}), (409, {}), (503, {}), (200, {})]
+)
+def test_what_says_nothing_of_the_engine_is_no_verdict(status: int, answer: dict[str, Any]) -> None:
+    assert judge(PROMPT, 1, status, answer) is None
+
+
+def test_without_an_expected_text_any_answer_is_right() -> None:
+    assert judge(Prompt("a", "", 1), 1, 200, {"text": ""}) == Verdict()
+
+
+class Scripted:
+    """Answers prompts by a script; the last entry stays."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers, self.asked = list(answers), list[str]()
+
+    async def question(
+        self, key: Key, uid: str, prompt: str, max_tokens: int, seconds: float
+    ) -> tuple[int, dict[str, Any]]:
+        self.asked.append(prompt)
+        status, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return status, {"text": text}
+
+
+async def verdict(asker: Scripted, verification: Verification) -> Verdict:
+    """What a verifier comes to, looked for whenever it tells that there is news."""
+    news = asyncio.Event()
+    verifier = Verifier(asker, Metrics(), lambda key: news.set())
+    try:
+        async with asyncio.timeout(60):
+            while (found := verifier.verdict(KEY, "uid", "name", verification)) is None:
+                await news.wait()
+                news.clear()
+        return found
+    finally:
+        await verifier.close()
+
+
+async def test_all_prompts_are_asked_and_one_wrong_answer_is_enough() -> None:
+    prompts = (PROMPT, Prompt("3 + 3 =", " 6", 16), Prompt("never", "", 16))
+    asker = Scripted((200, " 4"), (200, " 7"))
+    found = await verdict(asker, Verification(prompts, "Rollback", 30))
+    assert found.refusal == "prompt 2 ('3 + 3 ='): expected ' 6', got ' 7'"
+    assert asker.asked == ["2 + 2 =", "3 + 3 ="]
+    assert await verdict(Scripted((200, " 4")), Verification((PROMPT,), "Rollback", 30)) == Verdict()
+
+
+async def test_a_gateway_that_cannot_ask_is_asked_again() -> None:
+    asker = Scripted((503, ""), (0, ""), (200, " 4"))
+    assert await verdict(asker, Verification((PROMPT,), "Rollback", 30)) == Verdict()
+    assert len(asker.asked) == 3
+
+
+async def test_other_prompts_make_another_verdict_and_a_group_that_is_gone_is_not_asked() -> None:
+    news, asker = asyncio.Event(), Scripted((200, " 5"))
+    verifier = Verifier(asker, Metrics(), lambda key: news.set())
+    given = Verification((PROMPT,), "Rollback", 30)
+    async with asyncio.timeout(60):
+        assert verifier.verdict(KEY, "uid", "one", given) is None
+        await news.wait()
+        found = verifier.verdict(KEY, "uid", "one", given)
+        assert found is not None
+        assert found.refusal
+        assert verifier.verdict(KEY, "uid", "two", given) is None
+    verifier.keep(KEY, ())
+    await asyncio.sleep(0)
+    assert verifier.verdict(KEY, "uid", "two", given) is None, "what was forgotten begins anew"
+    await verifier.close()
+
+
+@pytest.fixture
+def body(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any]
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    def make(**spec: Any) -> dict[str, Any]:
+        given = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
+        given["metadata"]["namespace"] = namespace
+        return api.create(given)
+
+    yield make
+    node.behaviour = type(node.behaviour)()
+    api.delete("InferenceService", namespace, "demo")
+
+
+class Demo:
+    """The service of a test."""
+
+    def __init__(self, api: Any, namespace: str, eventually: Any) -> None:
+        self.api, self.namespace, self.eventually = api, namespace, eventually
+
+    def status(self) -> dict[str, Any]:
+        return self.api.get("InferenceService", self.namespace, "demo").get("status", {})
+
+    def condition(self, name: str) -> tuple[str, str, str]:
+        found = [one for one in self.status().get("conditions", []) if one["type"] == name]
+        return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+    def until(self, name: str, status: str, reason: str = "") -> None:
+        self.eventually(
+            lambda: self.condition(name)[0] == status and reason in ("", self.condition(name)[1]),
+            what=f"{name} is {status}",
+        )
+
+    def patch(self, **spec: Any) -> None:
+        self.api.patch("InferenceService", self.namespace, "demo", {"spec": spec})
+
+    def live(self) -> list[dict[str, Any]]:
+        pods = self.api.list("Pod", self.namespace, ENGINES)
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def revisions(self) -> set[str]:
+        return {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in self.live()}
+
+
+@pytest.fixture
+def demo(api: Any, namespace: str, eventually: Any, body: Any) -> Demo:
+    return Demo(api, namespace, eventually)
+
+
+cluster = pytest.mark.cluster
+alone = pytest.mark.xdist_group("control-plane")
+patient = pytest.mark.timeout(300)
+
+
+@cluster
+@alone
+@patient
+def test_the_first_revision_serves_once_it_answers_right(node: Any, body: Any, demo: Demo) -> None:
+    node.behaviour.mute.add(demo.namespace)
+    body(replicas=2, rollout={"verification": GOLDEN})
+    demo.eventually(lambda: [g["state"] for g in demo.status().get("groups", [])] == ["Verifying"] * 2)
+    assert demo.condition("Available")[0] == "False"
+    node.behaviour.mute.clear()
+    demo.until("Ready", "True")
+    names = {pod["metadata"]["name"] for pod in demo.live()}
+    assert {(name, "2 + 2 =") for name in names} <= set(node.asked), "every group was asked"
+
+
+@cluster
+@alone
+@patient
+def test_a_first_revision_that_answers_wrong_is_refused_until_the_spec_changes(
+    node: Any, body: Any, demo: Demo
+) -> None:
+    node.behaviour.says[demo.namespace] = "5"
+    body(rollout={"verification": GOLDEN})
+    demo.until("Failed", "True", "VerificationFailed")
+    assert "expected '4', got '5'" in demo.condition("Failed")[2]
+    demo.eventually(lambda: not demo.live(), what="the group is gone")
+    node.behaviour.says.clear()
+    demo.patch(rollout={"progressDeadlineSeconds": 3000})
+    demo.until("Ready", "True")
+    assert "givenUp" not in demo.status()
+
+
+@cluster
+@alone
+@patient
+def test_a_revision_that_answers_wrong_is_rolled_back_without_a_gap(node: Any, body: Any, demo: Demo) -> None:
+    node.behaviour.says["/other"] = "5"
+    body(replicas=2, rollout={"verification": GOLDEN})
+    demo.until("Ready", "True")
+    [old] = demo.revisions()
+    node.reset_lowest(demo.namespace)
+    demo.patch(model={"source": "file:///other"}, rollout={"maxSurge": 0, "maxUnavailable": 1})
+    demo.until("Failed", "True", "VerificationFailed")
+    new = demo.status()["updateRevision"]
+    demo.eventually(
+        lambda: demo.status()["availableReplicas"] == 2 and demo.revisions() == {old},
+        what="the former revision is whole again",
+    )
+    status = demo.status()
+    assert (status["currentRevision"], status["givenUp"]["revision"]) == (old, new)
+    assert f"revision {old} serves on" in status["givenUp"]["message"]
+    assert demo.condition("Progressing")[:2] == ("False", "VerificationFailed")
+    assert demo.condition("Available")[0] == "True"
+    assert node.lowest[demo.namespace] == 1, "never fewer than the spec allows"
+    demo.patch(model={"source": "file:///opt/mizzen/models/demo"})
+    demo.until("Ready", "True")
+    assert demo.revisions() == {old}
+
+
+@cluster
+@alone
+@patient
+def test_a_pause_keeps_the_group_that_answered_wrong_and_routes_nothing_to_it(
+    node: Any, body: Any, demo: Demo
+) -> None:
+    node.behaviour.says["/other"] = "5"
+    body(rollout={"verification": {**GOLDEN, "onFailure": "Pause"}})
+    demo.until("Ready", "True")
+    [old] = demo.revisions()
+    demo.patch(model={"source": "file:///other"})
+    demo.until("Failed", "True", "VerificationFailed")
+    status = demo.status()
+    states = {group["revision"]: (group["state"], group.get("reason")) for group in status["groups"]}
+    assert states == {old: ("Serving", None), status["updateRevision"]: ("Failed", "VerificationFailed")}
+    demo.patch(rollout={"verification": None})
+    demo.until("Ready", "True")
+    assert demo.revisions() == {status["updateRevision"]}, "without golden prompts it is let through"
