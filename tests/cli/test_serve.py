@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,8 +37,8 @@ def keys_folder(served: Served) -> Path:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    """Tell whether all of these processes end within seconds."""
-    return not psutil.wait_procs(processes, timeout=20)[1]
+    """Tell whether all of these processes end."""
+    return not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_the_official_client_gets_the_trained_answer(served: Served, answers: Answers) -> None:
@@ -121,6 +120,7 @@ def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers:
     assert text == answers[STORY]
     code, errors = served.end()
     assert code == 0, errors
+    assert "no API keys are configured (--api-keys-file): the gateway serves everyone" in errors
     assert gone(tree)
     assert not folder.exists()
 
@@ -175,7 +175,7 @@ def test_a_killed_chat_leaves_no_process(number: signal.Signals) -> None:
     tree = psutil.Process(chat.pid).children(recursive=True)
     assert len(tree) >= 4
     chat.send_signal(number)
-    chat.communicate(timeout=30)
+    chat.communicate(timeout=60)
     assert gone(tree)
 
 
@@ -189,12 +189,13 @@ def test_a_second_signal_ends_at_once(serve: Callable[..., Served]) -> None:
     reader = threading.Thread(target=read_to_the_end, args=(stream,))
     reader.start()
     served.process.terminate()
-    time.sleep(0.3)
+    assert served.process.stderr
+    for line in served.process.stderr:  # two signals at once are one
+        if "another signal ends at once" in line:
+            break
     served.process.terminate()
-    began = time.monotonic()
-    served.end()
-    assert time.monotonic() - began < 60
-    reader.join(10)
+    served.end()  # by itself the stream would go on for longer
+    reader.join(60)
     assert gone(tree)
 
 

@@ -263,6 +263,23 @@ async def test_requests_a_minute(live: Any, scripted: Any, tmp_path: Path) -> No
     assert [model.id async for model in client.models.list()] == ["demo"]  # looking costs nothing
 
 
+async def test_gateways_may_share_a_keys_limits(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
+    path = tmp_path / "keys.yaml"
+    limits = {"requestsPerMinute": 9, "tokensPerMinute": 1000, "maxParallel": 1}
+    free = {"name": "b", "key": BOB}
+    path.write_text(key_file({"name": "a", "key": ALICE, **limits}, free))
+    gateway = await live(scripted(), api_keys_file=(str(path),), key_limits_divided_by=4)
+    raw = gateway.client(ALICE).completions.with_raw_response
+    answer = await raw.create(model="demo", prompt="a", max_tokens=1)
+    assert answer.headers["x-ratelimit-limit-requests"] == "3"
+    assert answer.headers["x-ratelimit-limit-tokens"] == "250"
+    tenants = gateway.gateway.tenants
+    assert tenants.named("a").grant.max_parallel == 1
+    assert not tenants.named("b").limited
+    replace_file(path, key_file({"name": "a", "key": ALICE, **limits, "requestsPerMinute": 40}, free))
+    await until(lambda: tenants.named("a").grant.requests_per_minute == 10)  # divided again when read again
+
+
 async def test_tokens_a_minute_are_charged_exactly(
     live: Any, scripted: Any, tmp_path: Path, until: Any
 ) -> None:

@@ -40,6 +40,12 @@ class GatewayConfig:
     api_keys_file: tuple[str, ...] = option(
         (), "File with API keys, or folder of such files; repeatable. Without any, everyone is served"
     )
+    key_limits_divided_by: int = option(
+        1,
+        "Each gateway process allows this part of a key's limits: processes times gateways",
+        low=1,
+        high=1024,
+    )
     keyless_max_priority: int = option(
         0, "Without API keys, a request that asks for a higher priority gets this one", low=-8, high=8
     )

@@ -52,7 +52,11 @@ class Gateway:
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
         self.news = News()
-        self.tenants = Tenants(config.api_keys_file, max_priority=config.keyless_max_priority)
+        self.tenants = Tenants(
+            config.api_keys_file,
+            max_priority=config.keyless_max_priority,
+            divided_by=config.key_limits_divided_by,
+        )
         self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
         self.reader = BodyReader()
         self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.ring)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.record import record_of
-from mizzen.gateway.tenants.keys import Grant, KeyRing, KeysUnusable, parse_files, read_files
+from mizzen.gateway.tenants.keys import Grant, KeyRing, KeysUnusable, divided, parse_files, read_files
 from mizzen.gateway.tenants.tenant import Tenant, everyone
 
 log = logging.getLogger(__name__)
@@ -27,15 +27,22 @@ class Tenants:
     """All tenants. Without files of keys, everyone is one and the same tenant without limits."""
 
     def __init__(
-        self, paths: Sequence[str], reload_seconds: float = RELOAD_SECONDS, max_priority: int = 0
+        self,
+        paths: Sequence[str],
+        reload_seconds: float = RELOAD_SECONDS,
+        max_priority: int = 0,
+        divided_by: int = 1,
     ) -> None:
         """Read the keys. Without any, `max_priority` is the highest that a request gets.
+
+        So many gateways share each key's limits: this one allows the part that `divided_by` leaves.
 
         Raises:
             KeysUnusable: a file is missing or malformed.
         """
         self._paths = tuple(paths)
         self._seconds = reload_seconds
+        self._divided_by = divided_by
         self._files: dict[Path, bytes] = {}
         self._ring: KeyRing | None = None
         self._tenants: dict[str, Tenant] = {}
@@ -73,7 +80,7 @@ class Tenants:
 
     def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
         tenants: dict[str, Tenant] = {}
-        for grant in grants:
+        for grant in (divided(one, self._divided_by) for one in grants):
             tenant = self._tenants.get(grant.name)
             if tenant is None:
                 tenant = Tenant(grant)

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -77,6 +77,20 @@ class Grant:
 
     def __repr__(self) -> str:
         return f"Grant(name={self.name!r})"  # the digest stays out of logs
+
+
+def divided(grant: Grant, parts: int) -> Grant:
+    """Return a grant of which this gateway gives one part; never less than one of anything."""
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else -(-limit // parts)
+
+    return replace(
+        grant,
+        requests_per_minute=part(grant.requests_per_minute),
+        tokens_per_minute=part(grant.tokens_per_minute),
+        max_parallel=part(grant.max_parallel),
+    )
 
 
 class KeysUnusable(ValueError):
