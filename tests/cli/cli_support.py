@@ -42,7 +42,7 @@ class Served:
         assert self.process.stdout
         self.url = self.process.stdout.readline().strip()
         if not self.url:
-            raise AssertionError(self.process.communicate(timeout=10)[1])
+            raise AssertionError(self.process.communicate(timeout=60)[1])
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url, api_key="none", max_retries=0, timeout=60)

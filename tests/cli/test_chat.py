@@ -69,12 +69,12 @@ class Terminal:
                     self._seen += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:
                     break
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(30)
+            self.process.wait(60)
         os.close(self._master)
 
 

@@ -196,7 +196,7 @@ class LiveGateway:
         return f"http://127.0.0.1:{self._sockets[1].getsockname()[1]}"
 
     def client(self, api_key: str = "none", **options: Any) -> openai.AsyncOpenAI:
-        options = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": 20, **options}
+        options = {"base_url": f"{self.url}/v1", "max_retries": 0, "timeout": 60, **options}
         return openai.AsyncOpenAI(api_key=api_key, **options)
 
     async def start(self) -> None:

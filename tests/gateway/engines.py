@@ -108,7 +108,7 @@ class ScriptedEngine:
 
     def __enter__(self) -> ScriptedEngine:
         self._thread.start()
-        assert self._ready.wait(5)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +125,7 @@ class ScriptedEngine:
     def kill(self) -> None:
         """End without a word, as by SIGKILL."""
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _run(self) -> None:
         socket = self._context.socket(zmq.ROUTER)

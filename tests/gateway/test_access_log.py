@@ -41,7 +41,7 @@ async def ask(gateway: Any, until: Any, lines: Lines, count: int = 1, **body: An
     async with httpx.AsyncClient() as http:
         headers = {"x-request-id": "one"}
         await http.post(f"{gateway.url}/v1/chat/completions", json={**BODY, **body}, headers=headers)
-    await until(lambda: len(lines.all) == count, 30)
+    await until(lambda: len(lines.all) == count)
     return lines.all
 
 

@@ -97,7 +97,7 @@ async def test_a_stream_with_one_failing_choice_ends_with_an_error(
     gateway = await live(engine)
     refusing = asyncio.create_task(refuse_the_second(engine, until))
     body = {"model": "demo", "messages": USER, "n": 2, "max_tokens": 1000, "stream": True}
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
     await refusing
     assert response.status_code == 200  # the first choice had begun

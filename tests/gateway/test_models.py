@@ -111,7 +111,7 @@ async def answers(gateway: Any, model: str) -> bool:
 
 
 async def eventually(check: Callable[[], Any], wanted: bool = True) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while await check() != wanted:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -148,7 +148,12 @@ async def test_each_service_has_a_queue_of_its_own(shared: Any, scripted: Any, u
     busy, free = scripted(), scripted()
     busy.does.step_seconds = 0.05
     gateway, _ = await shared(
-        entry("busy", busy), entry("free", free), serving=2, max_in_flight=1, queue_size=1
+        entry("busy", busy),
+        entry("free", free),
+        serving=2,
+        max_in_flight=1,
+        queue_size=1,
+        queue_timeout_seconds=60,
     )
     client = gateway.client()
     held = [
@@ -156,7 +161,7 @@ async def test_each_service_has_a_queue_of_its_own(shared: Any, scripted: Any, u
         for _ in range(2)
     ]
     service = gateway.gateway.services.named("busy")
-    await until(lambda: service.admission.in_flight == 1 and len(service.admission) == 1, 30)
+    await until(lambda: service.admission.in_flight == 1 and len(service.admission) == 1)
     with pytest.raises(openai.RateLimitError):
         await ask(gateway, "busy")
     assert await ask(gateway, "free") == 2
@@ -263,13 +268,13 @@ async def test_each_services_engines_have_keys_of_their_own(shared: Any, tmp_pat
             serving=0,
             keys=str(keys.folder),
         )
-        await until(lambda: len(one.out.peers) == 1, 30)
+        await until(lambda: len(one.out.peers) == 1)
         service = gateway.gateway.services.named("two")
         [engine] = service.table
-        await until(lambda: "refuses this gateway's keys" in engine.problem, 30)
+        await until(lambda: "refuses this gateway's keys" in engine.problem)
         assert len(two.out.peers) == 0
         write(path, entry("one", one, enginePublicKey=one_key), entry("two", two, enginePublicKey=two_key))
-        await until(lambda: len(two.out.peers) == 1, 30)
+        await until(lambda: len(two.out.peers) == 1)
         assert len(one.out.peers) == 1
 
 
@@ -354,7 +359,7 @@ async def test_a_shared_gateway_watches_one_config_map_and_its_services_pods(
     found: Any = Recorded()
     watch = asyncio.create_task(SharedWatch(config, found, Metrics()).run())
     try:
-        await until(lambda: found.services == ["one"] and "one" in found.engines, 30)
+        await until(lambda: found.services == ["one"] and "one" in found.engines)
         assert api.queries["configmaps"] == {"fieldSelector": "metadata.name=mizzen-shared"}
         assert api.queries["pods"] == {
             "labelSelector": "mizzen.dev/gateway=shared,mizzen.dev/component=engine"
@@ -362,11 +367,11 @@ async def test_a_shared_gateway_watches_one_config_map_and_its_services_pods(
         assert [one.name for one in found.engines["one"]] == ["one-0"]
         api.send("configmaps", "MODIFIED", config_map({"name": "one"}, {"name": "two"}))
         api.send("pods", "ADDED", pod("two-0", "two"))
-        await until(lambda: found.services == ["one", "two"] and "two" in found.engines, 30)
+        await until(lambda: found.services == ["one", "two"] and "two" in found.engines)
         api.send("configmaps", "MODIFIED", {**config_map(), "data": {"services.json": "{"}})
         api.send("configmaps", "DELETED", config_map())
         api.send("pods", "DELETED", pod("one-0", "one"))
-        await until(lambda: "one" not in found.engines, 30)
+        await until(lambda: "one" not in found.engines)
         assert found.services == ["one", "two"]  # the last list that could be read stays in force
     finally:
         for events in api.events.values():

@@ -54,6 +54,8 @@ async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path
         news = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
         request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
         told = (await news).json()
+        while not told["waiting"]:  # it heard first that the engine is not there
+            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
         assert (told["waiting"], told["queued"], told["idleSeconds"]) == (1, 1, 0)
         assert (await request).status_code == 503  # its time in the queue is up
         again = await http.get(url, params={"version": told["version"], "wait": "50"})

@@ -71,7 +71,7 @@ class Program:
 
     def get(self, path: str, token: str = "secret") -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"}
-        return httpx.get(f"http://127.0.0.1:{self.admin}{path}", headers=headers, timeout=30)
+        return httpx.get(f"http://127.0.0.1:{self.admin}{path}", headers=headers, timeout=60)
 
     def table(self) -> dict[str, Any]:
         answer = self.get("/admin/engines")

@@ -45,33 +45,34 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
     gateway = await live(scripted())
-    reader, writer = await connect(gateway)
     began = time.monotonic()
+    reader, writer = await connect(gateway)
     writer.write(HEAD if drip == b"x" else b"")
     end = asyncio.create_task(reader.read())
-    while not end.done() and time.monotonic() - began < 30:
+    while not end.done() and time.monotonic() - began < 60:
         await asyncio.wait([end], timeout=0.05)
         if drip and not end.done():
             writer.write(drip)
-    assert 0.2 < time.monotonic() - began < 30
+    assert end.done()
+    assert time.monotonic() - began > 0.29
     writer.close()
 
 
 async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
     engine = scripted()
     engine.does.step_seconds = 0.05
     gateway = await live(engine)
     reader, writer = await connect(gateway)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)  # heads come at once from here on, however busy we are
     for _ in range(2):
         body = json.dumps({**BODY, "max_tokens": 15, "stream": True}).encode()
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body))
         for start in range(0, len(body), 10):
             writer.write(body[start : start + 10])
             await asyncio.sleep(0.07)
-        stream = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 10)
+        stream = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 60)
         assert stream.startswith(b"HTTP/1.1 200")
         assert b"data: [DONE]" in stream
         await asyncio.sleep(0.6)

@@ -354,7 +354,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
     gateway = await live(model("Yes."))
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for body, param in BAD:
             sent = {"model": "demo", "input": "Hi", **body}
             response = await http.post(f"{gateway.url}/v1/responses", json=sent)

@@ -271,7 +271,7 @@ async def test_a_client_that_leaves_while_its_answer_waits_leaves_nothing(
     engine.does.step_seconds = 0.02
     gateway = await live(engine)
     async with (
-        httpx.AsyncClient(timeout=30) as http,
+        httpx.AsyncClient(timeout=60) as http,
         http.stream("POST", f"{gateway.url}/v1/completions", json=fields(True, max_tokens=500)) as response,
     ):
         await anext(response.aiter_bytes())

@@ -157,10 +157,10 @@ def test_unreadable_templates(files: dict[str, bytes], message: str) -> None:
 )
 def test_bounds_and_sandbox(source: str, message: str) -> None:
     template = ChatTemplate(source, TOKENS, seconds=0.3)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateError, match=message):
         template.render(CONVERSATIONS["one"])
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_no_messages() -> None:

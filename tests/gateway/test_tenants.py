@@ -45,7 +45,7 @@ def replace_file(path: Path, content: str) -> None:
 
 async def eventually(check: Callable[[], Awaitable[bool]], wanted: bool = True) -> None:
     """Wait until an asynchronous check says what is wanted."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while await check() != wanted:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -219,7 +219,7 @@ async def test_keys_come_and_go_without_a_restart(
     await eventually(lambda: works(carol))
     assert not await works(gateway.client(ALICE))
     replace_file(keys, "keys: [")  # what cannot be read changes nothing
-    await until(lambda: "API keys cannot be read" in caplog.text, 30)
+    await until(lambda: "API keys cannot be read" in caplog.text)
     assert await works(carol)
     replace_file(keys, key_file())
     await eventually(lambda: works(carol), False)  # no key at all lets nobody in
@@ -294,7 +294,7 @@ async def test_tokens_a_minute_are_charged_exactly(
     async def charged(**request: Any) -> tuple[int, float]:
         before = tenant.tokens.level
         answer = await client.completions.create(model="demo", **request)
-        await until(lambda: gateway.gateway.in_flight == 0, 30)
+        await until(lambda: gateway.gateway.in_flight == 0)
         return answer.usage.total_tokens, before - tenant.tokens.level
 
     assert await charged(prompt=[5] * 300, max_tokens=100) == (400, 400)
@@ -328,7 +328,7 @@ async def test_embeddings_are_charged_for_their_prompts(
     tenant = gateway.gateway.tenants.named("a")
     tenant.tokens = Bucket(100000, lambda: 0.0)
     answer = await gateway.client(ALICE).embeddings.create(model="demo", input=[[5] * 30, [6] * 12])
-    await until(lambda: gateway.gateway.in_flight == 0, 30)
+    await until(lambda: gateway.gateway.in_flight == 0)
     assert answer.usage.total_tokens == 42
     assert tenant.tokens.level == 100000 - 42
 
@@ -351,7 +351,7 @@ async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until:
         for _ in range(2)
     ]
     tenant = gateway.gateway.tenants.named("a")
-    await until(lambda: tenant.running == 2, 30)
+    await until(lambda: tenant.running == 2)
     with pytest.raises(openai.RateLimitError) as refused:
         await client.completions.create(model="demo", prompt="a", max_tokens=1)
     assert refused.value.code == "too_many_parallel_requests"
@@ -359,7 +359,7 @@ async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until:
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
-    await until(lambda: tenant.running == 0, 30)  # a client that goes away gives its place back
+    await until(lambda: tenant.running == 0)  # a client that goes away gives its place back
 
 
 async def test_priority_is_bounded_by_the_key_and_reaches_the_engine(
@@ -446,7 +446,7 @@ async def test_a_request_ends_at_its_own_deadline(
         )
     assert (late.value.status_code, late.value.code) == (504, "timeout")
     assert "within its timeout of 0.4 s" in str(late.value)
-    await until(lambda: slow.running == 0, 30)  # the engine was told
+    await until(lambda: slow.running == 0)  # the engine was told
     assert gateway.gateway.in_flight == 0
 
 
@@ -496,7 +496,7 @@ async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: 
     body = {"model": "demo", "prompt": "a" * 1500, "max_tokens": 500}
     async with httpx.AsyncClient(timeout=60) as http:
         first = [asyncio.create_task(http.post(f"{gateway.url}/v1/completions", json=body)) for _ in range(2)]
-        await until(lambda: engine.running == 2, 30)
+        await until(lambda: engine.running == 2)
         assert 3000 < budget.used < 4000
         refused = await http.post(f"{gateway.url}/v1/completions", json=body)
         assert refused.status_code == 503
@@ -505,7 +505,7 @@ async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: 
         for task in first:
             task.cancel()
         await asyncio.gather(*first, return_exceptions=True)
-        await until(lambda: budget.used == 0, 30)
+        await until(lambda: budget.used == 0)
 
 
 async def test_one_key_holds_half_of_all_bodies_at_most(
@@ -526,7 +526,7 @@ async def test_one_key_holds_half_of_all_bodies_at_most(
             return asyncio.create_task(http.post(url, content=content, headers=headers))
 
         held = [ask(ALICE, padded) for _ in range(2)]
-        await until(lambda: engine.running == 2, 30)
+        await until(lambda: engine.running == 2)
         refused = await ask(ALICE, padded)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "bodies_too_large"
@@ -536,7 +536,7 @@ async def test_one_key_holds_half_of_all_bodies_at_most(
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        await until(lambda: gateway.gateway.bodies.used == 0, 30)
+        await until(lambda: gateway.gateway.bodies.used == 0)
         assert (await ask(ALICE, other)).status_code == 200
 
 

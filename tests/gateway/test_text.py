@@ -64,10 +64,10 @@ def test_cost_is_linear(any_tokenizer: Tokenizer) -> None:
     for token in ("<0xE2>", "â", "a"):
         if (number := any_tokenizer.token_id(token)) is not None:
             detokenizer = any_tokenizer.detokenizer()
-            began = time.perf_counter()
+            began = time.process_time()
             for _ in range(20_000):
                 detokenizer.add((number,))
-            assert time.perf_counter() - began < 20
+            assert time.process_time() - began < 20
 
 
 def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:

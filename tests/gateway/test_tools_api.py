@@ -466,7 +466,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 async def test_bad_tools_are_named(live: Any, model: Model) -> None:
     gateway = await live(model("qwen25", "yes"))
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for body, param in BAD:
             body = {"model": "demo", "messages": USER, **body}
             response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)

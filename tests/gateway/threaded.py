@@ -40,5 +40,5 @@ def simulated_gateway(start: Any) -> Iterator[Any]:
             run(gateway.stop())
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

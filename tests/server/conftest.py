@@ -107,7 +107,7 @@ class EngineProcess:
     def get(self, path: str, method: str = "GET") -> tuple[int, Any]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
         try:
-            with urllib.request.urlopen(request, timeout=5) as reply:
+            with urllib.request.urlopen(request, timeout=30) as reply:
                 body, code = reply.read(), reply.status
         except urllib.error.HTTPError as error:
             body, code = error.read(), error.code
@@ -158,7 +158,7 @@ class EngineProcess:
             for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         for gateway in self._gateways:
             gateway.close()
         self._log.close()

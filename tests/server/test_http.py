@@ -23,7 +23,7 @@ def serve(port: int) -> HttpServer:
 def test_a_restarted_engine_binds_the_port_that_its_predecessor_served() -> None:
     first = serve(0)
     port = first.server_port
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         # The server closes first, so that its end of the connection stays in TIME_WAIT.
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         while client.recv(65536):
@@ -57,8 +57,8 @@ def test_a_drain_is_refused_to_others() -> None:
         mock.patch.object(http, "from_here", return_value=False),
         pytest.raises(urllib.error.HTTPError) as refused,
     ):
-        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5)
+        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60)
     assert refused.value.code == 403
-    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as answer:
         assert answer.status == 202
     server.stop()

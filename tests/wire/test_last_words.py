@@ -55,7 +55,7 @@ async def test_the_last_tokens_of_a_draining_engine_arrive() -> None:
             connected = asyncio.Event()
             link = Link(await endpoint, gateway="g", context=context, on_change=connected.set)
             running = asyncio.create_task(link.run())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while link.welcome is None:
                     await connected.wait()
                     connected.clear()

@@ -42,7 +42,7 @@ class GatewayConfig:
     )
     key_limits_divided_by: int = option(
         1,
-        "Each gateway process allows this part of a key's limits: processes times gateways",
+        "A gateway process allows this part of keys' limits: processes times gateways",
         low=1,
         high=1024,
     )
