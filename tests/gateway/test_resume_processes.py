@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -207,24 +209,149 @@ async def test_a_step_that_hangs_is_left_by_what_the_engine_said_of_its_steps(
     assert 'mizzen_gateway_resumes_total{cause="stuck"}' in gateway.gateway.metrics_text().decode()
 
 
-async def test_a_real_engine_is_killed_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
+NAMES = {
+    "type": "array",
+    "minItems": 12,
+    "maxItems": 12,
+    "items": {"type": "string", "minLength": 6, "maxLength": 9},
+}
+CREW = {"type": "object", "properties": {"crew": NAMES}, "required": ["crew"], "additionalProperties": False}
+HELLO = [{"role": "user", "content": "Name the crew."}]
+MUSTER = {"type": "function", "function": {"name": "muster", "parameters": CREW, "strict": True}}
+LONG = {"prompt": "The ship", "max_tokens": 250, "ignore_eos": True}
+RICH: dict[str, tuple[str, dict[str, Any]]] = {
+    "schema": (
+        "chat/completions",
+        {
+            "messages": HELLO,
+            "temperature": 0.9,
+            "seed": 3,
+            "max_tokens": 400,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "crew", "schema": CREW}},
+        },
+    ),
+    "ebnf": (
+        "completions",
+        {**LONG, "ebnf": 'root ::= ([a-z]{3} ", "){60} "end"', "temperature": 0.8, "seed": 4},
+    ),
+    "tool": (
+        "chat/completions",
+        {
+            "messages": HELLO,
+            "tools": [MUSTER],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "temperature": 0.7,
+            "seed": 5,
+            "max_tokens": 400,
+        },
+    ),
+    "penalties": (
+        "completions",
+        {
+            **LONG,
+            "temperature": 0.0,
+            "frequency_penalty": 0.7,
+            "presence_penalty": 0.3,
+            "repetition_penalty": 1.2,
+            "logit_bias": {"17": -100, "40": 2.5},
+            "min_tokens": 150,
+        },
+    ),
+    "logprobs": (
+        "completions",
+        {**LONG, "logprobs": 3, "temperature": 0.9, "seed": 6, "top_k": 40, "min_p": 0.01},
+    ),
+    "choices": ("completions", {**LONG, "n": 2, "temperature": 1.0, "seed": 7, "top_p": 0.9}),
+}
+
+CONSTRAINED = ("schema", "ebnf", "tool")
+
+
+async def rich(http: httpx.AsyncClient, name: str, stream: bool, seen: Callable[[int], None]) -> Any:
+    """Return what an answer says: texts, tokens, log probabilities, calls and ends, by choice."""
+    path, asked = RICH[name]
+    body = {"model": "demo", "return_token_ids": True, **asked, "stream": stream}
+    found: dict[int, dict[str, Any]] = {}
+    events: list[dict[str, Any]] = []
+
+    def take(choices: list[dict[str, Any]]) -> None:
+        for choice in choices:
+            one = found.setdefault(
+                choice["index"], {"text": "", "calls": "", "ids": [], "tokens": [], "values": []}
+            )
+            said = choice.get("delta") or choice.get("message") or choice
+            one["text"] += said.get("content") or said.get("text") or ""
+            one["calls"] += "".join(call["function"]["arguments"] for call in said.get("tool_calls") or [])
+            one["ids"] += choice.get("token_ids") or []
+            one["reason"] = choice["finish_reason"]
+            logprobs = choice.get("logprobs") or {}
+            one["tokens"] += logprobs.get("tokens") or []
+            one["values"] += logprobs.get("token_logprobs") or []
+            if name in CONSTRAINED:  # they begin last: their grammars are compiled first
+                seen(len(one["ids"]))
+
+    if not stream:
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        take(answer.json()["choices"])
+        return found
+    async with http.stream("POST", path, json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line[6:]))
+                assert "choices" in events[-1], events[-1]
+                take(events[-1]["choices"])
+    return found
+
+
+async def all_rich(
+    http: httpx.AsyncClient, seen: Callable[[int], None] = lambda count: None
+) -> dict[str, Any]:
+    """Return all kinds of answers, streamed and whole, asked for at once."""
+    names = [(name, stream) for name in RICH for stream in (True, False)]
+    answers = await asyncio.gather(*(rich(http, *one, seen) for one in names))
+    return {f"{name} {stream}": answer for (name, stream), answer in zip(names, answers, strict=True)}
+
+
+def check_rich(found: dict[str, Any], calm: dict[str, Any]) -> None:
+    for name, choices in found.items():
+        for index, one in choices.items():
+            values, wanted = one.pop("values"), calm[name][index]
+            assert values == pytest.approx(wanted["values"], abs=1e-3), name
+            assert one == {key: value for key, value in wanted.items() if key != "values"}, name
+            assert len(one["ids"]) > 60
+        assert choices.keys() == calm[name].keys()
+
+
+async def test_real_engines_are_struck_in_mid_stream(live: Any, until: Any, processes: Any) -> None:
+    """Of three, one is killed, then one is stopped: grammars, calls, penalties, log probabilities go on."""
     options = {
         "model": DEMO,
         "served_name": "demo",
         "device": "cpu",
         "threads": 1,
         "kv_cache_tokens": 16384,
-        "max_running_requests": 16,
+        "max_running_requests": 24,
     }
-    engines = [processes(REAL, **options) for _ in range(2)]
+    engines = [processes(REAL, **options) for _ in range(3)]
     gateway = await live(*engines, wait=False, **PATIENT)
     await serving(gateway, until, engines)
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="x", max_retries=0, timeout=240
-    ) as client:
-        calm = await all_kinds(client)
-        check(calm, calm)
+    async with (
+        gateway.client(timeout=240) as client,
+        httpx.AsyncClient(base_url=f"{gateway.url}/v1/", timeout=240) as http,
+    ):
+        plain, calm = await all_kinds(client), await all_rich(http)
+        check(plain, plain)
+        assert len(json.loads(calm["schema True"][0]["text"])["crew"]) == 12
+        assert len(json.loads(calm["tool True"][0]["calls"])["crew"]) == 12
+        assert calm["tool True"][0]["reason"] == "tool_calls"
         strike = Strike(gateway, engines, signal.SIGKILL, after=30)
-        check(await all_kinds(client, strike), calm)
-    assert strike.victim is not None
-    assert strike.streams > 0
+        check_rich(await all_rich(http, strike), calm)
+        assert strike.streams > 0
+        check(await all_kinds(client), plain)
+        engines.remove(strike.victim)  # type: ignore[arg-type]
+        strike = Strike(gateway, engines, signal.SIGSTOP, after=30)
+        check_rich(await all_rich(http, strike), calm)
+        assert strike.streams > 0
+    assert "mizzen_gateway_resumes_total{" in gateway.gateway.metrics_text().decode()
