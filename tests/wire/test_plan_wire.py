@@ -45,7 +45,7 @@ def plan(step: int, tokens: int = 0) -> StepPlan:
 
 def test_two_processes_get_every_plan(tmp_path: Path) -> None:
     write_keys(tmp_path)
-    server = PlanServer(LOCAL, load_keys(tmp_path, "engine"), readers=2, timeout_seconds=SECONDS)
+    server = PlanServer(LOCAL, load_keys(tmp_path, "engine"), ranks=[1, 2], timeout_seconds=SECONDS)
     words = [sys.executable, "-c", READ, server.endpoint, str(tmp_path)]
     readers = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
     try:
@@ -68,7 +68,7 @@ def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
         folder.mkdir()
         write_keys(folder)
     keys = load_keys(ours, "engine")
-    server = PlanServer(LOCAL, keys, readers=1)
+    server = PlanServer(LOCAL, keys, ranks=[1])
     strangers = [
         PlanClient(server.endpoint, load_keys(folder, side), 1)
         for folder, side in ((theirs, "engine"), (ours, "gateway"))
@@ -88,7 +88,7 @@ def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
 
 def test_other_machines_need_keys() -> None:
     with pytest.raises(UnsafeEndpoint):
-        PlanServer("tcp://0.0.0.0:*", None, readers=1)
+        PlanServer("tcp://0.0.0.0:*", None, ranks=[1])
     with pytest.raises(UnsafeEndpoint):
         PlanClient("tcp://192.0.2.1:5558", None, 1)
 
@@ -108,7 +108,7 @@ def test_a_plan_that_was_lost_breaks_the_channel() -> None:
 
 
 def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
-    server = PlanServer(LOCAL, None, readers=1, timeout_seconds=SECONDS)
+    server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=SECONDS)
     client = PlanClient(server.endpoint, None, 1)
     server.wait(SECONDS)
     client.close()
@@ -126,7 +126,7 @@ def test_a_rank_that_is_gone_or_came_again_is_told() -> None:
 
 
 def test_a_rank_that_takes_nothing_stalls_the_channel() -> None:
-    server = PlanServer(LOCAL, None, readers=1, timeout_seconds=0.3)
+    server = PlanServer(LOCAL, None, ranks=[1], timeout_seconds=0.3)
     client = PlanClient(server.endpoint, None, 1)
     server.wait(SECONDS)
     with pytest.raises(PlanChannelStalled, match=r"rank1 has taken no plan for 0\.3 s"):

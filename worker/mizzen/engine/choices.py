@@ -50,9 +50,11 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
         )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with one")
-    if options.device == "cuda" and torch.cuda.device_count() < options.tensor:
+    if options.device == "cuda" and torch.cuda.device_count() < options.local_ranks:
+        nodes = f" on --nodes {options.nodes} needs {options.local_ranks} GPUs on each"
         raise ValueError(
-            f"--tensor {options.tensor} needs as many GPUs, {torch.cuda.device_count()} are here: lower it"
+            f"--tensor {options.tensor}{nodes if options.nodes > 1 else ' needs as many GPUs'}, "
+            f"{torch.cuda.device_count()} are here: lower it"
         )
 
 

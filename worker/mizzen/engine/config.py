@@ -30,6 +30,9 @@ class EngineOptions:
         None, "Cap on prompt plus output tokens; the model's own by default", low=1
     )
     tensor: int = option(1, "Ranks (GPUs) that share the model", low=1)
+    nodes: int = option(
+        1, "Pods, or machines, that share the ranks: `mizzen engine` alone, with --node-rank", low=1
+    )
     all_reduce: str = option(
         "auto",
         "How ranks on cuda add up what each computed; auto goes by size, from measurements",
@@ -90,3 +93,15 @@ class EngineOptions:
             ValueError: names the option and what would be right.
         """
         check(self)
+        if self.tensor % self.nodes:
+            raise ValueError(f"--tensor {self.tensor} must be a multiple of --nodes {self.nodes}")
+        if self.nodes > 1 and self.all_reduce not in ("auto", "nccl"):
+            raise ValueError(
+                f"--all-reduce {self.all_reduce} works inside a machine alone: with --nodes {self.nodes} "
+                "leave it at auto, or nccl"
+            )
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of one node."""
+        return self.tensor // self.nodes

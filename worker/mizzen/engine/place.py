@@ -16,14 +16,15 @@ log = logging.getLogger(__name__)
 PCI = Path("/sys/bus/pci/devices")
 
 
-def local_place(options: EngineOptions, rank: int, rendezvous: str) -> Place:
-    """Return the place of a rank in a pod that holds all of them: rank r has GPU r."""
+def local_place(options: EngineOptions, rank: int, rendezvous: str, address: str = "") -> Place:
+    """Return the place of a rank in its pod: the first rank of a pod has GPU 0, the next GPU 1, and so on."""
     return Place(
         rank=rank,
         size=options.tensor,
         rendezvous=rendezvous,
-        device=torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank),
-        all_reduce=options.all_reduce,
+        device=torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank % options.local_ranks),
+        all_reduce=options.all_reduce if options.nodes == 1 else "nccl",
+        address=address,
     )
 
 

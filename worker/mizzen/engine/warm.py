@@ -22,7 +22,7 @@ def make_runner(
 ) -> CpuRunner | CudaRunner:
     """Make the runner of a device."""
     if options.device == "cpu":
-        threads = options.threads or max(1, cpu_count() // options.tensor)
+        threads = options.threads or max(1, cpu_count() // options.local_ranks)
         return CpuRunner(step, threads=threads, delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
     step.graphs = make_prefill_graphs(options, step)

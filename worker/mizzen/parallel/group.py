@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,12 +37,14 @@ class Place:
     rank: int
     size: int
     rendezvous: str
-    """file:///path, or tcp://host:port of rank 0's."""
+    """file:///path, or tcp://host:port/name of rank 0's; the name keeps one group apart from another."""
     device: torch.device
     timeout_seconds: float = 600.0
     """How long ranks wait for each other at start-up."""
     all_reduce: str = "auto"
     """Which way of all-reduce, on cuda; see `mizzen.parallel.device`."""
+    address: str = ""
+    """This pod's own address, which others reach it at; only where ranks are in several pods."""
 
 
 Check = Callable[[], None]
@@ -58,13 +61,29 @@ def open_store(place: Place) -> dist.Store:
     if url.scheme == "file" and url.path:
         store: dist.Store = dist.FileStore(url.path, place.size)
     elif url.scheme == "tcp" and url.hostname and url.port:
-        store = dist.TCPStore(
-            url.hostname, url.port, place.size, place.rank == 0, timeout, wait_for_workers=False
-        )
+        store = _tcp_store(place, url.hostname, url.port, timeout)
+        store = dist.PrefixStore(url.path.strip("/"), store)
     else:
         raise ValueError(f"a rendezvous is file:///path or tcp://host:port, not {place.rendezvous!r}")
     store.set_timeout(timeout)
     return store
+
+
+def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.Store:
+    """Connect to rank 0's store; rank 0 listens on that address alone, where torch would on all."""
+    if place.rank:
+        return dist.TCPStore(host, port, place.size, False, timeout, wait_for_workers=False)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family)
+    return dist.TCPStore(
+        host,
+        port,
+        place.size,
+        True,
+        timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),  # the store closes it
+    )
 
 
 class Group:
@@ -123,7 +142,7 @@ class Group:
         place, store = self.place, dist.PrefixStore("group", self._store)
         timeout = timedelta(seconds=place.timeout_seconds)
         if place.device.type == "cpu":
-            return GlooCollectives(dist.ProcessGroupGloo(store, self.rank, self.size, timeout))
+            return GlooCollectives(_gloo(place, store, timeout))
         torch.cuda.set_device(place.device)
         for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"):
             os.environ.setdefault(name, "0")  # whoever watches the ranks ends them
@@ -142,3 +161,13 @@ class Group:
         from mizzen.parallel.device import DeviceCollectives
 
         return DeviceCollectives(world, place.device, place.all_reduce)
+
+
+def _gloo(place: Place, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """Join the ranks over gloo, at the pod's own address where it is known."""
+    if not place.address:
+        return dist.ProcessGroupGloo(store, place.rank, place.size, timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=place.address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, place.rank, place.size, options)

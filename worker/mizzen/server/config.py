@@ -17,6 +17,12 @@ class EngineConfig(EngineOptions):
     engine_id: str = option("", "Name of this engine; host name and process when empty")
 
     wire_bind: str = option("tcp://127.0.0.1:5557", "ZMQ endpoint for gateways")
+    node_rank: int = option(0, "Which of the --nodes this is; 0 leads, and serves gateways", low=0)
+    leader_address: str = option("", "Host name or address of node 0, for the other --nodes")
+    ranks_address: str = option("127.0.0.1", "This node's own address, where the other --nodes reach it")
+    ranks_port: int = option(
+        5558, "Port of node 0 for the other --nodes, which use the two after it, too", low=1, high=65533
+    )
     keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// beyond loopback")
     http_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics")
     http_port: int = option(8081, "Port of /healthz, /readyz, /metrics", low=0, high=65535)
@@ -32,3 +38,15 @@ class EngineConfig(EngineOptions):
     termination_message: str = option(
         "/dev/termination-log", "File that gets the reason of a failed end, where its folder exists"
     )
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: names the option and what would be right.
+        """
+        super(EngineConfig, self).__post_init__()
+        if self.node_rank >= self.nodes:
+            raise ValueError(f"--node-rank {self.node_rank} must be below --nodes {self.nodes}")
+        if self.node_rank and not self.leader_address:
+            raise ValueError(f"--node-rank {self.node_rank} needs --leader-address, that of node 0")

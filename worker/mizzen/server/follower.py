@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mizzen.engine.config import EngineOptions
@@ -24,13 +25,15 @@ from mizzen.server.links import Links
 from mizzen.server.phases import PhaseStatus
 from mizzen.server.pulse import PulseWriter
 from mizzen.server.status import StatusWriter
+from mizzen.wire.keys import load_keys
 from mizzen.wire.log import set_up_logging
 from mizzen.wire.plan_ring import RingReader
+from mizzen.wire.plan_wire import PlanClient
 
 log = logging.getLogger(__name__)
 
 
-def follow(rank: int, links: Links, options: EngineOptions, status: PhaseStatus) -> None:
+def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
     """Load a rank and run it until the end of plans.
 
     Raises:
@@ -40,18 +43,26 @@ def follow(rank: int, links: Links, options: EngineOptions, status: PhaseStatus)
     from mizzen.engine.place import local_place, take_processors
     from mizzen.parallel.group import Group
 
-    place = local_place(options, rank, links.rendezvous)
+    place = local_place(options, rank, links.rendezvous, links.address)
     take_processors(place)
+    plans = plans_of(rank, links, keys)
     follower = load_follower(options, lambda: Group(place), status.report)
     gc.collect()
     gc.freeze()  # a collection over all of torch would hold up a step
-    pulse = PulseWriter(links.pulses, rank)
+    pulse = PulseWriter(links.pulses, rank - links.first)
     pulse.start()
     status.phase(Phase.SERVING)
-    follower.run(RingReader(links.ring, rank - 1), pulse)
+    follower.run(plans, pulse)
     pulse.close()
     follower.close()
     status.phase(Phase.ENDED)
+
+
+def plans_of(rank: int, links: Links, keys: str) -> RingReader | PlanClient:
+    """Return a rank's end of the plan channel: through memory in rank 0's pod, else over TCP."""
+    if not links.first:
+        return RingReader(links.ring, rank - 1)
+    return PlanClient(links.plans, load_keys(Path(keys), "engine") if keys else None, rank)
 
 
 def options_of(values: dict[str, Any]) -> EngineOptions:
@@ -73,10 +84,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
     die_with_parent(args.parent)
     set_up_logging(process=f"rank{args.rank}")
-    status = PhaseStatus(StatusWriter(args.links.status, args.rank))
+    status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first))
     status.phase(Phase.IMPORT)
     try:
-        follow(args.rank, args.links, options_of(args.config), status)
+        follow(args.rank, args.links, options_of(args.config), args.config.get("keys") or "", status)
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})

@@ -1,4 +1,4 @@
-"""What ties the ranks of a group together in one pod: descriptors that they inherit, and where they meet."""
+"""What ties the ranks of a pod together: descriptors that they inherit, and where they meet all others."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mizzen.server.config import EngineConfig
 from mizzen.server.pulse import create_pulses
 from mizzen.server.status import create_block
 from mizzen.wire.plan_ring import RingHandles, create_ring
@@ -16,17 +17,24 @@ from mizzen.wire.plan_ring import RingHandles, create_ring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The same for all ranks of a group."""
+    """The same for all ranks of a pod."""
 
     size: int
+    """Ranks of this pod."""
     rendezvous: str
-    """file:///path of a file that all ranks write to at start-up."""
+    """file:///path of a file that all ranks write to at start-up; between pods tcp://host:port/group."""
     ring: RingHandles
     """Plans."""
     pulses: int
     """How far each rank is."""
     status: int
     """The ranks' status blocks."""
+    first: int = 0
+    """This pod's first rank."""
+    plans: str = ""
+    """Where rank 0 hands plans to ranks of other pods; empty where there are none."""
+    address: str = ""
+    """This pod's own address, likewise."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -42,6 +50,9 @@ class Links:
                 "ring": [self.ring.memory, *self.ring.wake],
                 "pulses": self.pulses,
                 "status": self.status,
+                "first": self.first,
+                "plans": self.plans,
+                "address": self.address,
             }
         )
 
@@ -56,11 +67,12 @@ class Links:
         """Close the descriptors in this process, and remove the meeting place."""
         for descriptor in self.descriptors:
             os.close(descriptor)
-        shutil.rmtree(Path(self.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
+        if self.rendezvous.startswith("file://"):
+            shutil.rmtree(Path(self.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
 
 
 def create_links(size: int) -> Links:
-    """Make the links of a new group; the caller closes them."""
+    """Make the links of a new pod with so many ranks; the caller closes them."""
     folder = tempfile.mkdtemp(prefix="mizzen-ranks-")  # private: mkdtemp makes it 0700
     return Links(
         size=size,
@@ -68,4 +80,18 @@ def create_links(size: int) -> Links:
         ring=create_ring(size - 1),
         pulses=create_pulses(size),
         status=create_block(size),
+    )
+
+
+def between_pods(links: Links, config: EngineConfig, group: str) -> Links:
+    """Return the links of a pod whose ranks meet those of others, in a group of this name."""
+    host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
+    host = f"[{host}]" if ":" in host else host
+    shutil.rmtree(Path(links.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
+    return replace(
+        links,
+        first=config.node_rank * config.local_ranks,
+        rendezvous=f"tcp://{host}:{port + 2}/{group}",
+        plans=f"tcp://{host}:{port + 1}",
+        address=config.ranks_address,
     )

@@ -30,6 +30,8 @@ class LocalRanks:
 
     def __init__(self, options: EngineOptions) -> None:
         """Start them; they load while rank 0 does."""
+        if options.nodes > 1:
+            raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
         size = options.tensor
         self._options = options
         self._links = create_links(size)

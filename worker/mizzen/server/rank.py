@@ -26,6 +26,7 @@ from mizzen.server.files import read_files, tokenizer_hash
 from mizzen.server.lifeline import die_with_parent
 from mizzen.server.links import Links
 from mizzen.server.loop import ServingLoop, SupervisorGone
+from mizzen.server.plans import open_plans
 from mizzen.server.pulse import PulseWriter
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusWriter
@@ -34,7 +35,6 @@ from mizzen.wire.keys import KeyFolder
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.log import set_up_logging
 from mizzen.wire.messages import PROTOCOL, Welcome
-from mizzen.wire.plan_ring import RingWriter
 from mizzen.wire.server import WireServer
 
 log = logging.getLogger(__name__)
@@ -190,11 +190,13 @@ def import_engine(links: Links | None) -> Callable[[EngineConfig, Report], Engin
     from mizzen.parallel.group import Group
 
     def load(config: EngineConfig, report: Report) -> Engine:
-        place = local_place(config, 0, links.rendezvous)
+        place = local_place(config, 0, links.rendezvous, links.address)
         take_processors(place)
         pulse = PulseWriter(links.pulses, 0)
-        lead = Lead(join=lambda: Group(place), plans=RingWriter(links.ring), pulse=pulse)
+        plans = open_plans(config, links)
+        lead = Lead(join=lambda: Group(place), plans=plans, pulse=pulse)
         engine = load_engine(config, report, lead=lead)
+        plans.wait(place.timeout_seconds)
         pulse.start()
         return _traceable(config, engine)
 

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,21 @@ from mizzen.models.registry import read_config
 from mizzen.models.shares import check_shares
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
+from mizzen.server.ends import End
 from mizzen.server.files import ModelFolderError
 from mizzen.server.http import Health, HttpServer, Routes
-from mizzen.server.links import Links, create_links
+from mizzen.server.links import Links, between_pods, create_links
 from mizzen.server.loop import Command
 from mizzen.server.metrics import EngineView, registry
-from mizzen.server.pulse import PulseReader, RankWatch
+from mizzen.server.nodes import Others, endpoint, others
+from mizzen.server.pulse import Pulse, PulseReader, RankWatch
 from mizzen.server.ranks import RankProcess, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
 from mizzen.wire.endpoint import require_safe
-from mizzen.wire.keys import load_ring
+from mizzen.wire.keys import KeyFolder
 from mizzen.wire.log import set_up_logging
+from mizzen.wire.nodes import RankReport
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +44,6 @@ FOLLOWER_MODULE = "mizzen.server.follower"
 """Runs the ranks behind the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How the engine ended."""
-
-    code: int
-    kind: str = ""
-    """rank_died, rank_failed, watchdog, startup_timeout or signal; empty for a clean end."""
-    reason: str = ""
-
-
 class GroupWatch:
     """Looks after the ranks of a group from outside."""
 
@@ -60,11 +52,15 @@ class GroupWatch:
         ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
         steps = min(ranks, seconds) if config.device == "cuda" else seconds
         self._pulses = PulseReader(links.pulses, links.size)
-        self._watch = RankWatch(links.size, ranks, steps)
+        self._watch = RankWatch(config.tensor, ranks, steps)
 
-    def look(self, now: float) -> str | None:
-        """Return which rank holds up the others, and how, if one does."""
-        return self._watch.look(self._pulses.read(), now)
+    def read(self) -> list[Pulse]:
+        """Return how far this node's ranks are."""
+        return self._pulses.read()
+
+    def look(self, elsewhere: list[Pulse], now: float) -> str | None:
+        """Return which rank of all nodes holds up the others, and how, if one does."""
+        return self._watch.look([*self.read(), *elsewhere], now)
 
 
 class Supervisor:
@@ -74,9 +70,11 @@ class Supervisor:
         self._config = config
         self._module = rank_module
         self._started = time.monotonic()
-        self._links = create_links(config.tensor) if config.tensor > 1 else None
+        self._others: Others | None = None
+        self._first = config.node_rank * config.local_ranks
+        self._links = create_links(config.local_ranks) if config.tensor > 1 else None
         self._block = self._links.status if self._links else create_block(1)
-        self._readers = [StatusReader(self._block, rank) for rank in range(config.tensor)]
+        self._readers = [StatusReader(self._block, rank) for rank in range(config.local_ranks)]
         self._watch = GroupWatch(config, self._links) if self._links else None
         self._ranks: list[RankProcess] = []
         self._end: End | None = None
@@ -93,21 +91,37 @@ class Supervisor:
             address = f"{http.server_name}:{http.server_port}"
             log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
             try:
-                for rank in range(config.tensor):
-                    module = FOLLOWER_MODULE if rank else self._module
-                    self._ranks.append(spawn(module, rank, config, self._block, self._links))
+                self._others = others(config, _keys(config), self._started)
                 while self._end is None:
+                    if not self._ranks and (self._others is None or self._others.began):
+                        self._spawn()
                     self._turn(signals.wait(TURN_SECONDS))
                 self._record(self._end)
             finally:
                 for rank in self._ranks:
                     rank.kill()
+                if self._others:
+                    self._others.close(self._end or End(1, "rank_failed", "the supervisor failed"))
                 http.stop()
                 if self._links:
                     self._links.close()
                 else:
                     os.close(self._block)
         return self._end.code
+
+    def _spawn(self) -> None:
+        """Start this node's ranks."""
+        config = self._config
+        if self._links and self._others:
+            self._links = between_pods(self._links, config, self._others.group)
+        for rank in range(self._first, self._first + config.local_ranks):
+            module = FOLLOWER_MODULE if rank else self._module
+            self._ranks.append(spawn(module, rank, config, self._block, self._links))
+
+    @property
+    def _leads(self) -> bool:
+        """Whether rank 0 is here."""
+        return self._config.node_rank == 0
 
     @property
     def _model(self) -> str:
@@ -122,15 +136,41 @@ class Supervisor:
                 self._on_signal(number)
             elif number == signal.SIGUSR2:
                 self._profile()
-        self._end = self._end or self._ended_rank() or self._late(time.monotonic())
+        now = time.monotonic()
+        own = self._end or self._ended_rank() or self._late(now)
+        if self._others is not None:
+            self._others.turn(self._reports(now), own, self._terminating_since is not None, now)
+            if self._others.asked and self._terminating_since is None:
+                log.info("another node was asked to end, so all do")
+                self._terminate()
+            own = self._others.verdict(self._end or own, now)
+        self._end = own
+
+    def _reports(self, now: float) -> list[RankReport]:
+        """Return how far this node's ranks are, for node 0."""
+        if not self._watch:
+            return []
+        found: list[RankReport] = []
+        for reader, pulse in zip(self._readers, self._watch.read(), strict=True):
+            snapshot = reader.read()
+            idle = now - pulse.alive if pulse.alive else -1.0
+            rank = (int(snapshot["phase"]), snapshot.text, idle, pulse.launched, pulse.done, pulse.process)
+            found.append(RankReport(*rank))
+        return found
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._terminating_since is not None:
             self._end = End(128 + number, "signal", f"ended at once by a second signal ({name})")
             return
-        self._terminating_since = time.monotonic()
         log.info("asked to end", extra={"fields": {"signal": name}})
+        self._terminate()
+
+    def _terminate(self) -> None:
+        """Drain, then end; another node than 0 has node 0 do so, and ends with it."""
+        self._terminating_since = time.monotonic()
+        if not self._leads and self._others and self._others.group:
+            return
         if self._phase() < Phase.SERVING:
             self._end = End(0)  # nothing runs yet
             return
@@ -140,7 +180,7 @@ class Supervisor:
 
     def _profile(self) -> None:
         """Let rank 0 take a trace; where none can be, the signal would end it."""
-        if not self._config.profile or self._phase() < Phase.SERVING:
+        if not self._leads or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
                 "SIGUSR2 takes a trace of an engine that serves, and was started with --profile FOLDER"
             )
@@ -151,13 +191,14 @@ class Supervisor:
         ended = [rank for rank in self._ranks if rank.code is not None]
         if not ended:
             return None
-        if self._terminating_since is not None and all(rank.code == 0 for rank in ended):
+        over = self._terminating_since is not None or not self._leads
+        if over and all(rank.code == 0 for rank in ended):
             return End(0) if len(ended) == len(self._ranks) else None
         # One that was killed took the others along: they find their connections closed.
         killed = [rank for rank in ended if rank.code is not None and rank.code < 0]
-        wrong = [rank for rank in ended if rank.code != 0 or self._terminating_since is None]
+        wrong = [rank for rank in ended if rank.code != 0 or not over]
         rank = [*killed, *wrong][0]
-        snapshot = self._readers[rank.number].read()
+        snapshot = self._readers[rank.number - self._first].read()
         if snapshot["phase"] == Phase.FAILED:
             return End(1, "rank_failed", f"rank {rank.number} failed: {snapshot.text}")
         return End(1, "rank_died", rank.obituary())
@@ -166,7 +207,12 @@ class Supervisor:
         config, since = self._config, self._terminating_since
         if since is not None and now - since > config.drain_timeout_seconds + GRACE_SECONDS:
             return End(1, "watchdog", "the ranks did not end after the drain timeout")
-        for number, reader in enumerate(self._readers):
+        if self._others is not None and not self._others.began:
+            if now - self._started <= config.startup_timeout_seconds:
+                return None
+            limit = f"--startup-timeout-seconds {config.startup_timeout_seconds:g}"
+            return End(1, "startup_timeout", f"not started within {limit}: {self._others.waits_for()}")
+        for number, reader in enumerate(self._readers, self._first):
             status = reader.read()
             if status["phase"] < Phase.SERVING:
                 if now - self._started > config.startup_timeout_seconds:
@@ -184,7 +230,9 @@ class Supervisor:
                     f"(--watchdog-seconds {config.watchdog_seconds:g}) with {status['live']:.0f} requests"
                 )
                 return End(1, "watchdog", reason)
-        fault = self._watch.look(now) if self._watch else None
+        if not self._watch or not self._leads:
+            return None
+        fault = self._watch.look(self._others.pulses(now) if self._others else [], now)
         return End(1, "watchdog", fault) if fault else None
 
     def _record(self, end: End) -> None:
@@ -198,7 +246,8 @@ class Supervisor:
 
     def _phase(self) -> Phase:
         """Return the phase of the rank that is furthest behind."""
-        return Phase(min(int(reader.read()["phase"]) for reader in self._readers))
+        phases = [Phase(int(reader.read()["phase"])) for reader in self._readers]
+        return min(phases + (self._others.phases if self._others else []))
 
     def _state(self) -> str:
         phase = self._phase()
@@ -209,7 +258,9 @@ class Supervisor:
         return "draining" if self._draining or phase != Phase.SERVING else "serving"
 
     def _silence(self) -> float:
-        """Return the seconds since the last turn of rank 0's loop."""
+        """Return the seconds since the last turn of rank 0's loop, where it is here."""
+        if not self._leads:
+            return 0.0
         return time.monotonic() - self._readers[0].read()["heartbeat"]
 
     def _healthy(self) -> Health:
@@ -221,12 +272,14 @@ class Supervisor:
     def _ready(self) -> Health:
         state = self._state()
         body: dict[str, Any] = {"state": state, "phase": self._phase().name.lower()}
-        if state == "serving":
+        if self._others and not self._others.began:
+            body["reason"] = self._others.waits_for()
+        if state == "serving" and self._leads:
             body["wire"] = self._readers[0].read().text
         return Health(state == "serving", body)
 
     def _drain(self) -> dict[str, Any]:
-        if self._phase() >= Phase.SERVING:
+        if self._leads and self._phase() >= Phase.SERVING:
             self._draining = True
             for rank in self._ranks:
                 rank.tell(Command.DRAIN)
@@ -259,8 +312,16 @@ def check_config(config: EngineConfig) -> None:
         raise ModelFolderError(f"--model {config.model} is no folder")
     if config.tensor > 1:
         check_shares(read_config(Path(config.model)), config.tensor)
-    keys = load_ring(Path(config.keys), "engine") if config.keys else None
+    keys = _keys(config)
     require_safe(config.wire_bind, keys)
+    if config.nodes > 1:
+        require_safe(endpoint(config.ranks_address, config.ranks_port), keys)
+        if config.node_rank:
+            require_safe(endpoint(config.leader_address, config.ranks_port), keys)
+
+
+def _keys(config: EngineConfig) -> KeyFolder | None:
+    return KeyFolder(Path(config.keys), "engine") if config.keys else None
 
 
 def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
@@ -280,6 +341,10 @@ def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
         return 2
     try:
         return Supervisor(config, rank_module).run()
+    except ValueError as error:
+        log.error("cannot start", extra={"fields": {"reason": str(error)}})
+        _leave_words(config, f"cannot start: {error}")
+        return 1
     except OSError as error:
         log.error("cannot start", extra={"fields": {"reason": str(error), "http_port": config.http_port}})
         _leave_words(config, f"cannot start with --http-port {config.http_port}: {error}")

@@ -9,6 +9,7 @@ short.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import zmq
 
@@ -41,9 +42,9 @@ class PlanServer:
     """Rank 0's end. Used from one thread."""
 
     def __init__(
-        self, endpoint: str, keys: WireKeys | None, readers: int, timeout_seconds: float = 10.0
+        self, endpoint: str, keys: WireKeys | None, ranks: Sequence[int], timeout_seconds: float = 10.0
     ) -> None:
-        """Listen for so many ranks.
+        """Listen for some ranks.
 
         Raises:
             UnsafeEndpoint: reachable from other machines, and no keys.
@@ -51,7 +52,7 @@ class PlanServer:
         """
         require_safe(endpoint, keys)
         self._timeout = timeout_seconds
-        self._names = [name_of(rank) for rank in range(1, readers + 1)]
+        self._names = [name_of(rank) for rank in ranks]
         self._number = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._allow = AllowList(self._context, [keys.public]) if keys else None

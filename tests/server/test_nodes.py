@@ -1,0 +1,288 @@
+"""A group of several nodes: it serves as one, and ends whole when any of it is gone, stopped or wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mizzen.core.options import flag
+from mizzen.server.config import EngineConfig
+from mizzen.server.nodes import differences, settings
+from mizzen.wire.keys import write_keys
+from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, Refused
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+SECONDS = 180.0
+LEADER, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+def free_ports() -> int:
+    """Return the first of three ports that nothing listens at."""
+    for port in range(20_000, 32_000, 3):
+        try:
+            for each in range(port, port + 3):
+                with socket.socket() as probe:
+                    probe.bind((LEADER, each))
+        except OSError:
+            continue
+        return port
+    raise OSError("no three free ports")
+
+
+class Node:
+    """`mizzen engine` as the only process of a pod."""
+
+    def __init__(self, folder: Path, address: str, options: dict[str, Any]) -> None:
+        folder.mkdir()
+        self.message, self.log, self.address = folder / "termination-log", folder / "log", address
+        with socket.socket() as chosen:
+            chosen.bind((address, 0))
+            self.port = chosen.getsockname()[1]
+        values = {
+            "model": DEMO,
+            "device": "cpu",
+            "tensor": 2,
+            "nodes": 2,
+            "threads": 1,
+            "kv_cache_tokens": 4096,
+            "wire_bind": f"ipc://{folder}/wire",
+            "http_host": address,
+            "http_port": self.port,
+            "ranks_address": address,
+            "termination_message": self.message,
+            **options,
+        }
+        words = [word for name, value in values.items() for word in (flag(name), str(value))]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mizzen.cli", "engine", *words], stderr=log
+            )
+
+    def get(self, path: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"http://{self.address}:{self.port}{path}", timeout=5) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as error:
+            return json.loads(error.read())
+        except OSError:
+            return {}
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + SECONDS
+        while not (found := condition()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        return found
+
+    def serves(self) -> bool:
+        return self.get("/readyz").get("state") == "serving"
+
+    @property
+    def rank(self) -> psutil.Process:
+        (found,) = psutil.Process(self.process.pid).children()
+        return found
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and termination message."""
+        code = self.process.wait(SECONDS)
+        return code, self.message.read_text().strip() if self.message.exists() else ""
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                child.kill()
+            self.process.kill()
+            self.process.wait(SECONDS)
+
+
+class Pair:
+    """Makes the two nodes of a group, with keys of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_ports()
+        self.made: list[Node] = []
+        write_keys(folder / "keys")
+
+    def node(self, rank: int, **options: Any) -> Node:
+        given = {"keys": self.folder / "keys", "ranks_port": self.port, "node_rank": rank, **options}
+        if rank:
+            given.setdefault("leader_address", LEADER)
+        folder = self.folder / f"node-{len(self.made)}"
+        self.made.append(Node(folder, OTHER if rank else LEADER, given))
+        return self.made[-1]
+
+    def both(self, **options: Any) -> tuple[Node, Node]:
+        """Start both and wait until they serve."""
+        leader, other = self.node(0, **options), self.node(1, **options)
+        leader.until(leader.serves)
+        other.until(other.serves)
+        return leader, other
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    for node in made.made:
+        node.close()
+
+
+def test_a_group_serves_as_one_rank_would_and_drains_as_one(
+    pair: Pair, connect: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """Greedy tokens are those of a single rank; the other node, asked to end, has node 0 drain."""
+    alone = Node(tmp_path / "alone", LEADER, {"tensor": 1, "nodes": 1})
+    try:
+        said: list[list[int]] = []
+        leader, other = pair.both()
+        alone.until(alone.serves)
+        for node in (alone, leader):
+            gateway = connect(node.get("/readyz")["wire"])
+            for rid in range(4):
+                gateway.generate(rid, prompt=[7 + rid, 8, 9], max_tokens=40, ignore_eos=True, temperature=0.0)
+            gateway.until(lambda: len(gateway.ends) == 4, SECONDS)  # noqa: B023 - called here alone
+            said += [gateway.tokens[rid] for rid in range(4)]
+        assert said[:4] == said[4:]
+        assert "wire" not in other.get("/readyz")
+        gateway.generate(9, prompt=[7, 8, 9], max_tokens=200, ignore_eos=True)
+        gateway.until(lambda: len(gateway.tokens[9]) > 5, SECONDS)
+        other.process.send_signal(signal.SIGTERM)
+        gateway.until(lambda: 9 in gateway.ends, SECONDS)
+        assert len(gateway.tokens[9]) == 200, "what ran was drained"
+        assert (leader.ended(), other.ended()) == ((0, ""), (0, ""))
+    finally:
+        alone.close()
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "leads", "follows"),
+    [
+        ("rank of 1", signal.SIGKILL, "rank_died: node 1: rank 1 (process", "group_failed: node 1: rank 1"),
+        ("rank of 0", signal.SIGKILL, "rank_died: rank 0 (process", "group_failed: rank 0 (process"),
+        ("rank of 1", signal.SIGSTOP, "watchdog: rank 1 (process", "group_failed: rank 1 (process"),
+        ("node 1", signal.SIGKILL, "node_lost: node 1 has said nothing for", None),
+        ("node 0", signal.SIGKILL, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
+        ("node 0", signal.SIGSTOP, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
+    ],
+)
+def test_any_loss_ends_the_whole_group_with_the_reason(
+    victim: str,
+    number: signal.Signals,
+    leads: str | None,
+    follows: str | None,
+    pair: Pair,
+    connect: Callable[[str], Any],
+) -> None:
+    nodes = pair.both(rank_deadline_seconds=3)
+    gateway = connect(nodes[0].get("/readyz")["wire"])
+    gateway.generate(1, prompt=[7, 8, 9], max_tokens=1500, ignore_eos=True)
+    gateway.until(lambda: len(gateway.tokens[1]) > 5, SECONDS)
+    ranks = [node.rank for node in nodes]
+    what, _, which = victim.rpartition(" ")
+    node = nodes[int(which)]
+    (node.rank if what == "rank of" else node.process).send_signal(number)
+    for each, told in zip(nodes, (leads, follows), strict=True):
+        if told is not None:
+            code, words = each.ended()
+            assert code == 1
+            assert words.startswith(told), words
+    for each in (nodes[int(which)] if number == signal.SIGSTOP else node,):
+        each.process.send_signal(signal.SIGCONT)
+    for each in nodes:
+        assert each.process.wait(SECONDS) != 0
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+def test_a_node_may_come_late(pair: Pair) -> None:
+    leader = pair.node(0)
+    leader.until(lambda: "waits for nodes 1 of 2" in leader.get("/readyz").get("reason", ""))
+    other = pair.node(1)
+    leader.until(leader.serves)
+    leader.process.send_signal(signal.SIGTERM)
+    assert (leader.ended(), other.ended()) == ((0, ""), (0, ""))
+
+
+def test_who_never_meets_says_so(pair: Pair) -> None:
+    leader, other = pair.node(0, startup_timeout_seconds=2), pair.node(1, startup_timeout_seconds=2, ranks_port=1)
+    code, words = leader.ended()
+    assert code == 1
+    assert words.endswith("waits for nodes 1 of 2")
+    code, words = other.ended()
+    assert code == 1
+    assert "waits for node 0 at tcp://127.0.0.2:1" in words
+
+
+def test_nodes_that_differ_are_refused_with_the_difference(pair: Pair) -> None:
+    leader, other = pair.node(0), pair.node(1, page_size=32, prefix_cache="none")
+    code, words = other.ended()
+    assert code == 2
+    assert "--page-size (32 there, 16 here), --prefix-cache (none there, radix here)" in words
+    leader.until(lambda: "--page-size (32 there" in leader.get("/readyz").get("reason", ""))
+    leader.process.send_signal(signal.SIGTERM)
+    assert leader.ended() == (0, "")
+
+
+def test_another_release_and_another_node_are_refused(pair: Pair) -> None:
+    from mizzen.wire.keys import load_keys
+
+    leader = pair.node(0)
+    leader.until(lambda: leader.get("/readyz"))
+    keys = load_keys(pair.folder / "keys", "engine")
+    for number, (protocol, node, said) in enumerate(
+        [(PROTOCOL + 1, 1, "of another release"), (PROTOCOL, 2, "--node-rank 2 is not between 1 and 1")]
+    ):
+        client = NodeClient(f"tcp://{LEADER}:{pair.port}", keys, f"stranger-{number}")
+        client.send(Join(protocol, "life", node, {}))
+        found: list[Any] = []
+        leader.until(lambda: found.extend(client.receive()) or found)  # noqa: B023 - called here alone
+        assert isinstance(found[0], Refused)
+        assert said in found[0].reason
+        client.close()
+    leader.process.send_signal(signal.SIGTERM)
+    assert leader.ended() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nodes": 3}, "--tensor 2 must be a multiple of --nodes 3"),
+        ({"nodes": 2, "node_rank": 2}, "--node-rank 2 must be below --nodes 2"),
+        ({"nodes": 2, "node_rank": 1}, "--node-rank 1 needs --leader-address"),
+        ({"nodes": 2, "all_reduce": "fused"}, "--all-reduce fused works inside a machine alone"),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        EngineConfig(model=str(DEMO), tensor=2, **options)
+
+
+def test_between_machines_keys_are_needed(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", LEADER, {"ranks_address": "192.0.2.1"})
+    try:
+        code, words = node.ended()
+    finally:
+        node.close()
+    assert code == 2
+    assert "needs CURVE keys" in words
+
+
+def test_what_may_differ_is_no_difference() -> None:
+    ours = EngineConfig(model=str(DEMO), tensor=2, nodes=2, threads=1)
+    theirs = EngineConfig(
+        model=str(DEMO), tensor=2, nodes=2, threads=2, node_rank=1, leader_address=LEADER, http_port=1
+    )
+    assert differences(settings(ours), settings(theirs)) == []
+    other = EngineConfig(model=str(DEMO), tensor=2, nodes=2, dtype="bfloat16")
+    assert differences(settings(ours), settings(other)) == ["--dtype (bfloat16 there, auto here)"]

@@ -1,0 +1,19 @@
+"""How an engine ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the engine ended."""
+
+    code: int
+    kind: str = ""
+    """Empty for a clean end, or one of
+
+    rank_died, rank_failed, watchdog, startup_timeout, signal; of a group of several nodes also node_lost (node 0
+    tells), leader_lost, group_failed and refused (the others tell).
+    """
+    reason: str = ""

@@ -1,0 +1,184 @@
+"""What the supervisors of a group's nodes tell each other, over TCP.
+
+Node 0 listens (ROUTER), the others connect (DEALER). Like plans (`mizzen.wire.plan_wire`), it is under the
+engine's own CURVE keys. Each side says several times a second how it is; who says nothing is gone. A process
+carries a random name of its `life`, so that one that was started again is not taken for the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from mizzen.wire.allow import AllowList
+from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
+from mizzen.wire.keys import WireKeys
+
+PROTOCOL = 1
+FRAME_BYTES = 64 << 10
+FRAMES = 256
+UNSENT = 4
+"""Frames that wait for a node 0 that is not there: what they say is old by then."""
+HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
+LINGER_SECONDS = 1.0
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """A node asks to be part of the group."""
+
+    protocol: int
+    life: str
+    node: int
+    settings: dict[str, str]
+    """What must be the same on all nodes."""
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """How far a rank is."""
+
+    phase: int
+    """Of `mizzen.server.catalogue.Phase`."""
+    text: str
+    idle: float
+    """Seconds since it last ran; negative while it is not watched."""
+    launched: int
+    done: int
+    process: int
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """How a node is."""
+
+    life: str
+    ranks: list[RankReport]
+    asked: bool
+    """It was asked to end, and waits for node 0 to drain."""
+    kind: str
+    """Of its failure; empty while it runs."""
+    reason: str
+
+
+class Word(msgspec.Struct, frozen=True, tag=True):
+    """What node 0 tells."""
+
+    group: str
+    """The life of node 0, which names the group."""
+    state: str
+    """wait: for other nodes; run; done: it has drained and ended; failed."""
+    reason: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Node 0 turns a node away."""
+
+    code: int
+    """What the node should exit with."""
+    reason: str
+
+
+ToLeader = Join | Report
+ToNode = Word | Refused
+_encoder = msgspec.msgpack.Encoder()
+_to_leader = msgspec.msgpack.Decoder(ToLeader)
+_to_node = msgspec.msgpack.Decoder(ToNode)
+
+
+class NodeServer:
+    """Node 0's end. Used from one thread; nothing in it waits."""
+
+    def __init__(self, endpoint: str, keys: WireKeys | None) -> None:
+        """Listen.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed, or cannot be bound.
+        """
+        require_safe(endpoint, keys)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._allow = AllowList(self._context, keys.public) if keys else None
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket.sndhwm = socket.rcvhwm = FRAMES
+        socket.maxmsgsize = FRAME_BYTES
+        socket.linger = int(LINGER_SECONDS * 1000)
+        socket.ipv6 = "[" in endpoint
+        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+        if keys:
+            secure_server(socket, keys)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
+        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+
+    def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
+        """Yield what has come, with the name of the connection that it came from; drops what is no message."""
+        for _ in range(FRAMES):
+            if not self._socket.poll(0):
+                return
+            frames = self._socket.recv_multipart()
+            try:
+                yield frames[0], _to_leader.decode(frames[-1])
+            except msgspec.MsgspecError:
+                continue
+
+    def send(self, name: bytes, message: ToNode) -> None:
+        """Tell a node; one that is gone hears nothing."""
+        try:
+            self._socket.send_multipart((name, _encoder.encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            pass
+
+    def close(self) -> None:
+        """Stop listening, once what was said is on its way."""
+        self._socket.close()
+        self._context.term()
+
+
+class NodeClient:
+    """Another node's end. Used from one thread; nothing in it waits."""
+
+    def __init__(self, endpoint: str, keys: WireKeys | None, name: str) -> None:
+        """Connect to node 0, which may not listen, and whose name may not resolve yet.
+
+        Raises:
+            UnsafeEndpoint: on another machine, and no keys.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        socket.identity = name.encode()
+        socket.sndhwm, socket.rcvhwm = UNSENT, FRAMES
+        socket.maxmsgsize = FRAME_BYTES
+        socket.linger = int(LINGER_SECONDS * 1000)
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
+        socket.ipv6 = "[" in endpoint
+        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+        if keys:
+            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+            socket.curve_serverkey = keys.public
+        socket.connect(endpoint)
+
+    def receive(self) -> Iterator[ToNode]:
+        """Yield what has come; drops what is no message."""
+        for _ in range(FRAMES):
+            if not self._socket.poll(0):
+                return
+            try:
+                yield _to_node.decode(self._socket.recv())
+            except msgspec.MsgspecError:
+                continue
+
+    def send(self, message: ToLeader) -> None:
+        """Tell node 0, if it is there."""
+        try:
+            self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            pass
+
+    def close(self) -> None:
+        """Leave, once what was said is on its way."""
+        self._context.destroy(linger=int(LINGER_SECONDS * 1000))
