@@ -69,7 +69,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """`spec.accelerator`; `per_pod` is the value in force, 0 on CPU; `claim_template` is empty without."""
+    """`spec.accelerator`; `per_pod` is GPUs in force, 0 on CPU; `claim_template` is empty without."""
 
     resource_name: str
     per_pod: int
@@ -258,6 +258,10 @@ class InferenceService:
     """`spec.accelerator.memory`; empty when nobody says."""
     rotate_keys: str = ""
     """Its annotation mizzen.dev/rotate-keys."""
+    pods: int = 1
+    """Pods of a group."""
+    topology_key: str = ""
+    """Label of nodes that is the same for all pods of a group; empty when it need not be."""
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """As the API server holds it."""
 
@@ -327,6 +331,8 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         parameters=model.get("parameters", ""),
         gpu_memory=spec["accelerator"].get("memory", ""),
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
+        pods=tensor // spec["accelerator"].get("perPod", tensor),
+        topology_key=spec["parallelism"]["topologyKey"],
         spec=spec,
     )
 

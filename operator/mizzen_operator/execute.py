@@ -21,7 +21,7 @@ from mizzen_operator.observe import Observed
 from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
-from mizzen_operator.render.engine import engine_pod
+from mizzen_operator.render.engine import engine_pods, ranks_service
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.policy import policies
 from mizzen_operator.revisions import Revisions
@@ -167,6 +167,8 @@ class Executor:
             Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
             KubeError: the API server failed.
         """
+        if service.pods > 1:
+            await self._names(service)
         for action in actions:
             made = isinstance(action, CreateGroup)
             logger.info(
@@ -184,17 +186,29 @@ class Executor:
                 if former:
                     at = replace(at, rollout=replace(at.rollout, verification=None))
                 await self._create(at, action)
-            else:
-                await self._kube.delete(Ref("Pod", service.namespace, action.name), action.uid)
+                continue
+            for name, uid in action.pods:
+                await self._kube.delete(Ref("Pod", service.namespace, name), uid)
 
     async def _create(self, service: InferenceService, action: CreateGroup) -> None:
-        pod = engine_pod(
+        pods = engine_pods(
             service,
             self._config,
             revision=action.revision,
             group=action.group,
             incarnation=action.incarnation,
         )
+        if len(pods) > 1:
+            await self._names(service)
+        for rank in action.ranks or range(len(pods)):
+            await self._create_pod(pods[rank])
+
+    async def _names(self, service: InferenceService) -> None:
+        """Give the pods of groups their DNS names; they are kept when groups get by without."""
+        digests, require = self._memory(service).digests, partial(require_ours, service)
+        await self._applier.keep([ranks_service(service)], digests, require, wanted=True)
+
+    async def _create_pod(self, pod: dict[str, Any]) -> None:
         try:
             made = await self._kube.create(pod)
         except KubeError as error:
@@ -204,4 +218,5 @@ class Executor:
         if (
             not made
         ):  # pods with the service's label were seen; a leader that just lost the Lease made this one
-            raise Refused("NameTaken", f"Pod {action.name} belongs to something else: delete or rename it")
+            name = pod["metadata"]["name"]
+            raise Refused("NameTaken", f"Pod {name} belongs to something else: delete or rename it")

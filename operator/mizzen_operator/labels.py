@@ -11,6 +11,8 @@ GROUP_INDEX = "mizzen.dev/group"
 RANK = "mizzen.dev/rank"
 REVISION = "mizzen.dev/revision"
 INCARNATION = "mizzen.dev/incarnation"
+PODS = "mizzen.dev/pods"
+"""How many pods a group has; absent where it has one."""
 
 GATEWAY_LABEL = "mizzen.dev/gateway"
 API_KEYS = "mizzen.dev/api-keys"
@@ -46,6 +48,8 @@ ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
 ODD_WIRE_PORT = WIRE_PORT + 1
 """Where engines use keys of odd generations: the key of a socket cannot change."""
+RANKS_PORT = 5560
+"""Of a group's leading pod, for its other pods; they use the two ports after it, too."""
 
 
 def gateway_name(service: str) -> str:
@@ -92,3 +96,18 @@ def engine_policy(service: str) -> str:
 def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:
     """Name of a group's leading pod; at most 63 characters for a service name of 40."""
     return f"{service}-{revision}-{group}-{incarnation}"
+
+
+def worker_name(leader: str, rank: int) -> str:
+    """Name of another pod of a group than its leading one, `rank` counting from 1."""
+    return f"{leader}-{rank}"
+
+
+def ranks_service(service: str) -> str:
+    """Name of the headless Service that gives pods of groups their DNS names."""
+    return f"{service}-ranks"
+
+
+def leader_address(service: str, namespace: str, leader: str) -> str:
+    """DNS name of a group's leading pod, before it is ready, too."""
+    return f"{leader}.{ranks_service(service)}.{namespace}.svc"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,11 +28,32 @@ FAILING_REASONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """One group's leading pod.
+class Member:
+    """One pod of a group of several.
 
     Attributes:
+        rank: which of the group's pods; 0 leads.
+    """
+
+    name: str
+    uid: str
+    rank: int
+    terminating: bool = False
+    ready: bool = False
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group: its leading pod, and what the others of its pods make of it.
+
+    Where it has several pods, it is as well as the worst of them: it is ready when all are, and ends or goes
+    when one does.
+
+    Attributes:
+        terminating: its pod is being deleted, or one of them is.
         ended: it will not run again.
+        lost: a pod of it is gone that was there when it served, or led it.
         resting: it has ended before it ever served, and so soon that its replacement waits.
         containers_ready: its engine says that it is ready.
         was_routable: the gateways acknowledged it at some time.
@@ -68,11 +89,31 @@ class Group:
     created: str = ""
     reason: str = ""
     message: str = ""
+    lost: bool = False
+    size: int = 1
+    """Pods that it should have."""
+    members: tuple[Member, ...] = ()
+    """Its pods, where it should have several; those that are there."""
 
     @property
     def live(self) -> bool:
         """It is there to stay."""
-        return not (self.terminating or self.ended)
+        return not (self.terminating or self.ended or self.lost)
+
+    @property
+    def left(self) -> tuple[tuple[str, str], ...]:
+        """Names and uids of its pods that nobody has deleted yet."""
+        if self.size == 1:
+            return () if self.terminating else ((self.name, self.uid),)
+        return tuple((one.name, one.uid) for one in self.members if not one.terminating)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Which of its pods are not there."""
+        if self.size == 1:
+            return ()
+        there = {one.rank for one in self.members}
+        return tuple(rank for rank in range(self.size) if rank not in there)
 
     @property
     def failing(self) -> bool:
@@ -143,7 +184,7 @@ async def observe(kube: Kube, service: InferenceService) -> Observed:
         fronts = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
     return Observed(
-        groups=tuple(group(pod) for pod in engines if _has_names(pod)),
+        groups=groups(service.name, [pod for pod in engines if _has_names(pod)]),
         taken=frozenset(pod["metadata"]["name"] for pod in pods),
         gateways=tuple(map(gateway_pod, fronts)),
         deployment=deployment,
@@ -165,8 +206,73 @@ def owned(body: Mapping[str, Any], uid: str) -> bool:
     return any(reference.get("controller") and reference["uid"] == uid for reference in references)
 
 
+def groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
+    """Read a service's engine pods, in the order of their groups' first ones."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for pod in pods:
+        given = pod["metadata"]["labels"]
+        alone = given.get(labels.PODS, "1") == "1"
+        names = (pod["metadata"]["name"],) if alone else tuple(given[name] for name in _GROUP_LABELS)
+        found.setdefault(names, []).append(pod)
+    return tuple(group(one[0]) if len(names) == 1 else gang(service, one) for names, one in found.items())
+
+
+_GROUP_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
+
+
+def gang(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
+    """Read the pods of one group that should have several."""
+    first = pods[0]["metadata"]["labels"]
+    size = int(first[labels.PODS])
+    ranked = sorted(
+        ((int(pod["metadata"]["labels"][labels.RANK]), pod) for pod in pods), key=lambda one: one[0]
+    )
+    read = [(rank, group(pod), pod) for rank, pod in ranked]
+    members = tuple(
+        Member(one.name, one.uid, rank, one.terminating, one.containers_ready, one.node)
+        for rank, one, _ in read
+    )
+    revision, number, incarnation = (first[name] for name in _GROUP_LABELS)
+    leader = next((one for rank, one, _ in read if rank == 0), None)
+    every = [one for _, one, _ in read]
+    complete = len({rank for rank, *_ in read}) == size
+    known = leader or replace(
+        every[0],
+        name=labels.pod_name(service, revision, int(number), int(incarnation)),
+        was_routable=False,
+        routable=False,
+    )
+    terminating, ended = any(one.terminating for one in every), any(one.ended for one in every)
+    troubled = next((one for one in every if one.reason), None)
+    away = next((one for one in every if one.unschedulable), None)
+    created = min(one.created for one in every)
+    return replace(
+        known,
+        terminating=terminating,
+        ended=ended,
+        resting=ended and not known.was_routable and rests(created, known.incarnation, datetime.now(UTC)),
+        containers_ready=complete and all(one.containers_ready for one in every),
+        node=known.node if complete and all(one.node for one in every) else "",
+        unschedulable=f"{away.name}: {away.unschedulable}" if away else "",
+        # Whatever fails, the group fails once: none of its pods is started again.
+        restarts=int(not terminating and any(_failed(pod) for *_, pod in read)),
+        created=created,
+        reason=troubled.reason if troubled else "",
+        message=troubled.message if troubled else "",
+        lost=leader is None or (known.was_routable and not complete),
+        size=size,
+        members=members,
+    )
+
+
+def _failed(pod: Mapping[str, Any]) -> bool:
+    """Whether a container of a pod has ended with an error."""
+    states = [entry.get("state", {}) for entry in pod.get("status", {}).get("containerStatuses", [])]
+    return any((state.get("terminated") or {}).get("exitCode", 0) for state in states)
+
+
 def group(pod: Mapping[str, Any]) -> Group:
-    """Read an engine's pod."""
+    """Read an engine's pod that is a group by itself."""
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
@@ -240,7 +346,8 @@ def _component(pod: Mapping[str, Any]) -> str:
 
 def _has_names(pod: Mapping[str, Any]) -> bool:
     given = pod["metadata"]["labels"]
-    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""))
+    numbers = [given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, "")]
+    numbers += [given[labels.PODS], given.get(labels.RANK, "")] if labels.PODS in given else []
     return all(number.isdecimal() for number in numbers) and labels.REVISION in given
 
 

@@ -6,8 +6,9 @@ cases of their own. *New* groups are of the revision that is wanted, *old* ones 
 revision is the one that served last with all its groups. Two numbers say what is aimed at, `_aims`: how many
 new groups there shall be, and how many old ones shall stay. Then the rules, in the order in which they apply:
 
-1. *ended*: a pod that will not run again is deleted. One that ended before it served *rests* for a while
+1. *ended*: a group that will not run again is deleted. One that ended before it served *rests* for a while
    first, in the place of its replacement: what ends at once would otherwise be made again without pause.
+   Of a group of several pods all go when one ends, goes or is gone: half a group is none.
 2. *refused*: a new group that answered its golden prompts wrong is deleted, and made anew where the revision
    has shown that it serves. Where it has not, the revision is refused: then its other groups are deleted too,
    and the old ones stay or are restored. With `keep_refused` everything stays as it is instead.
@@ -21,6 +22,8 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
 7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
 8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
    serve.
+
+Of a new group of several pods that the operator was kept from making whole, the others are made, *completed*.
 
 Enough is `groups - unavailable`. Serving means that every ready gateway, and at least one, routes to the
 group now; a group that is held back until it is verified never does. A terminating pod counts for nothing:
@@ -77,22 +80,33 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
-    """Make a group's pod."""
+    """Make a group.
+
+    Attributes:
+        name: of its leading pod.
+        ranks: which of its pods to make; all when empty.
+    """
 
     name: str
     group: int
     revision: str
     incarnation: int
     reason: str
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Delete a group's pod; it drains within its grace period."""
+    """Delete a group; it drains within the grace period of its pods.
+
+    Attributes:
+        pods: names and uids of those of its pods to delete.
+    """
 
     name: str
     uid: str
     reason: str
+    pods: tuple[tuple[str, str], ...]
 
 
 Action = CreateGroup | DeleteGroup
@@ -108,8 +122,8 @@ def plan(
 
     Args:
         wanted: what the spec asks for.
-        groups: the service's pods, terminating ones too.
-        serving: uids of the pods that every ready gateway routes to.
+        groups: the service's groups, terminating ones too.
+        serving: uids of the leading pods that every ready gateway routes to.
         taken: names that no new pod may have.
 
     Returns:
@@ -138,9 +152,7 @@ def plan(
     resting = _resting(groups, wanted.revision, aim - len(new))
     resting_old = _resting(groups, wanted.stable, stay - len(served) - len(coming)) if old or stay else []
     ended = [
-        group
-        for group in groups
-        if group.ended and not group.terminating and group not in (*resting, *resting_old)
+        group for group in groups if not group.live and group.left and group not in (*resting, *resting_old)
     ]
     places = wanted.groups + wanted.surge - len(kept) - len(resting) - len(resting_old)
     restored = stay - len(served) - len(coming) - len(resting_old) if wanted.restorable else 0
@@ -162,6 +174,7 @@ def plan(
         *_deleted([group for group in given_up if group not in refused], "GivenUp"),
         *_deleted(superseded, "Superseded"),
         *_deleted(surplus, "Surplus"),
+        *_completed(kept),
         *made,
         *_deleted(replaced, "Replaced"),
     ]
@@ -246,12 +259,21 @@ def _retired(
 
 
 def _deleted(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
-    return [DeleteGroup(group.name, group.uid, reason) for group in groups]
+    return [DeleteGroup(group.name, group.uid, reason, group.left) for group in groups]
+
+
+def _completed(groups: Sequence[Group]) -> list[CreateGroup]:
+    """What is missing of groups that were not made whole."""
+    return [
+        CreateGroup(one.name, one.group, one.revision, one.incarnation, "Incomplete", one.missing)
+        for one in groups
+        if one.missing
+    ]
 
 
 def _resting(groups: Sequence[Group], revision: str, missing: int) -> list[Group]:
     """Groups of a revision that have ended and keep their places, as many as are missing."""
-    resting = [g for g in groups if g.revision == revision and g.resting and not g.terminating]
+    resting = [g for g in groups if g.revision == revision and g.resting and not (g.terminating or g.lost)]
     return sorted(resting, key=lambda group: -group.incarnation)[: max(0, missing)]
 
 
@@ -291,7 +313,12 @@ def _create(
     """The next incarnation of a group: one above the highest seen of its number and revision."""
     seen = [group.incarnation for group in groups if (group.revision, group.group) == (revision, index)]
     incarnation = max(seen, default=-1) + 1
-    while (name := labels.pod_name(wanted.service, revision, index, incarnation)) in taken:
+    while _is_taken(name := labels.pod_name(wanted.service, revision, index, incarnation), taken):
         incarnation += 1
     reason = "Replaces" if seen else "Restored" if revision != wanted.revision else "Missing"
     return CreateGroup(name, index, revision, incarnation, reason)
+
+
+def _is_taken(name: str, taken: frozenset[str]) -> bool:
+    """Whether a group's leading pod, or another pod of it, cannot have its name."""
+    return name in taken or any(other.startswith(f"{name}-") for other in taken)

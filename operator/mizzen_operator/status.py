@@ -124,6 +124,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "updateRevision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
+        **({"podsPerGroup": service.pods} if service.pods > 1 else {}),
         "engineImage": facts.engine_image,
         "groups": _groups(facts.groups),
         "conditions": [
@@ -383,7 +384,7 @@ _WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Verifying", "Dra
 
 
 def _state(group: Group) -> str:
-    if group.terminating:
+    if group.terminating or group.lost:
         return "Draining"
     if group.failing:
         return "Failed"
@@ -408,6 +409,11 @@ def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
             "reason": group.reason or (VERIFICATION if group.refused_by else ""),
             "message": (group.message or group.refusal or group.unschedulable)[:MAX_MESSAGE],
         }
+        if group.size > 1:
+            entry["pods"] = [
+                {"name": one.name, "ready": one.ready, **({"node": one.node} if one.node else {})}
+                for one in group.members
+            ]
         entries.append({key: value for key, value in entry.items() if value != ""})
     entries.sort(key=lambda entry: (_WORST_FIRST.index(entry["state"]), entry["name"]))
     return entries[:MAX_GROUPS]

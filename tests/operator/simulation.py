@@ -51,6 +51,8 @@ class Behaviour:
     deaf_gateways: set[str] = field(default_factory=set)
     turned_away: set[str] = field(default_factory=set)
     """Namespaces whose engines the node does not take."""
+    failed: set[str] = field(default_factory=set)
+    """Uids of pods whose container ended with an error."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
     mounts: dict[str, float] = field(default_factory=dict)
@@ -187,6 +189,17 @@ class SimulatedNode:
             content_type = "application/strategic-merge-patch+json"
             self._quietly("PATCH", path, {"status": away}, content_type=content_type)
             return
+        if meta["uid"] in self.behaviour.failed:
+            ended = {"exitCode": 1, "reason": "Error", "message": "rank_died: rank 1 was killed by signal 9"}
+            container_status = {"name": container, "image": spec["containers"][0]["image"], "imageID": ""}
+            container_status |= {"restartCount": 0, "ready": False, "state": {"terminated": ended}}
+            conditions = [{"type": kind, "status": "False"} for kind in ("ContainersReady", "Ready")]
+            over = {"phase": "Failed", "conditions": conditions, "containerStatuses": [container_status]}
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
+            content_type = "application/strategic-merge-patch+json"
+            self._quietly("PATCH", path, {"status": over}, content_type=content_type)
+            self._ready_since.pop(meta["uid"], None)
+            return
         broken = self._broken(pod)
         age = time.monotonic() - self._first_seen[meta["uid"]]
         started = meta["uid"] in self._ready_since or age >= self.behaviour.start  # it starts once
@@ -251,7 +264,7 @@ class SimulatedNode:
     def _routed(self, pod: dict[str, Any]) -> bool:
         """Whether gateways send requests to an engine's pod."""
         meta = pod["metadata"]
-        engine = meta["labels"][COMPONENT] == "engine"
+        engine = _leads(pod)
         if self._gated(pod) and not self._verified(pod):
             return False
         return engine and "deletionTimestamp" not in meta and self._connected(pod)
@@ -406,7 +419,7 @@ class SimulatedNode:
             }
             for pod in pods
             if pod["metadata"]["labels"].get(SERVICE) == service
-            and pod["metadata"]["labels"][COMPONENT] == "engine"
+            and _leads(pod)
             and "deletionTimestamp" not in pod["metadata"]
         ]
 
@@ -419,6 +432,12 @@ def decoded(secret: dict[str, Any]) -> dict[str, str]:
 def public(held: dict[str, str], side: str) -> list[str]:
     """The public keys of a side in a mounted Secret, the newest first."""
     return [held[name] for name in (f"next.{side}.public", f"{side}.public") if name in held]
+
+
+def _leads(pod: dict[str, Any]) -> bool:
+    """Whether a pod is one that gateways find: an engine with the wire's port."""
+    ports = [port["name"] for port in pod["spec"]["containers"][0].get("ports", ())]
+    return pod["metadata"]["labels"][COMPONENT] == "engine" and "wire" in ports
 
 
 class Operators:

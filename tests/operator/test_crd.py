@@ -67,16 +67,10 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "leave perPod out",
     ),
     (
-        "several pods",
-        {"parallelism": {"tensor": 4}, "accelerator": {"perPod": 2}},
-        "spec.accelerator.perPod",
+        "pods of too many GPUs",
+        {"parallelism": {"tensor": 4}, "accelerator": {"perPod": 3}},
+        "spec.parallelism.tensor",
         "leave perPod out",
-    ),
-    (
-        "GPUs on CPU",
-        {"engine": {"device": "CPU"}, "accelerator": {"perPod": 1}},
-        "spec.accelerator.perPod",
-        "set the device to CUDA",
     ),
     ("resource", {"accelerator": {"resourceName": "gpu"}}, "spec.accelerator.resourceName", "nvidia.com/gpu"),
     (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.observe import Group, rests
-from mizzen_operator.plan import CreateGroup, Wanted, plan
+from mizzen_operator.observe import Group, Member, rests
+from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted, plan
 
 
 def pod(text: str) -> Group:
@@ -17,9 +17,13 @@ def pod(text: str) -> Group:
 
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
     now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended;
-    resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong.
+    resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong. Of
+    three pods each are: whole, and serving; halved: served, one of them is being deleted; robbed: served, one is
+    gone; begun: the operator was kept from making all.
     """
     name, state = text.split()
+    if state in GANGS:
+        return gang(name, state)
     number, _, incarnation = name[1:].partition("-")
     served = state in ("serving", "lost", "unheard")
     return Group(
@@ -37,6 +41,29 @@ def pod(text: str) -> Group:
         was_routable=served,
         routable=state in ("serving", "unheard"),
         reason="CrashLoopBackOff" if state == "broken" else "",
+    )
+
+
+GANGS = ("whole", "halved", "robbed", "begun")
+
+
+def gang(name: str, state: str) -> Group:
+    """A group of three pods."""
+    one = pod(f"{name} {'starting' if state == 'begun' else 'serving'}")
+    members = [Member(f"{one.name}{f'-{rank}' if rank else ''}", f"{name}/{rank}", rank) for rank in range(3)]
+    if state == "halved":
+        members[1] = replace(members[1], terminating=True)
+    elif state == "robbed":
+        del members[0]
+    elif state == "begun":
+        del members[2]
+    return replace(
+        one,
+        size=3,
+        members=tuple(members),
+        terminating=state == "halved",
+        lost=state == "robbed",
+        containers_ready=state == "whole",
     )
 
 
@@ -88,6 +115,11 @@ CASES: list[tuple[str, tuple[int, str], list[str], list[str]]] = [
         ["-B1-0", "+demo-C-1-0"],
     ),
     ("old ones that never served go first", (1, "B"), ["A0-0 starting"], ["-A0-0", "+demo-B-0-0"]),
+    ("several pods are well", (1, "A"), ["A0-0 whole"], []),
+    ("half a group is none", (1, "A"), ["A0-0 halved"], ["-A0-0", "+demo-A-0-1"]),
+    ("nor is what lacks one", (1, "A"), ["A0-0 robbed"], ["-A0-0", "+demo-A-0-1"]),
+    ("what was begun is completed", (1, "A"), ["A0-0 begun"], ["+demo-A-0-0"]),
+    ("unless it goes", (1, "B"), ["A0-0 begun"], ["-A0-0", "+demo-B-0-0"]),
     (
         "scale up in a rollout",
         (3, "B"),
@@ -363,6 +395,21 @@ def test_rule(wanted: tuple[int, str], there: list[str], done: list[str]) -> Non
 def test_a_name_that_is_taken_is_passed_over() -> None:
     taken = frozenset({"demo-A-0-0", "demo-A-0-1"})
     assert act((1, "A"), [], taken) == ["+demo-A-0-2"]
+
+
+def test_of_several_pods_those_that_are_left_go_and_those_that_lack_come() -> None:
+    half, new = plan(Wanted("demo", 1, "A"), [pod("A0-0 halved")], frozenset())
+    assert isinstance(half, DeleteGroup)
+    assert half.pods == (("demo-A-0-0", "A0-0/0"), ("demo-A-0-0-2", "A0-0/2"))
+    assert isinstance(new, CreateGroup)
+    assert new.ranks == ()
+    [rest] = plan(Wanted("demo", 1, "A"), [pod("A0-0 begun")], frozenset())
+    assert isinstance(rest, CreateGroup)
+    assert rest.ranks == (2,)
+
+
+def test_a_name_that_another_pod_of_the_group_cannot_have_is_passed_over() -> None:
+    assert act((1, "A"), [], frozenset({"demo-A-0-0-1"})) == ["+demo-A-0-1"]
 
 
 def test_what_gateways_say_of_a_pod_that_is_not_ready_counts_for_nothing() -> None:

@@ -17,7 +17,7 @@ from mizzen.gateway.discover import parse_services
 from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import covers
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render.engine import engine_pod, model_path, revision
+from mizzen_operator.render.engine import engine_pods, model_path, revision
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.keys import EngineKeys, corrected, mounted_keys, read, restored_keys, root_keys
 from mizzen_operator.render.shared import services_config_map, shared
@@ -40,7 +40,8 @@ def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Make:
 
 
 def render(service: InferenceService) -> dict[str, Any]:
-    return engine_pod(service, CONFIG, revision="abcd1234", group=3, incarnation=7)
+    [pod] = engine_pods(service, CONFIG, revision="abcd1234", group=3, incarnation=7)
+    return pod
 
 
 def option(arguments: list[str], name: str) -> str:

@@ -1,10 +1,10 @@
 """Rollouts under everything that can happen: a state machine of a service, its pods and its operator.
 
-Specs change, pods start, serve, fail, are evicted and vanish; the operator is killed between two actions,
-loses its last write of the status, meets conflicts, or looks at what was there a while ago. Two things must
-always hold: no look takes a group away that must serve, and no pod is made twice. And whatever has happened,
-once all goes well the service comes to what its spec says, and stays there. No mutant of the planner may
-survive.
+Groups have one pod or several. Specs change, pods start, serve, fail, are evicted and vanish; the operator is
+killed between two actions, loses its last write of the status, meets conflicts, or looks at what was there a
+while ago. Two things must always hold: no look takes a group away that must serve, and no pod is made twice.
+And whatever has happened, once all goes well the service comes to what its spec says, whole, and stays there.
+No mutant of the planner may survive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mizzen_operator.api import (
     Rollout,
     Verification,
 )
-from mizzen_operator.observe import Group
+from mizzen_operator.observe import Group, Member
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Plan = Callable[..., list[planner.Action]]
@@ -70,10 +70,26 @@ BASE = InferenceService(
 
 @dataclass
 class Pod:
-    """A pod of the simulated cluster."""
+    """A group of the simulated cluster: what its leading pod is like, and all of its pods."""
 
     group: Group
+    members: dict[int, Member]
     acknowledged: bool = False
+
+    def seen(self) -> Group:
+        """The group as the operator sees it."""
+        one, members = self.group, tuple(self.members[rank] for rank in sorted(self.members))
+        going = any(member.terminating for member in members)
+        if one.size == 1:
+            return replace(one, terminating=going)
+        whole = len(members) == one.size
+        return replace(
+            one,
+            members=members,
+            terminating=going,
+            lost=0 not in self.members or (one.was_routable and not whole),
+            containers_ready=one.containers_ready and whole,
+        )
 
 
 @dataclass
@@ -84,6 +100,8 @@ class Cluster:
     revision: str = "a"
     pods: dict[str, Pod] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
+    sizes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys("abc", 1))
+    """Pods of a group of each revision."""
     made: int = 0
     now: datetime = NOW
     wrong: set[str] = field(default_factory=set)
@@ -93,7 +111,7 @@ class Cluster:
 
     @property
     def groups(self) -> list[Group]:
-        return [pod.group for pod in self.pods.values()]
+        return [pod.seen() for pod in self.pods.values()]
 
     @property
     def live(self) -> list[Group]:
@@ -105,7 +123,7 @@ class Cluster:
         return frozenset(
             p.group.uid
             for p in pods
-            if p.acknowledged and p.group.containers_ready and p.group.live and not p.group.held
+            if p.acknowledged and p.seen().containers_ready and p.seen().live and not p.group.held
         )
 
     @property
@@ -115,7 +133,7 @@ class Cluster:
 
     def verify(self, name: str, *, unlucky: bool = False) -> None:
         """What the operator does with a group that it may ask; `unlucky` is a fault of the one group."""
-        group = self.pods[name].group
+        group = self.pods[name].seen()
         asks = group.live and group.containers_ready and group.held and group.revision == self.revision
         if not asks:
             return
@@ -133,22 +151,40 @@ class Cluster:
     def change(self, name: str, **changes: object) -> None:
         self.pods[name].group = replace(self.pods[name].group, **changes)
 
-    def create(self, action: planner.CreateGroup) -> bool:
-        if action.name in self.pods:
-            return False
-        self.made += 1
-        uid = f"uid-{self.made}"
-        held = bool(self.name) and action.revision == self.revision
-        group = Group(action.name, uid, action.group, action.revision, action.incarnation, held=held)
-        self.pods[action.name] = Pod(replace(group, created=rollout.stamp(self.now)))
+    def create(self, action: planner.CreateGroup, most: int) -> bool:
+        """Make the pods of an action, at most so many; whether none of them was there."""
+        size = self.sizes[action.revision]
+        for rank in (action.ranks or range(size))[:most]:
+            self.made += 1
+            uid, name = f"uid-{self.made}", f"{action.name}-{rank}" if rank else action.name
+            pod = self.pods.get(action.name)
+            if pod is None:
+                one = Group(action.name, uid, action.group, action.revision, action.incarnation, size=size)
+                held = bool(self.name) and action.revision == self.revision
+                pod = Pod(replace(one, held=held, created=rollout.stamp(self.now)), {})
+                self.pods[action.name] = pod
+            if rank in pod.members:
+                return False
+            pod.members[rank] = Member(name, uid, rank)
         return True
 
     def delete(self, action: planner.DeleteGroup) -> None:
-        if action.name in self.pods and self.pods[action.name].group.uid == action.uid:
-            self.change(action.name, terminating=True)
+        pod = self.pods.get(action.name)
+        for rank, member in list(pod.members.items()) if pod else []:
+            if (member.name, member.uid) in action.pods:
+                self.terminate(action.name, rank)
+
+    def terminate(self, name: str, rank: int) -> None:
+        members = self.pods[name].members
+        members[rank] = replace(members[rank], terminating=True)
+
+    def remove(self, name: str, rank: int) -> None:
+        del self.pods[name].members[rank]
+        if not self.pods[name].members:
+            del self.pods[name]
 
     def acknowledge(self, name: str) -> None:
-        if self.pods[name].group.containers_ready and not self.pods[name].group.held:
+        if self.pods[name].seen().containers_ready and not self.pods[name].group.held:
             self.pods[name].acknowledged = True
             self.change(name, routable=True, was_routable=True)
 
@@ -162,8 +198,15 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             self.cluster = Cluster()
             self.snapshot: list[Group] = []
 
-        def look(self, stop_after: int = 1 << 30, *, stale: bool = False, keep_status: bool = True) -> bool:
-            """One look of the operator; whether it did anything."""
+        def look(
+            self,
+            stop_after: int = 1 << 30,
+            *,
+            most: int = 1 << 30,
+            stale: bool = False,
+            keep_status: bool = True,
+        ) -> bool:
+            """One look, which makes so many pods of a group at most; whether it did anything."""
             it = self.cluster
             it.now += timedelta(seconds=1)
             service = it.service
@@ -178,15 +221,15 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             assert actions == plan(wanted, groups[::-1], said, taken), "the order of pods is no input"
             for action in actions[:stop_after]:
                 if isinstance(action, planner.CreateGroup):
-                    made = it.create(action)
+                    made = it.create(action, most)
                     assert made or stale, "no name twice"
                 else:
                     it.delete(action)
             if not stale:
                 enough = min(len(serving), wanted.enough)
                 assert len(it.serving()) >= enough, "no gap by our own doing"
-                most = max(live, wanted.groups + wanted.surge)
-                assert len(it.live) <= most, "no more than the surge"
+                limit = max(live, wanted.groups + wanted.surge)
+                assert len(it.live) <= limit, "no more than the surge"
                 assert it.doubles() <= doubles, "no number twice"
             if keep_status and stop_after >= len(actions):
                 status = memory.as_status()
@@ -197,8 +240,13 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def pick(self, data: st.DataObject) -> str:
             return data.draw(st.sampled_from(sorted(self.cluster.pods)))
 
-        @initialize(groups=st.integers(1, 4))
-        def come_up(self, groups: int) -> None:
+        def pick_pod(self, data: st.DataObject) -> tuple[str, int]:
+            name = self.pick(data)
+            return name, data.draw(st.sampled_from(sorted(self.cluster.pods[name].members)))
+
+        @initialize(groups=st.integers(1, 4), sizes=st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 3))
+        def come_up(self, groups: int, sizes: tuple[int, int, int]) -> None:
+            self.cluster.sizes = dict(zip("abc", sizes, strict=True))
             self.scale(groups)
             self.go_well(2)
 
@@ -212,8 +260,10 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def advance(self) -> None:
             it = self.cluster
             for name in list(it.pods):
-                if it.pods[name].group.terminating:
-                    del it.pods[name]
+                for rank, member in list(it.pods[name].members.items()):
+                    if member.terminating:
+                        it.remove(name, rank)
+                if name not in it.pods:
                     continue
                 if it.pods[name].group.ended:
                     it.change(name, resting=False)
@@ -273,9 +323,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def reconcile(self) -> None:
             self.look()
 
-        @rule(after=st.integers(0, 3))
-        def be_killed_in_a_look(self, after: int) -> None:
-            self.look(stop_after=after)
+        @rule(after=st.integers(0, 3), most=st.integers(1, 3))
+        def be_killed_in_a_look(self, after: int, most: int) -> None:
+            self.look(stop_after=after, most=most, keep_status=False)
 
         @rule()
         def lose_the_write_of_the_status(self) -> None:
@@ -315,18 +365,21 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data(), ended=st.booleans())
         def be_deleted_or_evicted(self, data: st.DataObject, ended: bool) -> None:
-            name = self.pick(data)
-            resting = ended and not self.cluster.pods[name].group.was_routable
-            self.cluster.change(
-                name, **({"ended": True, "resting": resting} if ended else {"terminating": True})
-            )
+            """One pod of a group, or the only one."""
+            name, rank = self.pick_pod(data)
+            if ended:
+                self.cluster.change(name, ended=True, resting=not self.cluster.pods[name].group.was_routable)
+            else:
+                self.cluster.terminate(name, rank)
 
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data())
         def vanish(self, data: st.DataObject) -> None:
-            name = self.pick(data)
-            if self.cluster.pods[name].group.terminating:
-                del self.cluster.pods[name]
+            """A pod is gone: one that was being deleted, or one whose node was removed."""
+            name, rank = self.pick_pod(data)
+            it = self.cluster.pods[name]
+            if it.members[rank].terminating or it.group.size > 1:
+                self.cluster.remove(name, rank)
 
         def settle(self) -> None:
             for _ in range(80):
@@ -376,6 +429,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             new = [group for group in it.groups if group.revision == it.revision]
             assert len(new) == groups - stay
             assert len(it.groups) == groups
+            for one in new:
+                whole = [rank for rank, _ in sorted(it.pods[one.name].members.items())]
+                assert whole == list(range(it.sizes[it.revision])), "no half of a group"
             assert len(it.serving()) == groups
             assert memory.given_up is None
             assert rollout.done(it.service, memory) or groups == 0
@@ -403,6 +459,8 @@ MUTANTS: Mapping[str, tuple[str, str]] = {
         "if group.was_routable or group.uid in serving]\n    fresh",
         "if False]\n    fresh",
     ),
+    "leaves half a group": ("if not group.live and group.left and", "if group.ended and group.left and"),
+    "completes nothing": ("        *_completed(kept),\n", ""),
     "keeps an ended pod": ('*_deleted(ended, "Ended"),', ""),
     "restores nothing": ("if wanted.restorable else 0", "if False else 0"),
     "trusts a revision that never served": ("if not proven and known:", "if False:"),

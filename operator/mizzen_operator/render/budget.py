@@ -1,7 +1,8 @@
 """PodDisruptionBudgets of groups and gateways.
 
 Both count pods (`minAvailable` as a number), for pods of groups have no controller whose scale the disruption
-controller would know. A pod counts while it is ready, and a group's pod is ready while gateways route to it.
+controller would know. A pod counts while it is ready, and a group's leading pod is ready while gateways route
+to it. Of groups of several pods all pods count: one that is evicted takes its group along.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ def least(pods: int, unavailable: int) -> int:
 
 def engine_budget(service: InferenceService) -> dict[str, Any]:
     """The budget of a service's groups."""
-    selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE, labels.RANK: "0"}
+    selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     number = least(service.groups, service.rollout.unavailable(service.groups))
+    if service.pods == 1:
+        selector[labels.RANK] = "0"
+    elif number < service.groups:
+        number = (number + 1) * service.pods - 1  # one pod of the last group that may go
+    else:
+        number *= service.pods
     name = labels.engine_budget(service.name)
     return _budget(metadata(service, name, labels.ENGINE), number, selector)
 

@@ -1,9 +1,9 @@
-"""The engine's pod: one group, or one rank of hosts of it."""
+"""The engine's pods: a group is one, or a leading one and others that its ranks are spread over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mizzen_operator import labels
@@ -17,6 +17,7 @@ from mizzen_operator.render.meta import (
     keys_volume,
     metadata,
     probe,
+    stamped,
 )
 
 MODEL_MOUNT = "/mnt/mizzen/model"
@@ -26,6 +27,10 @@ DEREGISTER_SECONDS = 1
 STARTUP_MARGIN_SECONDS = 30
 """The engine ends itself, with a reason, before the probe would end it without one."""
 GRACE_MARGIN_SECONDS = 30
+ZONE = "topology.kubernetes.io/zone"
+KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
+KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+_SCHEDULING = "DuringSchedulingIgnoredDuringExecution"
 _PLAIN_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
 
 
@@ -46,6 +51,8 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
         "tensor": service.tensor,
         "podTemplate": service.pod_template,
         "spread": service.availability.spread_key,
+        **({"pods": service.pods} if service.pods > 1 else {}),
+        **({"topology": service.topology_key} if service.topology_key else {}),
         **{
             name: asdict(part)
             for name, part in (
@@ -94,7 +101,7 @@ def model_path(source: str) -> str:
     return source.removeprefix("file://")
 
 
-def arguments(service: InferenceService, name: str) -> list[str]:
+def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
     """Arguments of `mizzen`, each option and value an item of its own."""
     engine, model = service.engine, service.model
     options = {
@@ -125,40 +132,108 @@ def arguments(service: InferenceService, name: str) -> list[str]:
         "termination-message": labels.TERMINATION_MESSAGE,
         "startup-timeout-seconds": service.lifecycle.startup_timeout,
         "drain-timeout-seconds": service.lifecycle.drain_timeout,
+        **_nodes(service, place),
     }
     given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
     return ["engine", *(item for pair in given for item in pair), *engine.extra_args]
+
+
+def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
+    """How the pods of a group find one another."""
+    if service.pods == 1:
+        return {}
+    leader = labels.leader_address(service.name, service.namespace, place.leader)
+    return {
+        "nodes": service.pods,
+        "node-rank": place.rank,
+        "leader-address": leader if place.rank else "",
+        "ranks-address": "$(POD_IP)",
+        "ranks-port": labels.RANKS_PORT,
+    }
 
 
 def _attention(backend: str) -> str:
     return "flashinfer-fa3" if backend == "FlashInferFA3" else backend.lower()
 
 
-def engine_pod(
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which pod of which group one is.
+
+    Attributes:
+        leader: name of the group's leading pod.
+        rank: 0 of the leading one.
+    """
+
+    revision: str
+    group: int
+    incarnation: int
+    leader: str
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return labels.worker_name(self.leader, self.rank) if self.rank else self.leader
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that all pods of the group have, and no others."""
+        return {
+            labels.GROUP_INDEX: str(self.group),
+            labels.REVISION: self.revision,
+            labels.INCARNATION: str(self.incarnation),
+        }
+
+
+def engine_pods(
     service: InferenceService, config: OperatorConfig, *, revision: str, group: int, incarnation: int
-) -> dict[str, Any]:
-    """The leading pod of a group."""
+) -> list[dict[str, Any]]:
+    """The pods of a group, the leading one first."""
+    leader = labels.pod_name(service.name, revision, group, incarnation)
+    places = [Place(revision, group, incarnation, leader, rank) for rank in range(service.pods)]
+    return [_engine_pod(service, config, place) for place in places]
+
+
+def ranks_service(service: InferenceService) -> dict[str, Any]:
+    """The headless Service of groups of several pods: their names resolve before they are ready."""
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, labels.ranks_service(service.name), labels.ENGINE),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE},
+            "ports": [{"name": "ranks", "port": labels.RANKS_PORT, "protocol": "TCP"}],
+        },
+    }
+    return stamped(manifest)
+
+
+def _engine_pod(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
     overlay = service.pod_template
+    annotations = dict(overlay["annotations"])
     more = {
         **overlay["labels"],
         **({labels.GATEWAY_LABEL: labels.SHARED} if service.shared else {}),
-        labels.GROUP_INDEX: str(group),
-        labels.RANK: "0",
-        labels.REVISION: revision,
-        labels.INCARNATION: str(incarnation),
+        **place.labels,
+        labels.RANK: str(place.rank),
     }
-    name = labels.pod_name(service.name, revision, group, incarnation)
+    if service.pods > 1:
+        more[labels.PODS] = str(service.pods)
+        if KUEUE_QUEUE in more:  # which admits such pods all at once
+            more[KUEUE_GROUP] = place.leader
+            annotations[KUEUE_COUNT] = str(service.pods)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(
-            service, name, labels.ENGINE, more_labels=more, annotations=overlay["annotations"]
-        ),
-        "spec": _pod_spec(service, config, revision),
+        "metadata": metadata(service, place.name, labels.ENGINE, more_labels=more, annotations=annotations),
+        "spec": _pod_spec(service, config, place),
     }
 
 
-def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
+def _pod_spec(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
     overlay = service.pod_template
     plain = {field: overlay[field] for field in _PLAIN_FIELDS if overlay.get(field)}
     lists = {field: list(overlay[field]) for field in ("tolerations", "imagePullSecrets") if overlay[field]}
@@ -167,15 +242,17 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, revision: str) 
         **plain,
         **lists,
         **({"nodeSelector": selector} if selector else {}),
-        **_spread(service),
+        **_spread(service, place),
+        **_together(service, place),
         **_claims(service),
-        "restartPolicy": "Always",
+        # Of several pods none starts again alone: they meet once, and the group is made anew.
+        "restartPolicy": "Always" if service.pods == 1 else "Never",
         "terminationGracePeriodSeconds": service.lifecycle.drain_timeout + GRACE_MARGIN_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
-        "readinessGates": [{"conditionType": gate} for gate in _gates(service)],
-        "containers": [_container(service, config, revision)],
+        **({} if place.rank else {"readinessGates": [{"conditionType": gate} for gate in _gates(service)]}),
+        "containers": [_container(service, config, place)],
         "volumes": _volumes(service),
     }
 
@@ -185,11 +262,35 @@ def _gates(service: InferenceService) -> list[str]:
     return [labels.ROUTABLE, *([labels.VERIFIED] if service.rollout.verification is not None else [])]
 
 
-def _spread(service: InferenceService) -> dict[str, Any]:
+def _together(service: InferenceService, place: Place) -> dict[str, Any]:
+    """A group's pods near one another, and with names that resolve."""
+    if service.pods == 1:
+        return {}
+    term = {
+        "labelSelector": {"matchLabels": {labels.SERVICE: service.name, **place.labels}},
+        "topologyKey": service.topology_key or ZONE,
+    }
+    affinity = dict(service.pod_template.get("affinity") or {})
+    given = dict(affinity.get("podAffinity") or {})
+    hard, soft = f"required{_SCHEDULING}", f"preferred{_SCHEDULING}"
+    if service.topology_key:
+        given[hard] = [*given.get(hard, []), term]
+    else:
+        given[soft] = [*given.get(soft, []), {"weight": 100, "podAffinityTerm": term}]
+    return {
+        "affinity": {**affinity, "podAffinity": given},
+        "hostname": place.name,
+        "subdomain": labels.ranks_service(service.name),
+    }
+
+
+def _spread(service: InferenceService, place: Place) -> dict[str, Any]:
     """The user's constraints, else groups apart from one another where that is possible."""
     constraints = list(service.pod_template["topologySpreadConstraints"])
-    if not constraints and service.availability.spread_key:
+    if not constraints and service.availability.spread_key and not place.rank:
         selector = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
+        if service.pods > 1:
+            selector[labels.RANK] = "0"
         constraint = {
             "maxSkew": 1,
             "topologyKey": service.availability.spread_key,
@@ -207,7 +308,7 @@ def _claims(service: InferenceService) -> dict[str, Any]:
     return {"resourceClaims": [{"name": CLAIM, "resourceClaimTemplateName": template}]}
 
 
-def _container(service: InferenceService, config: OperatorConfig, revision: str) -> dict[str, Any]:
+def _container(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
     startup = service.lifecycle.startup_timeout + STARTUP_MARGIN_SECONDS
     mounts = [
         {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
@@ -220,7 +321,7 @@ def _container(service: InferenceService, config: OperatorConfig, revision: str)
         "name": "engine",
         "image": engine_image(service, config),
         "imagePullPolicy": config.image_pull_policy,
-        "args": arguments(service, revision),
+        "args": arguments(service, place.revision, place),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
@@ -228,11 +329,7 @@ def _container(service: InferenceService, config: OperatorConfig, revision: str)
             *([] if _names(service, "HOME") else [{"name": "HOME", "value": "/tmp"}]),
             *(dict(variable) for variable in service.engine.env),
         ],
-        "ports": [
-            {"name": "wire", "containerPort": labels.WIRE_PORT, "protocol": "TCP"},
-            {"name": "wire-odd", "containerPort": labels.ODD_WIRE_PORT, "protocol": "TCP"},
-            {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
-        ],
+        "ports": _ports(service, place),
         "startupProbe": probe("/readyz", "http", 1, startup),
         "readinessProbe": probe("/readyz", "http", 2, 3),
         "livenessProbe": probe("/healthz", "http", 10, 3),
@@ -242,6 +339,14 @@ def _container(service: InferenceService, config: OperatorConfig, revision: str)
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [*mounts, *service.pod_template["volumeMounts"]],
     }
+
+
+def _ports(service: InferenceService, place: Place) -> list[dict[str, Any]]:
+    """The ports of a pod; gateways go by the one named `wire`, which leading pods alone have."""
+    wire = [("wire", labels.WIRE_PORT), ("wire-odd", labels.ODD_WIRE_PORT)]
+    ranks = [("ranks", labels.RANKS_PORT)] if service.pods > 1 else []
+    named = [*([] if place.rank else [*wire, *ranks]), ("http", labels.ENGINE_HTTP_PORT)]
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named]
 
 
 def _names(service: InferenceService, variable: str) -> bool:

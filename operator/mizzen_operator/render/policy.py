@@ -20,7 +20,8 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
     """The policies of a service's engines and, unless it is shared, of its gateway.
 
     Engines hear the gateway on the wire and Prometheus on the metrics' port; the gateway hears anyone on its
-    API's port, and on its admin port the operator and Prometheus.
+    API's port, and on its admin port the operator and Prometheus. Pods of groups reach one another on any
+    port: ranks choose theirs as they meet.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}
@@ -39,6 +40,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
                 _rule(labels.WIRE_PORT, {"podSelector": {"matchLabels": gateway}}),
                 _rule(labels.ODD_WIRE_PORT, {"podSelector": {"matchLabels": gateway}}),
                 _rule(labels.ENGINE_HTTP_PORT, prometheus),
+                *([{"from": [{"podSelector": {"matchLabels": engines}}]}] if service.pods > 1 else []),
             ],
         )
     ]

@@ -22,7 +22,9 @@ def local_place(options: EngineOptions, rank: int, rendezvous: str, address: str
         rank=rank,
         size=options.tensor,
         rendezvous=rendezvous,
-        device=torch.device("cpu") if options.device == "cpu" else torch.device("cuda", rank % options.local_ranks),
+        device=torch.device("cpu")
+        if options.device == "cpu"
+        else torch.device("cuda", rank % options.local_ranks),
         all_reduce=options.all_reduce if options.nodes == 1 else "nccl",
         address=address,
     )

@@ -1,8 +1,8 @@
 """A group of several nodes, as the supervisor of each sees the others.
 
-Node 0 leads: it waits until all are there, has them begin, looks after all ranks, and says how the group ends.
-The others begin when it says so, and end with it. Nobody begins twice: a group of which anything is lost ends
-whole, and whoever runs its nodes makes a new one.
+Node 0 leads: it waits until all are there, has them begin, looks after all ranks, and says how the group
+ends. The others begin when it says so, and end with it. Nobody begins twice: a group of which anything is
+lost ends whole, and whoever runs its nodes makes a new one.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _files(folder: Path) -> str:
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Return in what they differ, in words."""
     names = [name for name in (*ours, *(set(theirs) - set(ours))) if ours.get(name) != theirs.get(name)]
-    return [f"{name} ({theirs.get(name, 'nothing')} there, {ours.get(name, 'nothing')} here)" for name in names]
+    return [
+        f"{name} ({theirs.get(name, 'nothing')} there, {ours.get(name, 'nothing')} here)" for name in names
+    ]
 
 
 @dataclass
@@ -177,7 +179,9 @@ class Leader:
             else:
                 self._hear(name, message, now)
         if not self.began:
-            late = [n for n, one in self._members.items() if now - one.heard > self.config.rank_deadline_seconds]
+            late = [
+                n for n, one in self._members.items() if now - one.heard > self.config.rank_deadline_seconds
+            ]
             for node in late:
                 del self._members[node]
             self.began = len(self._members) == self.config.nodes - 1

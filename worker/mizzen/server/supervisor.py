@@ -92,11 +92,11 @@ class Supervisor:
             log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
             try:
                 self._others = others(config, _keys(config), self._started)
-                while self._end is None:
+                while (end := self._end) is None:
                     if not self._ranks and (self._others is None or self._others.began):
                         self._spawn()
                     self._turn(signals.wait(TURN_SECONDS))
-                self._record(self._end)
+                self._record(end)
             finally:
                 for rank in self._ranks:
                     rank.kill()
@@ -107,7 +107,7 @@ class Supervisor:
                     self._links.close()
                 else:
                     os.close(self._block)
-        return self._end.code
+        return end.code
 
     def _spawn(self) -> None:
         """Start this node's ranks."""

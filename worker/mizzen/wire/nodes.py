@@ -114,7 +114,7 @@ class NodeServer:
         self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
 
     def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
-        """Yield what has come, with the name of the connection that it came from; drops what is no message."""
+        """Yield what has come, with the name of its connection; drops what is no message."""
         for _ in range(FRAMES):
             if not self._socket.poll(0):
                 return

@@ -1,0 +1,210 @@
+"""Groups of several pods: they come, serve, fail and go as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mizzen_operator.observe import groups
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+
+ENGINES = "mizzen.dev/component=engine"
+SECONDS = 120.0
+TWO = {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
+
+
+class Service:
+    """One service of groups of two pods, in a namespace of its own."""
+
+    def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
+        self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
+
+    def status(self) -> dict[str, Any]:
+        return self.api.get("InferenceService", self.namespace, "demo").get("status", {})
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        return {pod["metadata"]["name"]: pod for pod in self.api.list("Pod", self.namespace, ENGINES)}
+
+    def incarnations(self) -> set[tuple[str, str]]:
+        """Group and incarnation of every pod that nobody deletes."""
+        found = [
+            one["metadata"] for one in self.pods().values() if "deletionTimestamp" not in one["metadata"]
+        ]
+        return {(m["labels"]["mizzen.dev/group"], m["labels"]["mizzen.dev/incarnation"]) for m in found}
+
+    def ready(self, number: int) -> bool:
+        body = self.api.get("InferenceService", self.namespace, "demo")
+        status = body.get("status", {})
+        ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+        return (
+            ready.get("status") == "True"
+            and ready["observedGeneration"] == body["metadata"]["generation"]
+            and status["availableReplicas"] == status["replicas"] == number
+            and len(self.pods()) == 2 * number
+        )
+
+    def settle(self, number: int) -> None:
+        self.eventually(lambda: self.ready(number), SECONDS, f"{number} groups of two pods serve")
+
+
+@pytest.fixture
+def service(
+    api: Any,
+    operators: Any,
+    node: Any,
+    namespace: str,
+    minimal: Callable[..., dict[str, Any]],
+    eventually: Callable[..., Any],
+) -> Any:
+    """Make the service; it is deleted after the test."""
+    made = Service(api, node, namespace, eventually)
+
+    def make(**spec: Any) -> Service:
+        body = minimal(**{**TWO, **spec})
+        body["metadata"]["namespace"] = namespace
+        api.create(body)
+        return made
+
+    yield make
+    api.delete("InferenceService", namespace, "demo")
+
+
+def test_all_pods_of_a_group_come_and_the_leading_one_alone_is_routed_to(
+    service: Callable[..., Service],
+) -> None:
+    it = service(replicas=1)
+    it.settle(1)
+    status, pods = it.status(), it.pods()
+    leader, worker = sorted(pods)
+    assert worker == f"{leader}-1"
+    assert status["podsPerGroup"] == 2
+    [group] = status["groups"]
+    assert group["name"] == leader
+    assert [(one["name"], one["ready"]) for one in group["pods"]] == [(leader, True), (worker, True)]
+    gates = [pods[name]["spec"].get("readinessGates", []) for name in (leader, worker)]
+    assert [len(gate) for gate in gates] == [1, 0]
+    made = it.api.get("Service", it.namespace, "demo-ranks")["spec"]
+    assert (made["clusterIP"], made["publishNotReadyAddresses"]) == ("None", True)
+    assert made["selector"] == {"mizzen.dev/service": "demo", "mizzen.dev/component": "engine"}
+    for name, pod in pods.items():
+        assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (name, "demo-ranks")
+        assert pod["spec"]["restartPolicy"] == "Never"
+    arguments = pods[worker]["spec"]["containers"][0]["args"]
+    assert arguments[arguments.index("--leader-address") + 1] == f"{leader}.demo-ranks.{it.namespace}.svc"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("how", ["fails", "is deleted", "vanishes"])
+def test_what_happens_to_one_pod_happens_to_its_group(
+    which: int, how: str, service: Callable[..., Service]
+) -> None:
+    it = service(replicas=2)
+    it.settle(2)
+    it.node.reset_lowest(it.namespace)
+    before = it.pods()
+    victim = sorted(
+        name for name, pod in before.items() if pod["metadata"]["labels"]["mizzen.dev/group"] == "0"
+    )[which]
+    if how == "fails":
+        it.node.behaviour.failed.add(before[victim]["metadata"]["uid"])
+    else:
+        options = {"gracePeriodSeconds": 0} if how == "vanishes" else {}
+        it.api.delete("Pod", it.namespace, victim, **options)
+    it.eventually(lambda: ("0", "1") in it.incarnations(), SECONDS, "the group is made anew")
+    it.settle(2)
+    assert it.incarnations() == {("0", "1"), ("1", "0")}
+    same = [name for name, pod in it.pods().items() if before.get(name, pod) is not pod]
+    assert all("-1-0" in name for name in same), "nothing of the former group is left"
+    assert it.node.lowest[it.namespace] == 1, "the other group served all the time"
+    failures = [(one["group"], one["name"][-3:]) for one in it.status().get("recentFailures", [])]
+    assert failures == ([(0, "0-0")] if how == "fails" else [])
+
+
+def test_a_rollout_replaces_whole_groups_and_leaves_no_gap(service: Callable[..., Service]) -> None:
+    it = service(replicas=2)
+    it.settle(2)
+    before = set(it.pods())
+    it.node.reset_lowest(it.namespace)
+    it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
+    it.eventually(lambda: it.ready(2) and not before & set(it.pods()), SECONDS, "two new groups")
+    assert it.node.lowest[it.namespace] >= 2
+    it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"accelerator": {"perPod": 2}}})
+    it.eventually(
+        lambda: len(it.pods()) == 2 and it.status()["availableReplicas"] == 2, SECONDS, "groups of one pod"
+    )
+    it.eventually(lambda: "podsPerGroup" not in it.status(), SECONDS)
+
+
+def test_a_group_that_never_starts_uses_up_its_budget_once_a_time(service: Callable[..., Service]) -> None:
+    it = service(replicas=1, lifecycle={"maxGroupRestarts": 1})
+    seen: set[str] = set()
+
+    def fail_all() -> bool:
+        for name, pod in it.pods().items():
+            seen.add(name)
+            it.node.behaviour.failed.add(pod["metadata"]["uid"])
+        failed = [c for c in it.status().get("conditions", []) if c["type"] == "Failed"]
+        return bool(failed) and failed[0]["reason"] == "RestartBudgetExceeded"
+
+    it.eventually(fail_all, SECONDS, "given up")
+    assert len({name.split("-")[3] for name in seen}) == 2, "two incarnations of two pods"
+    it.eventually(lambda: not it.pods(), SECONDS, "nothing is left of it")
+
+
+def pod(rank: int, **given: Any) -> dict[str, Any]:
+    """One of the two pods of group 0."""
+    labels = {"group": "0", "rank": str(rank), "revision": "r", "incarnation": "4", "pods": "2"}
+    name = f"demo-r-0-4{f'-{rank}' if rank else ''}"
+    conditions = [{"type": "ContainersReady", "status": "True"}]
+    if rank == 0:
+        conditions.append({"type": "mizzen.dev/routable", "status": "True"})
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {f"mizzen.dev/{key}": value for key, value in labels.items()},
+            **given.pop("metadata", {}),
+        },
+        "spec": {"nodeName": f"node-{rank}"},
+        "status": {"phase": "Running", "conditions": conditions, **given},
+    }
+
+
+DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+DEAD = {
+    "phase": "Failed",
+    "containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("pods", "live", "ready", "left", "restarts"),
+    [
+        ([pod(0), pod(1)], True, True, 2, 0),
+        ([pod(1), pod(0)], True, True, 2, 0),
+        ([pod(0), pod(1, conditions=[])], True, False, 2, 0),
+        ([pod(0, conditions=[]), pod(1)], True, False, 2, 0),
+        ([pod(0, conditions=[])], True, False, 1, 0),
+        ([pod(0)], False, False, 1, 0),
+        ([pod(1)], False, False, 1, 0),
+        ([pod(0), pod(1, metadata=DELETED)], False, True, 1, 0),
+        ([pod(0), pod(1, **DEAD)], False, True, 2, 1),
+        ([pod(0, **DEAD), pod(1, **DEAD)], False, True, 2, 1),
+        ([pod(0, **DEAD), pod(1, metadata=DELETED, **DEAD)], False, True, 1, 0),
+    ],
+)
+def test_a_group_is_what_its_pods_are(
+    pods: list[dict[str, Any]], live: bool, ready: bool, left: int, restarts: int
+) -> None:
+    [group] = groups("demo", pods)
+    assert (group.live, group.containers_ready, len(group.left), group.restarts) == (
+        live,
+        ready,
+        left,
+        restarts,
+    )
+    assert (group.name, group.group, group.incarnation, group.size) == ("demo-r-0-4", 0, 4, 2)
