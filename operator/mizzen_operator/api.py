@@ -332,7 +332,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         gpu_memory=spec["accelerator"].get("memory", ""),
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         pods=tensor // spec["accelerator"].get("perPod", tensor),
-        topology_key=spec["parallelism"]["topologyKey"],
+        topology_key=spec["parallelism"].get("topologyKey", ""),
         spec=spec,
     )
 

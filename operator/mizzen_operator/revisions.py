@@ -181,6 +181,7 @@ def restored(service: InferenceService, data: Mapping[str, Any]) -> InferenceSer
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "model": ("servedName", "contextLength", "credentialsSecretRef"),
+    "parallelism": ("topologyKey",),
     "accelerator": ("perPod", "resourceClaimTemplateName"),
     "engine": ("image",),
     "podTemplate": (

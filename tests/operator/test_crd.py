@@ -395,6 +395,8 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
             }
         },
         {"parallelism": {"tensor": 8}, "accelerator": {"perPod": 8, "nodeSelector": {"gpu": "h200"}}},
+        {"parallelism": {"tensor": 8, "topologyKey": "example.com/rack"}, "accelerator": {"perPod": 2}},
+        {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}},
         {"engine": {"extraArgs": ["--model-x", "--eviction", "lfu"], "memoryFraction": "0.05"}},
         {
             "engine": {
