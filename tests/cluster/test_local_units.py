@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import socket
@@ -21,6 +22,7 @@ from mizzen_local.addresses import Addresses, claim, free_port
 from mizzen_local.network import Backend, backends
 from mizzen_local.node.environment import Places, expand, quantity
 from mizzen_local.node.images import UnknownImageError, entry_point
+from mizzen_local.node.names import Names
 from mizzen_local.pki import Authority
 
 
@@ -290,3 +292,30 @@ def test_help_is_quick_and_lists_the_commands() -> None:
     )
     for command in ("up", "down", "status", "logs", "kubeconfig", "url", "demo"):
         assert f"\n  {command} " in shown.stdout
+
+
+def named(name: str, subdomain: str = "") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": {"subdomain": subdomain}}
+
+
+def test_names_of_pods_are_addresses_once_the_pods_are_there() -> None:
+    async def run() -> list[str]:
+        names, pod = Names(), named("b", "sub")
+        await names.add(pod, "127.0.0.2")
+        waiting = asyncio.create_task(names.rewrite("tcp://a.sub.ns.svc:1", pod))
+        await asyncio.sleep(0)
+        await names.add(named("a", "sub"), "127.0.0.3")
+        said = [
+            await waiting,
+            await names.rewrite("a.sub.ns.svc.cluster.local", named("c")),
+            await names.rewrite("http://a.sub.ns.svc.example.com x.sub.other.svc demo.ns.svc", pod),
+        ]
+        names.remove("a")
+        return [*said, await names.rewrite("a.sub.ns.svc", named("c"))]
+
+    assert asyncio.run(run()) == [
+        "tcp://127.0.0.3:1",
+        "127.0.0.3",
+        "http://a.sub.ns.svc.example.com x.sub.other.svc demo.ns.svc",
+        "a.sub.ns.svc",
+    ]

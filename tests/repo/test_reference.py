@@ -133,7 +133,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
 
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
-    config = EngineConfig(**command_line(engine_render.arguments(service(), "r1")))
+    config = EngineConfig(**command_line(engine_render.arguments(service(), "r1", engine_render.Place("r1", 0, 0, "s-r1-0-0"))))
     assert config == EngineConfig(
         model="/models/m",
         served_name="name",
@@ -283,5 +283,6 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
 def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
-    rendered = engine_render.arguments(service(extraArgs=[]), "r1")
+    worker = engine_render.Place("r1", 0, 0, "s-r1-0-0", rank=1)
+    rendered = engine_render.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}

@@ -71,11 +71,13 @@ class Kubelet:
             elif running is not None:
                 running.update(pod)
             elif not finished(pod):
-                self._start(uid, pod)
+                await self._start(uid, pod)
 
-    def _start(self, uid: str, pod: Object) -> None:
+    async def _start(self, uid: str, pod: Object) -> None:
         try:
-            runner = Pod(self._node, pod, self._address(uid))
+            address = self._address(uid)
+            await self._node.names.add(pod, address)
+            runner = Pod(self._node, pod, address)
         except ValueError as error:
             self._node.recorder.record(pod, "FailedCreatePodSandBox", str(error), "Warning")
             return
@@ -87,6 +89,7 @@ class Kubelet:
     def _ended(self, uid: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             log.error("%s ended in an error", task.get_name(), exc_info=error)
+        self._node.names.remove(uid)
         for table in (self._pods, self._tasks, self._numbers):
             table.pop(uid, None)
 

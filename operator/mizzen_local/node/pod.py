@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from mizzen_local.events import Recorder, now
 from mizzen_local.node.container import Command, Container, State, Surroundings
 from mizzen_local.node.environment import Places, base_environment, expand, variables
 from mizzen_local.node.images import IMAGE_FILES, entry_point
+from mizzen_local.node.names import Names
 from mizzen_local.node.sources import MissingError, Sources
 from mizzen_local.node.status import View, fatal, is_sidecar, status
 from mizzen_local.node.volumes import Volumes, remove
@@ -41,6 +42,7 @@ class Node:
         address: the node's address.
         server: URL of the API server.
         authority: the API server's CA, PEM.
+        names: of pods, as the cluster's DNS would tell them.
     """
 
     api: Api
@@ -50,6 +52,7 @@ class Node:
     address: str
     server: str
     authority: Path
+    names: Names = field(default_factory=Names)
 
     def mark(self, *names: str) -> str:
         """The mark of all pods' processes, of a pod's (its uid), of one run of one container (name, run)."""
@@ -264,12 +267,14 @@ class Pod:
         if ACCOUNT in places.places:
             environment["KUBECONFIG"] = str(self._kubeconfig(places.places[ACCOUNT]))
         given = await variables(pod, spec, self._sources)
+        given = {key: await self._node.names.rewrite(value, pod) for key, value in given.items()}
         environment |= {key: places.rewrite(value) for key, value in given.items()}
         # The image's own program is a path of this machine already; the spec's are the container's.
         program = [] if spec.get("command") else entry_point(spec["image"])
         given_words = [*spec.get("command", ()), *spec.get("args", ())]
         known = {**_api_variables(self._node.server), **given}
-        arguments = program + [places.rewrite(expand(text, known)) for text in given_words]
+        words = [await self._node.names.rewrite(expand(text, known), pod) for text in given_words]
+        arguments = program + [places.rewrite(text) for text in words]
         folder = Path(places.rewrite(spec["workingDir"])) if spec.get("workingDir") else home
         log_file = self.log_folder / name / f"{run}.log"
         mark = environment[process.MARK] = self._node.mark(self._uid, name, str(run))
