@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,9 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
 
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
-    config = EngineConfig(**command_line(engine_render.arguments(service(), "r1", engine_render.Place("r1", 0, 0, "s-r1-0-0"))))
+    config = EngineConfig(
+        **command_line(engine_render.arguments(service(), "r1", engine_render.Place("r1", 0, 0, "s-r1-0-0")))
+    )
     assert config == EngineConfig(
         model="/models/m",
         served_name="name",

@@ -17,10 +17,6 @@ import psutil
 import pytest
 
 from mizzen.core.options import flag
-from mizzen.server.config import EngineConfig
-from mizzen.server.nodes import differences, settings
-from mizzen.wire.keys import write_keys
-from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, Refused
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
@@ -113,8 +109,6 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_ports()
         self.made: list[Node] = []
-        self.keys = folder / "keys"
-        write_keys(self.keys)
 
     def node(self, rank: int, **options: Any) -> Node:
         given = {"ranks_port": self.port, "node_rank": rank, **options}
@@ -171,7 +165,6 @@ def test_a_group_serves_as_one_rank_would_and_drains_as_one(
     ("victim", "number", "leads", "follows"),
     [
         ("rank of 1", signal.SIGKILL, "rank_died: node 1: rank 1 (process", "group_failed: node 1: rank 1"),
-        ("rank of 0", signal.SIGKILL, "rank_died: rank 0 (process", "group_failed: rank 0 (process"),
         ("rank of 1", signal.SIGSTOP, "watchdog: rank 1 (process", "group_failed: rank 1 (process"),
         ("node 1", signal.SIGKILL, "node_lost: node 1 has said nothing for", None),
         ("node 0", signal.SIGKILL, None, "leader_lost: node 0 at tcp://127.0.0.2:"),
@@ -204,92 +197,3 @@ def test_any_loss_ends_the_whole_group_with_the_reason(
     for each in nodes:
         assert each.process.wait(SECONDS) != 0
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-
-
-def test_a_node_may_come_late_and_with_the_keys_alone(pair: Pair, tmp_path: Path) -> None:
-    leader = pair.node(0, keys=pair.keys)
-    leader.until(lambda: "waits for nodes 1 of 2" in leader.get("/readyz").get("reason", ""))
-    write_keys(tmp_path / "others")
-    stranger = pair.node(1, keys=tmp_path / "others", startup_timeout_seconds=3)
-    code, words = stranger.ended()
-    assert code == 1
-    assert "waits for node 0 at tcp://127.0.0.2:" in words
-    assert "waits for nodes 1 of 2" in leader.get("/readyz")["reason"]
-    other = pair.node(1, keys=pair.keys)
-    leader.until(leader.serves)
-    leader.process.send_signal(signal.SIGTERM)
-    assert (leader.ended(), other.ended()) == ((0, ""), (0, ""))
-
-
-def test_who_never_meets_says_so(pair: Pair) -> None:
-    leader, other = (
-        pair.node(0, startup_timeout_seconds=2),
-        pair.node(1, startup_timeout_seconds=2, ranks_port=1),
-    )
-    code, words = leader.ended()
-    assert code == 1
-    assert words.endswith("waits for nodes 1 of 2")
-    code, words = other.ended()
-    assert code == 1
-    assert "waits for node 0 at tcp://127.0.0.2:1" in words
-
-
-def test_nodes_that_differ_are_refused_with_the_difference(pair: Pair) -> None:
-    leader, other = pair.node(0), pair.node(1, page_size=32, prefix_cache="none")
-    code, words = other.ended()
-    assert code == 2
-    assert "--page-size (32 there, 16 here), --prefix-cache (none there, radix here)" in words
-    leader.until(lambda: "--page-size (32 there" in leader.get("/readyz").get("reason", ""))
-    leader.process.send_signal(signal.SIGTERM)
-    assert leader.ended() == (0, "")
-
-
-def test_another_release_and_another_node_are_refused(pair: Pair) -> None:
-    leader = pair.node(0)
-    leader.until(lambda: leader.get("/readyz"))
-    for number, (protocol, node, said) in enumerate(
-        [(PROTOCOL + 1, 1, "of another release"), (PROTOCOL, 2, "--node-rank 2 is not between 1 and 1")]
-    ):
-        client = NodeClient(f"tcp://{LEADER}:{pair.port}", None, f"stranger-{number}")
-        client.send(Join(protocol, "life", node, {}))
-        found: list[Any] = []
-        leader.until(lambda: found.extend(client.receive()) or found)  # noqa: B023 - called here alone
-        assert isinstance(found[0], Refused)
-        assert said in found[0].reason
-        client.close()
-    leader.process.send_signal(signal.SIGTERM)
-    assert leader.ended() == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"nodes": 3}, "--tensor 2 must be a multiple of --nodes 3"),
-        ({"nodes": 2, "node_rank": 2}, "--node-rank 2 must be below --nodes 2"),
-        ({"nodes": 2, "node_rank": 1}, "--node-rank 1 needs --leader-address"),
-        ({"nodes": 2, "all_reduce": "fused"}, "--all-reduce fused works inside a machine alone"),
-    ],
-)
-def test_what_cannot_be_is_said(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        EngineConfig(model=str(DEMO), tensor=2, **options)
-
-
-def test_between_machines_keys_are_needed(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", LEADER, {"ranks_address": "192.0.2.1"})
-    try:
-        code, words = node.ended()
-    finally:
-        node.close()
-    assert code == 2
-    assert "needs CURVE keys" in words
-
-
-def test_what_may_differ_is_no_difference() -> None:
-    ours = EngineConfig(model=str(DEMO), tensor=2, nodes=2, threads=1)
-    theirs = EngineConfig(
-        model=str(DEMO), tensor=2, nodes=2, threads=2, node_rank=1, leader_address=LEADER, http_port=1
-    )
-    assert differences(settings(ours), settings(theirs)) == []
-    other = EngineConfig(model=str(DEMO), tensor=2, nodes=2, dtype="bfloat16")
-    assert differences(settings(ours), settings(other)) == ["--dtype (bfloat16 there, auto here)"]

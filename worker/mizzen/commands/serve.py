@@ -100,7 +100,7 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
     Raises:
         typer.BadParameter: names the option and what would be right.
     """
-    from mizzen.server.supervisor import check_config
+    from mizzen.server.check import check_config
     from mizzen.wire.keys import write_keys
 
     _check_model(model)

@@ -21,7 +21,7 @@ class EngineConfig(EngineOptions):
     leader_address: str = option("", "Host name or address of node 0, for the other --nodes")
     ranks_address: str = option("127.0.0.1", "This node's own address, where the other --nodes reach it")
     ranks_port: int = option(
-        5558, "Port of node 0 for the other --nodes, which use the two after it, too", low=1, high=65533
+        5560, "Port of node 0 for the other --nodes, which use the two after it, too", low=1, high=65533
     )
     keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// beyond loopback")
     http_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics")

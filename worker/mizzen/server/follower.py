@@ -25,7 +25,7 @@ from mizzen.server.links import Links
 from mizzen.server.phases import PhaseStatus
 from mizzen.server.pulse import PulseWriter
 from mizzen.server.status import StatusWriter
-from mizzen.wire.keys import load_keys
+from mizzen.wire.keys import find_pair
 from mizzen.wire.log import set_up_logging
 from mizzen.wire.plan_ring import RingReader
 from mizzen.wire.plan_wire import PlanClient
@@ -62,7 +62,7 @@ def plans_of(rank: int, links: Links, keys: str) -> RingReader | PlanClient:
     """Return a rank's end of the plan channel: through memory in rank 0's pod, else over TCP."""
     if not links.first:
         return RingReader(links.ring, rank - 1)
-    return PlanClient(links.plans, load_keys(Path(keys), "engine") if keys else None, rank)
+    return PlanClient(links.plans, find_pair(Path(keys), "engine", links.key) if links.key else None, rank)
 
 
 def options_of(values: dict[str, Any]) -> EngineOptions:

@@ -35,6 +35,8 @@ class Links:
     """Where rank 0 hands plans to ranks of other pods; empty where there are none."""
     address: str = ""
     """This pod's own address, likewise."""
+    key: str = ""
+    """Public key of the pair that plans go under, likewise."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -53,6 +55,7 @@ class Links:
                 "first": self.first,
                 "plans": self.plans,
                 "address": self.address,
+                "key": self.key,
             }
         )
 
@@ -83,8 +86,8 @@ def create_links(size: int) -> Links:
     )
 
 
-def between_pods(links: Links, config: EngineConfig, group: str) -> Links:
-    """Return the links of a pod whose ranks meet those of others, in a group of this name."""
+def between_pods(links: Links, config: EngineConfig, group: str, key: str) -> Links:
+    """Return the links of a pod whose ranks meet those of others, in a group of this name under this key."""
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
     host = f"[{host}]" if ":" in host else host
     shutil.rmtree(Path(links.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
@@ -94,4 +97,5 @@ def between_pods(links: Links, config: EngineConfig, group: str) -> Links:
         rendezvous=f"tcp://{host}:{port + 2}/{group}",
         plans=f"tcp://{host}:{port + 1}",
         address=config.ranks_address,
+        key=key,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from mizzen.core.plan import StepPlan
 from mizzen.server.config import EngineConfig
 from mizzen.server.links import Links
-from mizzen.wire.keys import load_keys
+from mizzen.wire.keys import find_pair
 from mizzen.wire.plan_ring import RingWriter
 from mizzen.wire.plan_wire import PlanServer
 
@@ -59,5 +59,5 @@ def open_plans(config: EngineConfig, links: Links) -> Plans:
     ring = RingWriter(links.ring) if local > 1 else None
     if not links.plans:
         return Plans(ring, None)
-    keys = load_keys(Path(config.keys), "engine") if config.keys else None
+    keys = find_pair(Path(config.keys), "engine", links.key) if config.keys and links.key else None
     return Plans(ring, PlanServer(links.plans, keys, range(local, config.tensor)))

@@ -13,25 +13,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mizzen.models.registry import read_config
-from mizzen.models.shares import check_shares
 from mizzen.server.catalogue import Phase
+from mizzen.server.check import check_config, open_keys
 from mizzen.server.config import EngineConfig
 from mizzen.server.ends import End
-from mizzen.server.files import ModelFolderError
+from mizzen.server.group_watch import GroupWatch
 from mizzen.server.http import Health, HttpServer, Routes
-from mizzen.server.links import Links, between_pods, create_links
+from mizzen.server.links import between_pods, create_links
 from mizzen.server.loop import Command
 from mizzen.server.metrics import EngineView, registry
-from mizzen.server.nodes import Others, endpoint, others
-from mizzen.server.pulse import Pulse, PulseReader, RankWatch
+from mizzen.server.node_follower import Follower
+from mizzen.server.node_leader import Leader
+from mizzen.server.nodes import Others
 from mizzen.server.ranks import RankProcess, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
-from mizzen.wire.endpoint import require_safe
-from mizzen.wire.keys import KeyFolder
 from mizzen.wire.log import set_up_logging
-from mizzen.wire.nodes import RankReport
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +39,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 RANK_MODULE = "mizzen.server.rank"
 FOLLOWER_MODULE = "mizzen.server.follower"
 """Runs the ranks behind the first."""
-
-
-class GroupWatch:
-    """Looks after the ranks of a group from outside."""
-
-    def __init__(self, config: EngineConfig, links: Links) -> None:
-        """Take the configuration's deadlines; a step on cpu may take as long as the watchdog allows."""
-        ranks, seconds = config.rank_deadline_seconds, config.watchdog_seconds
-        steps = min(ranks, seconds) if config.device == "cuda" else seconds
-        self._pulses = PulseReader(links.pulses, links.size)
-        self._watch = RankWatch(config.tensor, ranks, steps)
-
-    def read(self) -> list[Pulse]:
-        """Return how far this node's ranks are."""
-        return self._pulses.read()
-
-    def look(self, elsewhere: list[Pulse], now: float) -> str | None:
-        """Return which rank of all nodes holds up the others, and how, if one does."""
-        return self._watch.look([*self.read(), *elsewhere], now)
 
 
 class Supervisor:
@@ -91,7 +69,7 @@ class Supervisor:
             address = f"{http.server_name}:{http.server_port}"
             log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
             try:
-                self._others = others(config, _keys(config), self._started)
+                self._others = _others(config, self._started)
                 while (end := self._end) is None:
                     if not self._ranks and (self._others is None or self._others.began):
                         self._spawn()
@@ -113,7 +91,7 @@ class Supervisor:
         """Start this node's ranks."""
         config = self._config
         if self._links and self._others:
-            self._links = between_pods(self._links, config, self._others.group)
+            self._links = between_pods(self._links, config, self._others.group, self._others.key)
         for rank in range(self._first, self._first + config.local_ranks):
             module = FOLLOWER_MODULE if rank else self._module
             self._ranks.append(spawn(module, rank, config, self._block, self._links))
@@ -139,24 +117,17 @@ class Supervisor:
         now = time.monotonic()
         own = self._end or self._ended_rank() or self._late(now)
         if self._others is not None:
-            self._others.turn(self._reports(now), own, self._terminating_since is not None, now)
+            self._others.turn(
+                self._watch.reports(self._readers, now) if self._watch else [],
+                own,
+                self._terminating_since is not None,
+                now,
+            )
             if self._others.asked and self._terminating_since is None:
                 log.info("another node was asked to end, so all do")
                 self._terminate()
             own = self._others.verdict(self._end or own, now)
         self._end = own
-
-    def _reports(self, now: float) -> list[RankReport]:
-        """Return how far this node's ranks are, for node 0."""
-        if not self._watch:
-            return []
-        found: list[RankReport] = []
-        for reader, pulse in zip(self._readers, self._watch.read(), strict=True):
-            snapshot = reader.read()
-            idle = now - pulse.alive if pulse.alive else -1.0
-            rank = (int(snapshot["phase"]), snapshot.text, idle, pulse.launched, pulse.done, pulse.process)
-            found.append(RankReport(*rank))
-        return found
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -302,26 +273,16 @@ def _leave_words(config: EngineConfig, words: str) -> None:
             log.warning("no termination message", extra={"fields": {"reason": str(error)}})
 
 
-def check_config(config: EngineConfig) -> None:
-    """Check what can be checked before anything is started.
+def _others(config: EngineConfig, now: float) -> Others | None:
+    """Return the other nodes of a configuration, if there are some.
 
     Raises:
-        ValueError: names the option or file and what would be right.
+        ValueError: an endpoint cannot be used, or only with keys.
     """
-    if not Path(config.model).is_dir():
-        raise ModelFolderError(f"--model {config.model} is no folder")
-    if config.tensor > 1:
-        check_shares(read_config(Path(config.model)), config.tensor)
-    keys = _keys(config)
-    require_safe(config.wire_bind, keys)
-    if config.nodes > 1:
-        require_safe(endpoint(config.ranks_address, config.ranks_port), keys)
-        if config.node_rank:
-            require_safe(endpoint(config.leader_address, config.ranks_port), keys)
-
-
-def _keys(config: EngineConfig) -> KeyFolder | None:
-    return KeyFolder(Path(config.keys), "engine") if config.keys else None
+    if config.nodes == 1:
+        return None
+    keys = open_keys(config)
+    return Leader(config, keys) if config.node_rank == 0 else Follower(config, keys, now)
 
 
 def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:

@@ -37,7 +37,7 @@ def is_local(endpoint: str) -> bool:
         return False
 
 
-def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | None) -> None:
+def require_safe(endpoint: str, keys: WireKeys | KeyFolder | KeyRing | KeyPair | None) -> None:
     """Refuse an endpoint beyond this machine without keys.
 
     Raises:

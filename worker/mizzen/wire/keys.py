@@ -117,6 +117,18 @@ def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
     return KeyRing(tuple(own), tuple(known), _generation(folder / "generation"))
 
 
+def find_pair(folder: Path, side: str, public: str) -> KeyPair:
+    """Return the pair of `side` with a public key, of whichever generation.
+
+    Raises:
+        KeyFileError: names the file that is missing or malformed, or the folder without such a pair.
+    """
+    for pair in load_ring(folder, side, peers=False).own:
+        if pair.public == public.encode():
+            return pair
+    raise KeyFileError(f"{folder} holds no pair of {side} whose public key is {public}")
+
+
 def _generation(path: Path) -> int:
     try:
         text = path.read_text().strip()

@@ -14,7 +14,7 @@ import zmq
 
 from mizzen.wire.allow import AllowList
 from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyPair
 
 PROTOCOL = 1
 FRAME_BYTES = 64 << 10
@@ -68,6 +68,8 @@ class Word(msgspec.Struct, frozen=True, tag=True):
     state: str
     """wait: for other nodes; run; done: it has drained and ended; failed."""
     reason: str
+    key: str = ""
+    """Public key that the group's connections use; empty without keys."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +90,7 @@ _to_node = msgspec.msgpack.Decoder(ToNode)
 class NodeServer:
     """Node 0's end. Used from one thread; nothing in it waits."""
 
-    def __init__(self, endpoint: str, keys: WireKeys | None) -> None:
+    def __init__(self, endpoint: str, keys: KeyPair | None) -> None:
         """Listen.
 
         Raises:
@@ -97,7 +99,7 @@ class NodeServer:
         """
         require_safe(endpoint, keys)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._allow = AllowList(self._context, keys.public) if keys else None
+        self._allow = AllowList(self._context, [keys.public]) if keys else None
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.sndhwm = socket.rcvhwm = FRAMES
         socket.maxmsgsize = FRAME_BYTES
@@ -140,7 +142,7 @@ class NodeServer:
 class NodeClient:
     """Another node's end. Used from one thread; nothing in it waits."""
 
-    def __init__(self, endpoint: str, keys: WireKeys | None, name: str) -> None:
+    def __init__(self, endpoint: str, keys: KeyPair | None, name: str) -> None:
         """Connect to node 0, which may not listen, and whose name may not resolve yet.
 
         Raises:

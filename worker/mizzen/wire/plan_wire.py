@@ -16,7 +16,7 @@ import zmq
 from mizzen.core.plan import StepPlan
 from mizzen.wire.allow import AllowList
 from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
-from mizzen.wire.keys import WireKeys
+from mizzen.wire.keys import KeyPair, WireKeys
 from mizzen.wire.plan_ring import PlanChannelStalled
 from mizzen.wire.ring import decode_plan, encode_plan
 
@@ -42,7 +42,11 @@ class PlanServer:
     """Rank 0's end. Used from one thread."""
 
     def __init__(
-        self, endpoint: str, keys: WireKeys | None, ranks: Sequence[int], timeout_seconds: float = 10.0
+        self,
+        endpoint: str,
+        keys: KeyPair | WireKeys | None,
+        ranks: Sequence[int],
+        timeout_seconds: float = 10.0,
     ) -> None:
         """Listen for some ranks.
 
@@ -137,7 +141,7 @@ class PlanServer:
 class PlanClient:
     """Another rank's end. Used from one thread."""
 
-    def __init__(self, endpoint: str, keys: WireKeys | None, rank: int) -> None:
+    def __init__(self, endpoint: str, keys: KeyPair | WireKeys | None, rank: int) -> None:
         """Connect to rank 0, which may not listen yet.
 
         Raises:

@@ -1,0 +1,40 @@
+"""What can be known to be wrong before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mizzen.models.registry import read_config
+from mizzen.models.shares import check_shares
+from mizzen.server.config import EngineConfig
+from mizzen.server.files import ModelFolderError
+from mizzen.server.nodes import endpoint
+from mizzen.wire.endpoint import require_safe
+from mizzen.wire.keys import KeyFolder
+
+
+def check_config(config: EngineConfig) -> None:
+    """Check what can be checked before anything is started.
+
+    Raises:
+        ValueError: names the option or file and what would be right.
+    """
+    if not Path(config.model).is_dir():
+        raise ModelFolderError(f"--model {config.model} is no folder")
+    if config.tensor > 1:
+        check_shares(read_config(Path(config.model)), config.tensor)
+    keys = open_keys(config)
+    require_safe(config.wire_bind, keys)
+    if config.nodes > 1:
+        require_safe(endpoint(config.ranks_address, config.ranks_port), keys)
+        if config.node_rank:
+            require_safe(endpoint(config.leader_address, config.ranks_port), keys)
+
+
+def open_keys(config: EngineConfig) -> KeyFolder | None:
+    """Return the keys of a configuration, if it has some.
+
+    Raises:
+        KeyFileError: names the file that is missing or malformed.
+    """
+    return KeyFolder(Path(config.keys), "engine") if config.keys else None
