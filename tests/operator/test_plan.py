@@ -18,8 +18,8 @@ def pod(text: str) -> Group:
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
     now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended;
     resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong. Of
-    three pods each are: whole, and serving; halved: served, one of them is being deleted; robbed: served, one is
-    gone; begun: the operator was kept from making all.
+    three pods each are: whole, and serving; halved: served, one of them is being deleted; robbed: served, one
+    is gone; begun: the operator was kept from making all.
     """
     name, state = text.split()
     if state in GANGS:
