@@ -227,7 +227,7 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
         endpoints = tuple(one if isinstance(one, str) else one.endpoint for one in found)
         options = {
             "served_name": "demo",
-            "queue_timeout_seconds": 5.0,
+            "queue_timeout_seconds": 60.0,
             "resume_wait_seconds": 60.0,
             "engine": endpoints,
             **options,
@@ -251,7 +251,7 @@ def simulated_url() -> Iterator[str]:
     async def start(endpoint: str) -> LiveGateway:
         gateway = LiveGateway(
             GatewayConfig(
-                served_name="demo", engine=(endpoint,), queue_timeout_seconds=30.0, access_log="off"
+                served_name="demo", engine=(endpoint,), queue_timeout_seconds=60.0, access_log="off"
             )
         )
         await gateway.start()

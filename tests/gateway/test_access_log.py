@@ -38,7 +38,7 @@ def lines(capsysbinary: pytest.CaptureFixture[bytes]) -> Lines:
 
 
 async def ask(gateway: Any, until: Any, lines: Lines, count: int = 1, **body: Any) -> list[dict[str, Any]]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         headers = {"x-request-id": "one"}
         await http.post(f"{gateway.url}/v1/chat/completions", json={**BODY, **body}, headers=headers)
     await until(lambda: len(lines.all) == count)
@@ -109,7 +109,7 @@ async def test_prompts_are_there_when_asked_for(scripted: Any, live: Any, until:
 async def test_it_can_be_off(scripted: Any, live: Any) -> None:
     gateway = await live(scripted(), access_log="off")
     assert gateway.gateway.access_log is None
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{gateway.url}/v1/chat/completions", json=BODY)
     assert answer.status_code == 200
 

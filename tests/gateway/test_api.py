@@ -191,7 +191,7 @@ async def test_harmless_defaults_are_accepted(live: Any, engine: Any) -> None:
         "service_tier": "auto",
         "max_completion_tokens": 2,
     }
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     assert response.json()["choices"][0]["finish_reason"] == "length"
@@ -375,7 +375,7 @@ async def test_values_that_ask_for_nothing_are_taken(live: Any, engine: Any) -> 
 
 async def test_other_errors_have_the_same_shape(live: Any, engine: Any) -> None:
     gateway = await live(engine, max_body_bytes=2048)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         large = await http.post(f"{gateway.url}/v1/completions", content=b"x" * 3000)
         parts = await http.post(f"{gateway.url}/v1/completions", content=chunks_of(b"x" * 500, 6))
         nowhere = await http.get(f"{gateway.url}/v1/nothing")
@@ -393,7 +393,7 @@ async def chunks_of(part: bytes, count: int) -> Any:
 
 async def test_request_ids(live: Any, engine: Any) -> None:
     gateway = await live(engine)
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         url = f"{gateway.url}/v1/models"
         assert (await http.get(url, headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
         made = (await http.get(url, headers={"x-request-id": "x" * 500})).headers["x-request-id"]

@@ -28,7 +28,7 @@ CHECKS = [content_type_conformance, response_schema_conformance, status_code_con
 
 @pytest.fixture(scope="module")
 def described(simulated_url: str) -> Any:
-    document = httpx.get(f"{simulated_url}/openapi.json").json()
+    document = httpx.get(f"{simulated_url}/openapi.json", timeout=60).json()
     bounded = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
     schema = schemathesis.openapi.from_dict(document, config=bounded)
     assert isinstance(schema, OpenApiSchema)
@@ -50,7 +50,7 @@ def test_what_is_served_is_what_is_described(case: Any, simulated_url: str) -> N
 
 
 def test_every_reference_of_the_document_resolves(simulated_url: str) -> None:
-    document = httpx.get(f"{simulated_url}/openapi.json")
+    document = httpx.get(f"{simulated_url}/openapi.json", timeout=60)
     schemas = document.json()["components"]["schemas"]
     names = set(re.findall(r'"#/components/schemas/([^"]+)"', document.text))
     assert "$defs" not in document.text

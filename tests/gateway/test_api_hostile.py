@@ -176,7 +176,7 @@ def test_sockets_that_are_half_closed_or_cut_do_no_harm(simulated_url: str, http
         (head[:20], False), (head, False), (head + body[:10], False), (head + body[:10], True),
         (head + body, True), (head + body, False), (head + body + head, False),
     ):  # fmt: skip
-        with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+        with socket.create_connection((address[0], int(address[1])), timeout=60) as connection:
             connection.sendall(sent)
             if shut:
                 connection.shutdown(socket.SHUT_WR)

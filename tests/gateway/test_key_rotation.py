@@ -151,7 +151,7 @@ async def test_streams_run_through_two_rotations(
     running = [asyncio.create_task(crowd.run(length)) for length in (20, 60, 150, 300)]
 
     async def admin(of: Pairs) -> dict[str, Any]:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             token = (b"token of " + of["gateway"][0]).decode()
             answer = await client.get(
                 f"{gateway.admin}/admin/engines", headers={"Authorization": f"Bearer {token}"}

@@ -44,12 +44,12 @@ class Scrape:
 
 
 async def scrape(gateway: Any) -> Scrape:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return Scrape((await http.get(f"{gateway.admin}/metrics")).text)
 
 
 async def post(gateway: Any, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(f"{gateway.url}{path}", json={**BODY, **body})
 
 
@@ -78,7 +78,7 @@ async def test_what_clients_invent_becomes_no_label(scripted: Any, live: Any) ->
     for number in range(20):
         await post(gateway, model=f"invented-{number}")
         await post(gateway, path=f"/v1/invented-{number}")
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         await http.get(f"{gateway.url}/v1/models/invented")
     got = await scrape(gateway)
     assert not [value for _, value in got.labels if "invented" in value]
@@ -165,7 +165,7 @@ def test_a_spread_is_the_librarys_histogram(bounds: tuple[float, ...], data: st.
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models"])
 async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         await http.request("GET" if path == "/v1/models" else "POST", f"{gateway.url}{path}", content=b"{}")
     text = (await scrape(gateway)).labels
     assert ("path", path) in text

@@ -176,7 +176,7 @@ async def test_the_admin_api_tells_services_apart(shared: Any, scripted: Any, tm
     gateway, _ = await shared(
         entry("one", one), entry("two", two), serving=2, admin_token_file=str(tmp_path / "token")
     )
-    async with httpx.AsyncClient(headers={"authorization": "Bearer t0ken"}) as http:
+    async with httpx.AsyncClient(headers={"authorization": "Bearer t0ken"}, timeout=60) as http:
         every = (await http.get(f"{gateway.admin}/admin/engines")).json()
         of_two = (await http.get(f"{gateway.admin}/admin/engines?service=two")).json()
         none = (await http.get(f"{gateway.admin}/admin/engines?service=three")).json()

@@ -44,7 +44,9 @@ async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tm
 async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
-    gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token))
+    gateway = await live(
+        "tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), queue_timeout_seconds=5.0
+    )
     url = f"{gateway.admin}/admin/engines"
     body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
     async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:

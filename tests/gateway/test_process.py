@@ -45,7 +45,7 @@ class Process:
 
     def ready(self, path: str = "/readyz") -> int:
         try:
-            return httpx.get(f"http://127.0.0.1:{self.admin}{path}").status_code
+            return httpx.get(f"http://127.0.0.1:{self.admin}{path}", timeout=30).status_code
         except httpx.HTTPError:
             return 0
 

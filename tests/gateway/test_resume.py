@@ -70,6 +70,11 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
     return found
 
 
+def received(engine: Any) -> list[int]:
+    """Return how many tokens the gateway has of each answer of an engine, the fewest first."""
+    return sorted(stream.received for stream in engine.link._streams.values())
+
+
 def resumes(gateway: Any) -> float:
     """Return how many answers were resumed."""
     lines = gateway.gateway.metrics_text().decode().splitlines()
@@ -161,16 +166,16 @@ async def test_the_only_engine_is_waited_for(live: Any, scripted: Any, until: An
     first = scripted()
     first.does.step_seconds = 0.02
     gateway = await live(first)
-    tasks = [asyncio.create_task(ask(gateway.client(), stream, max_tokens=30)) for stream in (True, False)]
+    tasks = [asyncio.create_task(ask(gateway.client(), stream, max_tokens=1500)) for stream in (True, False)]
     (engine,) = gateway.gateway.table
-    await until(lambda: first.running == 2 and engine.link.open_streams == 2)
-    await until(lambda: sum(len(run.tokens[: run.given]) for run in first._runs.values()) > 6)
+    await until(lambda: first.running == 2 and received(engine) >= [3, 3])
     await asyncio.to_thread(first.kill)
     await until(lambda: not engine.serving)
     second = scripted(endpoint=first.endpoint)
+    second.does.tokens_a_step = 100
     for answer in await asyncio.gather(*tasks):
-        assert answer["ids"] == (first.does.reply * 10)[:30]
-        assert answer["usage"]["completion_tokens"] == 30
+        assert answer["ids"] == first.does.reply * 500
+        assert answer["usage"]["completion_tokens"] == 1500
     assert all(request.generated for request in second.requests)
 
 
@@ -178,9 +183,9 @@ async def test_an_answer_waits_no_longer_than_it_may(live: Any, scripted: Any, u
     engine = scripted()
     engine.does.step_seconds = 0.02
     gateway = await live(engine, resume_wait_seconds=0.3)
-    task = asyncio.create_task(ask(gateway.client(), True, max_tokens=100))
-    await until(lambda: engine.running)
-    await until(lambda: gateway.gateway.admission.in_flight == 1 and next(iter(engine._runs.values())).given)
+    task = asyncio.create_task(ask(gateway.client(), True, max_tokens=1500))
+    (known,) = gateway.gateway.table
+    await until(lambda: received(known) >= [1])
     await asyncio.to_thread(engine.kill)
     with pytest.raises(openai.APIError, match="no engine has taken over"):
         await task
@@ -201,7 +206,8 @@ async def test_of_an_answer_that_breaks_off_what_the_client_got_is_charged(
     task = asyncio.create_task(
         ask(gateway.client("sk-a-0123456789"), stream, prompt=[5] * 20, max_tokens=1000)
     )
-    await until(lambda: engine._runs and next(iter(engine._runs.values())).given)
+    (known,) = gateway.gateway.table
+    await until(lambda: received(known) >= [3])
     await asyncio.to_thread(engine.kill)
     with pytest.raises(openai.APIError, match="no engine has taken over"):
         await task
@@ -242,16 +248,17 @@ async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, unti
     old, new = scripted(), scripted()
     old.does.step_seconds = 0.02
     gateway = await live(old, max_resumes=1, **PATIENT)
-    tasks = [asyncio.create_task(ask(gateway.client(), True, max_tokens=60)) for _ in range(4)]
-    await until(lambda: old.running == 4 and all(run.given > 2 for run in old._runs.values()))
-    old.does.draining = True
+    tasks = [asyncio.create_task(ask(gateway.client(), True, max_tokens=1500)) for _ in range(4)]
     (engine,) = gateway.gateway.table
+    await until(lambda: old.running == 4 and received(engine) >= [2, 2, 2, 2])
+    new.does.tokens_a_step = 100
+    old.does.draining = True
     await until(lambda: engine.state == "draining")
     gateway.gateway.table.sync([engine.found, _found(new.endpoint)])
     await gateway.serving(1)
     old.does.fault, old.does.fault_after = "error", 0
     for answer in await asyncio.gather(*tasks):
-        assert answer["ids"] == (old.does.reply * 20)[:60]
+        assert answer["ids"] == old.does.reply * 500
     assert len(new.requests) == 4
     text = gateway.gateway.metrics_text().decode()
     assert 'mizzen_gateway_resumes_total{cause="handover"} 4.0' in text

@@ -149,7 +149,7 @@ async def test_only_holders_of_keys_get_in(
     with pytest.raises(openai.AuthenticationError) as wrong:
         await gateway.client("sk-wrong-key").chat.completions.create(model="demo", messages=USER)
     assert (wrong.value.status_code, wrong.value.code) == (401, "invalid_api_key")
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for path in ("/v1/models", "/v1/chat/completions", "/docs", "/nothing"):
             response = await http.get(gateway.url + path)
             assert response.status_code == 401
@@ -401,7 +401,7 @@ async def test_health_needs_no_key_and_tells_whether_requests_are_served(
     live: Any, scripted: Any, keys: Path
 ) -> None:
     gateway = await live(scripted(), api_keys_file=(str(keys),))
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.get(f"{gateway.url}/v1/models")).status_code == 401
         assert (await http.get(f"{gateway.url}/health")).status_code == 200
         gateway.gateway.draining = True
@@ -468,7 +468,7 @@ async def test_timeouts_are_bounded_and_checked(live: Any, slow: Any) -> None:
         await gateway.client().completions.create(
             model="demo", prompt="a", max_tokens=1500, extra_body={"timeout": 3600}
         )
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         for value in ("0", "-1", "soon", "1h"):
             response = await http.post(
                 f"{gateway.url}/v1/completions",
@@ -564,7 +564,7 @@ async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scri
         for _ in range(100):
             yield b" " * 100
 
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.post(f"{gateway.url}/v1/completions", content=parts())
     assert response.status_code == 413
     assert gateway.gateway.bodies.used == 0
@@ -575,7 +575,7 @@ async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scri
 
 async def test_cors_is_off_by_default(live: Any, scripted: Any) -> None:
     gateway = await live(scripted())
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         response = await http.get(f"{gateway.url}/v1/models", headers={"origin": "https://a.example"})
     assert response.status_code == 200
     assert not [name for name in response.headers if name.startswith("access-control-")]
@@ -588,7 +588,7 @@ async def test_cors_for_some_origins_with_keys(live: Any, scripted: Any, keys: P
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization, content-type",
     }
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         preflight = await http.options(f"{gateway.url}/v1/chat/completions", headers=asked)
         assert preflight.status_code == 200  # a browser sends no key with it
         assert preflight.headers["access-control-allow-origin"] == "https://a.example"
@@ -655,7 +655,7 @@ async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp
 
     async def answers() -> bool:
         context = ssl.create_default_context(cafile=str(trusted))
-        async with httpx.AsyncClient(verify=context) as http:
+        async with httpx.AsyncClient(verify=context, timeout=60) as http:
             try:
                 await gateway.client(http_client=http).completions.create(
                     model="demo", prompt="a", max_tokens=2
@@ -676,7 +676,7 @@ async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp
         assert await answers()  # what cannot be used changes nothing
     finally:
         watch.cancel()
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx.HTTPError):
             await http.get(gateway.url.replace("https", "http") + "/v1/models")
 

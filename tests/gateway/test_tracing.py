@@ -91,7 +91,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 async def post(gateway: Any, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(
             f"{gateway.url}/v1/chat/completions", json={**BODY, **body}, headers=headers or {}
         )
