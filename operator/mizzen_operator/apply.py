@@ -78,8 +78,15 @@ class Applier:
         require: Callable[[Mapping[str, Any]], None],
         *,
         wanted: bool,
+        fresh: bool = False,
     ) -> None:
-        """Apply what differs, or remove it where it is not wanted; as `apply`."""
+        """Apply what differs, or remove it where it is not wanted; as `apply`.
+
+        Args:
+            manifests, digests, require: as for `apply`.
+            wanted: whether they are to be there.
+            fresh: nothing of ours can be there yet, so nothing that is not wanted is looked for.
+        """
         if wanted:
             await self.apply(manifests, {}, digests, require)
             return
@@ -88,7 +95,7 @@ class Applier:
             if digests.get((kind, meta["name"])) == _ABSENT:
                 continue
             ref = Ref(kind, meta["namespace"], meta["name"])
-            live = await self._kube.get(ref)
+            live = None if fresh else await self._kube.get(ref)
             if live is not None and labels.APPLIED in live["metadata"].get("annotations", {}):
                 require(live)
                 self._metrics.actions.labels(f"Delete{kind}").inc()
@@ -117,5 +124,8 @@ def covers(live: Any, wanted: Any) -> bool:
             key in live and covers(live[key], value) for key, value in wanted.items()
         )
     if isinstance(wanted, (list, tuple)):
-        return isinstance(live, list) and all(any(covers(item, value) for item in live) for value in wanted)
+        return isinstance(live, list) and all(
+            any(covers(item, value) for item in (*live[place : place + 1], *live))
+            for place, value in enumerate(wanted)  # most are where they were put
+        )
     return live == wanted

@@ -65,8 +65,8 @@ class OperatorConfig:
     rotate_keys_days: float = _option(
         90.0, "CURVE keys and admin tokens that are older are rotated; 0 is only when asked to", low=0
     )
-    requests_per_second: float = _option(50.0, "Requests to the API server, on average", low=1)
-    request_burst: int = _option(100, "Requests to the API server at once", low=1)
+    requests_per_second: float = _option(50.0, "Writes to the API server, on average", low=1)
+    request_burst: int = _option(100, "Writes to the API server at once", low=1)
 
     def __post_init__(self) -> None:
         """Check every field.

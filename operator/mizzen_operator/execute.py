@@ -129,7 +129,8 @@ class Executor:
         digests = self._memory(service).digests
         require = partial(require_ours, service)
         live = await self._applier.apply(manifests, seen, digests, require)
-        await self._applier.keep([gateway_budget(front)], digests, require, wanted=front.disruption_budgets)
+        wanted, fresh = front.disruption_budgets, not service.status
+        await self._applier.keep([gateway_budget(front)], digests, require, wanted=wanted, fresh=fresh)
         return live
 
     async def budget(self, service: InferenceService) -> None:
@@ -141,7 +142,8 @@ class Executor:
         """
         wanted = service.availability.disruption_budgets
         digests, require = self._memory(service).digests, partial(require_ours, service)
-        await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted)
+        fresh = not service.status
+        await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted, fresh=fresh)
 
     async def policies(self, service: InferenceService) -> None:
         """Apply the NetworkPolicies of a service, or remove them where the spec asks for none.
@@ -151,8 +153,9 @@ class Executor:
             KubeError: the API server failed.
         """
         digests, require = self._memory(service).digests, partial(require_ours, service)
-        wanted = service.network_policy
-        await self._applier.keep(policies(service, self._config), digests, require, wanted=wanted)
+        wanted, fresh = service.network_policy, not service.status
+        manifests = policies(service, self._config)
+        await self._applier.keep(manifests, digests, require, wanted=wanted, fresh=fresh)
 
     async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.

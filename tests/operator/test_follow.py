@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -80,8 +84,9 @@ class Proxy:
         if answer is not None:
             return answer
         url = self._upstream + request.path_qs
-        headers = {"Accept": request.headers["Accept"]}
-        async with self._session.get(url, headers=headers) as upstream:
+        headers = {key: request.headers[key] for key in ("Accept", "Content-Type") if key in request.headers}
+        body = await request.read() or None
+        async with self._session.request(request.method, url, headers=headers, data=body) as upstream:
             response = web.StreamResponse(status=upstream.status)
             response.content_type = "application/json"
             await response.prepare(request)
@@ -167,7 +172,13 @@ def following(
                 await caches.close()
                 await kube.close()
 
-    return lambda *arguments, **options: asyncio.run(run(*arguments, **options))
+    def start(scenario: Callable[[Follower], Awaitable[None]], **watching: Any) -> None:
+        try:
+            asyncio.run(run(scenario, **watching))
+        finally:
+            gc.collect()  # what kopf's tasks ended with, if it failed, is told here and not at another test
+
+    return start
 
 
 def direct(plane: ControlPlane) -> Configuration:
@@ -303,3 +314,57 @@ def test_who_takes_over_waits_for_what_is_late(
         assert names(follower.pods) == ["four", "three", "two"]
 
     following(scenario)
+
+
+def test_what_ends_kopf_ends_the_process_in_order(
+    control_plane: ControlPlane, api: Any, namespace: str, tmp_path: Path
+) -> None:
+    """A watch that is refused for its age, and not told so within, is what kopf does not live with."""
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        gone = web.json_response({"kind": "Status", "code": 410}, status=410)
+        return gone if "watch" in request.query else None
+
+    def holder() -> str:
+        lease = api.find("Lease", namespace, "mizzen-operator")
+        return lease["spec"]["holderIdentity"] if lease else "nobody"
+
+    async def scenario() -> None:
+        proxy = Proxy(control_plane)
+        async with proxy.running() as server:
+            options = ("--namespace", namespace, "--lease-namespace", namespace, "--identity", "it")
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "mizzen_operator.main", "--health-port", "0", *options),
+                env={**os.environ, "KUBECONFIG": str(kubeconfig(tmp_path, server))},
+                stderr=(tmp_path / "log").open("wb"),
+            )
+            try:
+                async with asyncio.timeout(SECONDS):
+                    while len(proxy.watches) < len(CACHED) or await asyncio.to_thread(holder) != "it":
+                        assert process.returncode is None, (tmp_path / "log").read_text()
+                        await asyncio.sleep(0.1)
+                    proxy.fault = refuse
+                    proxy.cut()
+                    assert await process.wait() == 1
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+    asyncio.run(scenario())
+    assert holder() == ""
+    assert "kopf has ended" in (tmp_path / "log").read_text()
+
+
+def kubeconfig(folder: Path, server: str) -> Path:
+    path = folder / "kubeconfig"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "it", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "none"}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
+        "current-context": "it",
+    }
+    path.write_text(json.dumps(body))
+    return path
