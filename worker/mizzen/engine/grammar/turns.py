@@ -28,12 +28,6 @@ class Turns(Generic[T]):
         self._tenants: dict[int, _Tenant[T]] = {}
         self._level = 0.0
 
-    def __len__(self) -> int:
-        return len({item for tenant in self._tenants.values() for item in tenant.items})
-
-    def __bool__(self) -> bool:
-        return any(tenant.items for tenant in self._tenants.values())
-
     def add(self, tenant: int, item: T) -> None:
         """Let an item wait for a tenant too; a second time changes nothing."""
         if len(self._tenants) > 4096:
