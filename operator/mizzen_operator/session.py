@@ -28,8 +28,10 @@ CONNECT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
 SHORTEST_WATCH_SECONDS = 0.3
 """A watch that ends at once begins again no sooner."""
-LEFT_TO_KOPF = (401, 410, 429)
-"""Answers that kopf acts on itself: it logs in anew, ends so that a fresh process lists all, or waits."""
+LEFT_TO_KOPF = (401, 429)
+"""Answers that kopf acts on itself: it logs in anew, or waits."""
+GONE = 410
+"""Ends kopf where it answers a watch, so that a fresh process lists all; a list begins anew."""
 
 
 @dataclass(slots=True)
@@ -112,7 +114,7 @@ class Traffic:
             if watching:
                 await _rest(collection)
             response = await handler(request)
-            if response.status in LEFT_TO_KOPF:
+            if response.status in LEFT_TO_KOPF or (watching and response.status == GONE):
                 self._watches.answered(plural, False)
                 return response
             if response.status != 200:

@@ -27,8 +27,9 @@ class Watches:
             metrics.watch_event_age.labels(kind).set_function(lambda kind=kind: self.event_age(kind))
 
     def begin(self) -> None:
-        """Start the clocks; until then nothing is stale."""
+        """Start the clocks; until then nothing is stale. A kind fails until its first answer."""
         self._answered = dict.fromkeys(KINDS, time.monotonic())
+        self._failing = dict.fromkeys(KINDS, time.monotonic())
 
     def age(self, kind: str) -> float:
         """Seconds since a watch of a kind was answered; 0 before the first was sent."""

@@ -261,7 +261,7 @@ def test_what_was_deleted_is_gone_when_all_has_to_be_listed_again(
 
 def test_an_api_server_that_fails_ends_nothing(following: Any, api: Any, namespace: str) -> None:
     async def scenario(follower: Follower) -> None:
-        answers = {"watch": [401, 500, 404, 401, 429, 503], "list": [500, 404, 401, 400]}
+        answers = {"watch": [401, 500, 404, 401, 429, 503], "list": [500, 404, 401, 410, 400]}
         expire = {"pods"}
 
         async def fail(request: web.Request) -> web.Response | None:

@@ -61,9 +61,21 @@ def test_a_watch_that_nobody_answers_goes_stale(clock: Clock) -> None:
     assert watches.stale() == []
 
 
+def test_a_kind_that_is_never_answered_is_stale_soon(clock: Clock) -> None:
+    watches = Watches(Metrics())
+    watches.begin()
+    clock.now += FAILING_SECONDS - 1
+    assert watches.stale() == []
+    watches.answered("pods", True)
+    clock.now += 2
+    assert watches.stale() == sorted(set(KINDS) - {"pods"})
+
+
 def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None:
     watches = Watches(Metrics())
     watches.begin()
+    for kind in KINDS:
+        watches.answered(kind, True)
     watches.answered("pods", False)
     clock.now += FAILING_SECONDS / 2
     watches.answered("pods", False)
@@ -77,6 +89,8 @@ def test_a_watch_that_fails_goes_stale_sooner_and_recovers(clock: Clock) -> None
 def test_other_requests_are_no_watches(clock: Clock) -> None:
     watches = Watches(Metrics())
     watches.begin()
+    for kind in KINDS:
+        watches.answered(kind, True)
     watches.answered("secrets", False)
     clock.now += 2 * FAILING_SECONDS
     assert watches.stale() == []
