@@ -46,8 +46,15 @@ class Service:
             and len(self.pods()) == 2 * number
         )
 
+    def until(self, check: Callable[[], Any], what: str) -> None:
+        try:
+            self.eventually(check, SECONDS, what)
+        except AssertionError as error:
+            pods = {name: pod.get("status", {}).get("conditions") for name, pod in self.pods().items()}
+            raise AssertionError(f"{what}: {self.status()} {pods}") from error
+
     def settle(self, number: int) -> None:
-        self.eventually(lambda: self.ready(number), SECONDS, f"{number} groups of two pods serve")
+        self.until(lambda: self.ready(number), f"{number} groups of two pods serve")
 
 
 @pytest.fixture
@@ -118,7 +125,7 @@ def test_what_happens_to_one_pod_happens_to_its_group(
     def replaced() -> bool:
         return it.ready(2) and not gone & set(it.pods()) and it.incarnations() == {("0", "1"), ("1", "0")}
 
-    it.eventually(replaced, SECONDS, "the group is made anew, and nothing of the former one is left")
+    it.until(replaced, "the group is made anew, and nothing of the former one is left")
     assert it.node.lowest[it.namespace] >= 1, "the other group served all the time"
     failures = [(one["group"], one["name"][-3:]) for one in it.status().get("recentFailures", [])]
     assert failures == ([(0, "0-0")] if how == "fails" else [])
@@ -130,13 +137,13 @@ def test_a_rollout_replaces_whole_groups_and_leaves_no_gap(service: Callable[...
     before = set(it.pods())
     it.node.reset_lowest(it.namespace)
     it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
-    it.eventually(lambda: it.ready(2) and not before & set(it.pods()), SECONDS, "two new groups")
+    it.until(lambda: it.ready(2) and not before & set(it.pods()), "two new groups")
     assert it.node.lowest[it.namespace] >= 2
     it.api.patch("InferenceService", it.namespace, "demo", {"spec": {"accelerator": {"perPod": 2}}})
-    it.eventually(
-        lambda: len(it.pods()) == 2 and it.status()["availableReplicas"] == 2, SECONDS, "groups of one pod"
+    it.until(
+        lambda: len(it.pods()) == it.status()["availableReplicas"] == 2 and "podsPerGroup" not in it.status(),
+        "two groups of one pod",
     )
-    it.eventually(lambda: "podsPerGroup" not in it.status(), SECONDS)
 
 
 def test_a_group_that_never_starts_uses_up_its_budget_once_a_time(service: Callable[..., Service]) -> None:
@@ -150,9 +157,9 @@ def test_a_group_that_never_starts_uses_up_its_budget_once_a_time(service: Calla
         failed = [c for c in it.status().get("conditions", []) if c["type"] == "Failed"]
         return bool(failed) and failed[0]["reason"] == "RestartBudgetExceeded"
 
-    it.eventually(fail_all, SECONDS, "given up")
+    it.until(fail_all, "given up")
     assert len({name.split("-")[3] for name in seen}) == 2, "two incarnations of two pods"
-    it.eventually(lambda: not it.pods(), SECONDS, "nothing is left of it")
+    it.until(lambda: not it.pods(), "nothing is left of it")
 
 
 def pod(rank: int, **given: Any) -> dict[str, Any]:
