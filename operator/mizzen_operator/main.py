@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import kopf
 from aiohttp import web
@@ -66,6 +66,8 @@ async def run(config: OperatorConfig) -> int:
             settings=settings(),
             clusterwide=not config.namespace,
             namespaces=[config.namespace] if config.namespace else [],
+            # Else kopf asks DNS for this host's name, and the system for that of a user who may have none.
+            identity=cast(Any, config.holder),
             stop_flag=replica.ended,
         )
     except Exception:  # of kopf's own: the work has ended in order, and a fresh process begins anew
