@@ -114,6 +114,8 @@ class Gateway:
     processes: int = 1
     resources: Mapping[str, Any] = field(default_factory=dict[str, Any])
     load_factor_percent: int = 150
+    warmup_tokens: int = 16384
+    warmup_timeout: int = 10
     retries: Retries = Retries()
     tool_parser: str = "Auto"
     reasoning_parser: str = "Auto"
@@ -400,6 +402,8 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
         processes=given["processes"],
         resources=given["resources"],
         load_factor_percent=given["routing"]["loadFactorPercent"],
+        warmup_tokens=given["routing"]["warmupTokens"],
+        warmup_timeout=given["routing"]["warmupTimeoutSeconds"],
         retries=Retries(
             max_attempts=retries["maxAttempts"],
             max_resumes=retries["maxResumes"] if retries["streamResume"] == "Enabled" else 0,

@@ -72,6 +72,8 @@ _FIELDS = {
     "processes": "processes",
     "resources": "resources",
     "load_factor_percent": "routing",
+    "warmup_tokens": "routing",
+    "warmup_timeout": "routing",
     "retries": "retries",
     "tool_parser": "toolParser",
     "reasoning_parser": "reasoningParser",

@@ -140,6 +140,18 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("access log", {"gateway": {"accessLog": "on"}}, "spec.gateway.accessLog", '"Enabled"'),
     ("processes", {"gateway": {"processes": 65}}, "spec.gateway.processes", "equal to 64"),
     (
+        "no time to warm up",
+        {"gateway": {"routing": {"warmupTimeoutSeconds": 0}}},
+        "spec.gateway.routing.warmupTimeoutSeconds",
+        "equal to 1",
+    ),
+    (
+        "warm-up as an option",
+        {"gateway": {"extraArgs": ["--warm-tokens=1"]}},
+        "spec.gateway.extraArgs",
+        "use the field",
+    ),
+    (
         "load factor",
         {"gateway": {"routing": {"loadFactorPercent": 99}}},
         "spec.gateway.routing.loadFactorPercent",
@@ -412,7 +424,7 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
             "gateway": {
                 "processes": 2,
                 "resources": {"requests": {"cpu": 2}},
-                "routing": {"loadFactorPercent": 100},
+                "routing": {"loadFactorPercent": 100, "warmupTokens": 0, "warmupTimeoutSeconds": 600},
                 "retries": {"streamResume": "Disabled", "resumeWaitSeconds": 0},
                 "toolParser": "Mistral",
                 "reasoningParser": "None",
@@ -472,7 +484,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
         },
         "processes": 1,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "routing": {"loadFactorPercent": 150},
+        "routing": {"loadFactorPercent": 150, "warmupTokens": 16384, "warmupTimeoutSeconds": 10},
         "retries": {
             "maxAttempts": 3,
             "streamResume": "Enabled",

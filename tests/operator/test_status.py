@@ -49,7 +49,7 @@ SPEC: dict[str, Any] = {
         },
         "processes": 1,
         "resources": {},
-        "routing": {"loadFactorPercent": 150},
+        "routing": {"loadFactorPercent": 150, "warmupTokens": 16384, "warmupTimeoutSeconds": 10},
         "retries": {
             "maxAttempts": 3,
             "streamResume": "Enabled",

@@ -102,7 +102,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             },
             "processes": 3,
             "resources": {},
-            "routing": {"loadFactorPercent": 175},
+            "routing": {"loadFactorPercent": 175, "warmupTokens": 64, "warmupTimeoutSeconds": 8},
             "retries": {
                 "maxAttempts": 4,
                 "streamResume": "Enabled",
@@ -188,6 +188,8 @@ COMMON: dict[str, Any] = {
     "drain_timeout_seconds": 62,
     "processes": 3,
     "load_factor_percent": 175,
+    "warm_tokens": 64,
+    "warm_seconds": 8.0,
     "max_attempts": 4,
     "max_resumes": 5,
     "resume_timeout_seconds": 6.0,

@@ -132,6 +132,8 @@ def arguments(front: Front) -> list[str]:
         ("--resume-timeout-seconds", str(gateway.retries.resume_timeout)),
         ("--resume-wait-seconds", str(gateway.retries.resume_wait)),
         ("--load-factor-percent", str(gateway.load_factor_percent)),
+        ("--warm-tokens", str(gateway.warmup_tokens)),
+        ("--warm-seconds", str(gateway.warmup_timeout)),
         ("--tool-parser", TOOL_PARSERS[gateway.tool_parser]),
         ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
         ("--access-log", ACCESS_LOG[gateway.access_log]),

@@ -99,6 +99,10 @@ class GatewayConfig:
     prefix_index_blocks: int = option(
         1 << 19, "Blocks of 64 tokens that the prefix index of a service holds; 112 bytes each", low=1024
     )
+    warm_tokens: int = option(
+        0, "Tokens of the hottest prefixes that are replayed into a new engine before it serves", low=0
+    )
+    warm_seconds: float = option(10.0, "How long that may hold a new engine back", low=0.1)
     breaker_failures: int = option(5, "Failures in a row after which an engine is left alone", low=1)
     breaker_max_seconds: float = option(30.0, "How long it is left alone at most", low=1)
     engine_suspect_seconds: float = option(

@@ -206,6 +206,8 @@ class Dispatcher:
             engine.breaker.cancel(running.period)
             raise
         engine.succeeded(running.period)
+        if self._table.warmer is not None and not job.given:
+            self._table.warmer.saw(engine.tokenizer_hash, job.blocks, job.prompt, job.salt)
         if job.record is not None and running.attempt is not None:
             job.record.token(running.attempt)
         return running
@@ -331,7 +333,8 @@ class Dispatcher:
         context = self._table.longest_context(text)
         if job.needed_tokens > context > 0 and not job.given:
             raise too_long(job, context)
-        if not job.blocks and len(self._table) > 1:
+        warmer = self._table.warmer
+        if not job.blocks and (len(self._table) > 1 or (warmer is not None and warmer.on)):
             job.blocks = tuple(block_hashes(job.prompt, job.salt))
         return RouteRequest(
             tokenizer_hash=text.name,

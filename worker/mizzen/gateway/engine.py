@@ -73,7 +73,9 @@ class Engine:
         typical: TypicalRequest | None = None,
         breaker: BreakerLimits | None = None,
         suspicion: SuspicionLimits | None = None,
+        warm: Callable[[Engine], Coroutine[Any, Any, None] | None] = lambda engine: None,
     ) -> None:
+        """Make the table's view of an engine; `warm` returns what fills its cache, if anything should."""
         self.found = found
         self.prefixes = EnginePrefixes()
         self.text: TextModel | None = None
@@ -94,6 +96,9 @@ class Engine:
         self._full_until = 0.0
         self._prepared: Welcome | None = None
         self._incarnation = ""
+        self._warm = warm
+        self._warmed = ""
+        self._warming: asyncio.Task[None] | None = None
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: Link
@@ -159,7 +164,12 @@ class Engine:
     @property
     def serving(self) -> bool:
         """See `Candidate`."""
-        return self._usable and not self.found.held
+        return self._usable and not self.found.held and not self.warming
+
+    @property
+    def warming(self) -> bool:
+        """Whether its cache is being filled."""
+        return self._warming is not None
 
     @property
     def verifying(self) -> bool:
@@ -222,6 +232,8 @@ class Engine:
             return "serving"
         if self.verifying:
             return "verifying"
+        if self._usable:
+            return "warming"
         return "broken" if self._problem or self.link.problem else "connecting"
 
     @property
@@ -357,10 +369,33 @@ class Engine:
         if self.link.welcome is welcome:
             self.text, self._problem = text, ""
             self._texts.add(text)
+            self._begin_to_warm(welcome)
             log.info(
                 f"engine is {self.state}", extra={"fields": {"engine": self.name, "revision": self.revision}}
             )
             self._on_change()
+
+    def stop_warming(self) -> None:
+        """Let it serve at once."""
+        if self._warming is not None:
+            self._warming.cancel()
+
+    def _begin_to_warm(self, welcome: Welcome) -> None:
+        """Fill the cache of a process that has just begun, once."""
+        work = self._warm(self) if self._warmed != welcome.incarnation else None
+        self._warmed = welcome.incarnation
+        if work is None:
+            return
+        task = self._warming = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._warming is task:
+                self._warming = None
+            self._on_change()
+
+        task.add_done_callback(ended)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import zmq.asyncio
 
@@ -16,6 +17,7 @@ from mizzen.gateway.engine import Engine, Found, TypicalRequest
 from mizzen.gateway.route.index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.suspicion import SuspicionLimits
 from mizzen.gateway.text.model import TextModel, TextModels
+from mizzen.gateway.warm import Warmer
 from mizzen.wire.keys import KeyRing
 from mizzen.wire.offers import Offer, names, offers
 
@@ -38,6 +40,7 @@ class EngineTable:
         stuck_seconds: float = 60.0,
         breaker: BreakerLimits | None = None,
         prefix_blocks: int = DEFAULT_BLOCKS,
+        warmer: Warmer | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
@@ -51,6 +54,8 @@ class EngineTable:
             min(suspect_seconds, timeout_seconds), stuck_seconds, timeout_seconds
         )
         self._breaker = breaker
+        self.warmer = warmer
+        """Fills the caches of new engines; None: nobody does."""
         self._budget = PrefixBudget(prefix_blocks)
         self._typical = TypicalRequest()
         self._watching: asyncio.Task[None] | None = None
@@ -103,6 +108,10 @@ class EngineTable:
         """Whether any engine serves."""
         return any(engine.serving for engine in self._engines.values())
 
+    @property
+    def _has_room(self) -> bool:
+        return any(engine.serving and not engine.full for engine in self._engines.values())
+
     def capacity(self) -> int:
         """Return how many requests may be in work: room where some are taken, and what other engines hold."""
         return sum(e.room if e.serving and not e.full else e.requests for e in self._engines.values())
@@ -139,7 +148,9 @@ class EngineTable:
         self._context.destroy(linger=0)
 
     def _add(self, key: tuple[str, str], found: Found) -> None:
-        engine = Engine(found, self._texts, self._changed, self._typical, self._breaker, self._suspicion)
+        engine = Engine(
+            found, self._texts, self._changed, self._typical, self._breaker, self._suspicion, self._warm
+        )
         try:
             ways = partial(self._offers, found.endpoint)
             engine.start(self._gateway, self._context, ways, timeout=self._timeout, lost=self._lost)
@@ -148,6 +159,12 @@ class EngineTable:
             return
         self._engines[key] = engine
         self._share()
+
+    def _warm(self, engine: Engine) -> Coroutine[Any, Any, None] | None:
+        """What fills the cache of an engine; None when there is nothing to fill it with, or it is needed."""
+        if self.warmer is None or not self._has_room or not self.warmer.prefixes(engine):
+            return None
+        return self.warmer.run(engine, lambda: not self._has_room)
 
     def _share(self) -> None:
         self._budget.share([engine.prefixes for engine in self])
@@ -161,11 +178,19 @@ class EngineTable:
             late, last = time.monotonic() - last > 2 * pause, time.monotonic()
             if late:  # this loop was held up itself: let it read what has arrived
                 continue
+            self._need()
             for engine in self:
                 spare = self._spare(engine)
                 engine.look(spare)
                 if engine.suspect and engine.waiting and spare:
                     engine.give_up_waiting(f"{engine.name} should have been heard")
+
+    def _need(self) -> None:
+        """Let engines whose caches are being filled serve at once when no other has room."""
+        warming = [engine for engine in self._engines.values() if engine.warming]
+        if warming and not self._has_room:
+            for engine in warming:
+                engine.stop_warming()
 
     def _spare(self, engine: Engine) -> bool:
         """Tell whether another engine can take what this one has."""
@@ -180,4 +205,5 @@ class EngineTable:
                 task = asyncio.get_running_loop().create_task(engine.stop())
                 self._stopping.add(task)
                 task.add_done_callback(self._stopping.discard)
+        self._need()
         self.on_change()

@@ -42,9 +42,10 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "cause": ("causes", "words in the source, about 20", "why"),
     "engine": ("engines", "engines of the services", "name of the engine; its pod's, on Kubernetes"),
     "version": ("1", "one", "version of the program"),
+    "result": ("4", "`done`, `deadline`, `needed`, `failed`", "how the filling of an engine's cache ended"),
     "state": (
-        "5",
-        "`connecting`, `verifying`, `serving`, `draining`, `broken`",
+        "6",
+        "`connecting`, `verifying`, `warming`, `serving`, `draining`, `broken`",
         "state of an engine, as in the admin API",
     ),
 }
@@ -96,6 +97,10 @@ class Metrics:
         self.resume_seconds = self._histogram(
             "resume_seconds", "Time from an engine's loss to an answer's next token", FIRST_TOKEN_SECONDS
         )
+        self.warmups = self._counter(
+            "warmups", "New engines whose cache was filled before they served, by how that ended", "result"
+        )
+        self.warmed_tokens = self._counter("warmed_tokens", "Tokens of prefixes replayed into new engines")
         self.breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "engine")
         self.breaker_opened = self._gauge("breaker_opened", "How often an engine's breaker opened", "engine")
         self.suspects = self._gauge("suspect_engines", "Engines that should have been heard and were not")

@@ -9,6 +9,7 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines import EngineTable
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.resume import ResumeLimits
+from mizzen.gateway.warm import WarmLimits
 
 
 def breaker_limits(config: GatewayConfig) -> BreakerLimits:
@@ -23,6 +24,11 @@ def resume_limits(config: GatewayConfig) -> ResumeLimits:
         seconds=config.resume_timeout_seconds,
         alone_seconds=config.resume_wait_seconds,
     )
+
+
+def warm_limits(config: GatewayConfig) -> WarmLimits:
+    """Return how far a new engine's cache is filled."""
+    return WarmLimits(tokens=config.warm_tokens, seconds=config.warm_seconds)
 
 
 def publish(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:

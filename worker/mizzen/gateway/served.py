@@ -16,9 +16,10 @@ from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.engines import EngineTable, Found
 from mizzen.gateway.errors import ApiError, unavailable
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.resilience import breaker_limits, resume_limits
+from mizzen.gateway.resilience import breaker_limits, resume_limits, warm_limits
 from mizzen.gateway.route.router import default_router
 from mizzen.gateway.tenants.tenant import Tenant
+from mizzen.gateway.warm import Warmer
 from mizzen.wire.keys import KeyRing
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Service:
             stuck_seconds=config.engine_stuck_seconds,
             breaker=breaker_limits(config),
             prefix_blocks=config.prefix_index_blocks,
+            warmer=Warmer(warm_limits(config), metrics),
             on_change=self._changed,
         )
         self.admission = Admission(
