@@ -26,23 +26,39 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """`spec.model.cache`; `claim` and `path` are empty unless the mode is theirs."""
+    """`spec.model.cache`; `claim` and `path` are empty unless the mode is theirs.
+
+    Attributes:
+        size: of the claim that is made where it is missing; empty when the user makes it.
+        when_deleted: what becomes of a claim that was made when the service goes: `Retain` or `Delete`.
+    """
 
     mode: str = "None"
     claim: str = ""
     path: str = ""
+    size: str = ""
+    storage_class: str = ""
+    access_mode: str = "ReadWriteMany"
+    when_deleted: str = "Retain"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """What of `spec.model` says how weights come to a node, and not which: no part of a revision.
+    """What of `spec.model` says how weights come to a node, and not which.
 
     Attributes:
         credentials: name of a Secret and key in it; None without.
+        endpoint: base URL in place of the source's own; empty without.
     """
 
     cache: ModelCache = ModelCache()
     credentials: tuple[str, str] | None = None
+    endpoint: str = ""
+
+    @property
+    def cached(self) -> bool:
+        """Whether the model is fetched into a cache."""
+        return self.cache.mode != "None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +358,16 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
 def _access(given: Mapping[str, Any]) -> ModelAccess:
     cache, secret = given["cache"], given.get("credentialsSecretRef")
     return ModelAccess(
-        cache=ModelCache(cache["mode"], cache.get("claimName", ""), cache.get("path", "")),
+        cache=ModelCache(
+            mode=cache["mode"],
+            claim=cache.get("claimName", ""),
+            path=cache.get("path", ""),
+            size=str(cache.get("size", "")),
+            storage_class=cache.get("storageClassName", ""),
+            access_mode=cache.get("accessMode", "ReadWriteMany"),  # older revisions have none
+            when_deleted=cache.get("whenDeleted", "Retain"),
+        ),
+        endpoint=given.get("endpoint", ""),
         credentials=(secret["name"], secret["key"]) if secret else None,
     )
 

@@ -39,6 +39,8 @@ _PATHS = {
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "HorizontalPodAutoscaler": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 
@@ -220,9 +222,17 @@ class Kube:
         query = {"fieldManager": labels.FIELD_MANAGER}
         await self._write("PATCH", ref, Name(ref.namespace, ref.name), query, patch, content_type)
 
-    async def delete(self, ref: Ref, uid: str) -> bool:
-        """Delete the very object of this uid; False when it is gone or another has its name."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+    async def delete(self, ref: Ref, uid: str, propagation: str = "") -> bool:
+        """Delete the very object of this uid; False when it is gone or another has its name.
+
+        Args:
+            ref: the object.
+            uid: its own.
+            propagation: what becomes of what it owns, such as `Background`; the kind's own way when empty.
+        """
+        body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        if propagation:
+            body["propagationPolicy"] = propagation
         name, cache = Name(ref.namespace, ref.name), self._caches(ref.kind)
         try:
             left = await self._write("DELETE", ref, name, body=body, tell=True)

@@ -18,7 +18,7 @@ GATEWAY_LABEL = "mizzen.dev/gateway"
 API_KEYS = "mizzen.dev/api-keys"
 """On Secrets of the user's: the name of the gateway that takes the API keys in them."""
 
-ENGINE, GATEWAY = "engine", "gateway"
+ENGINE, GATEWAY, FETCH = "engine", "gateway", "fetch"
 SHARED = "shared"
 """Value of the label mizzen.dev/gateway on what belongs to services that share a gateway."""
 SHARED_NAME = "mizzen-shared"
@@ -45,7 +45,7 @@ NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
 TLS_FOLDER = "/var/run/mizzen/tls"
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
-HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT = 8000, 8001, 5557, 8081
+HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082
 ODD_WIRE_PORT = WIRE_PORT + 1
 """Where engines use keys of odd generations: the key of a socket cannot change."""
 RANKS_PORT = 5560

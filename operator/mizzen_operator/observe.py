@@ -276,7 +276,7 @@ def group(pod: Mapping[str, Any]) -> Group:
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
-    reason, message = _trouble(status, containers)
+    reason, message = trouble(status, [*_failed_first(status), *containers])
     restarts = sum(entry.get("restartCount", 0) for entry in containers)
     was_routable = labels.ROUTABLE in conditions
     if reason and reason not in FAILING_REASONS and restarts and not was_routable:
@@ -330,7 +330,7 @@ def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
     ready = any(
         entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", [])
     )
-    reason, message = _trouble(status, status.get("containerStatuses", []))
+    reason, message = trouble(status, status.get("containerStatuses", []))
     return GatewayPod(
         name=meta["name"],
         address=status.get("podIP", ""),
@@ -351,7 +351,7 @@ def _has_names(pod: Mapping[str, Any]) -> bool:
     return all(number.isdecimal() for number in numbers) and labels.REVISION in given
 
 
-def _trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str]:
+def trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str]:
     """Why a pod does not run: the container's own words where there are some, else the node's."""
     for entry in containers:
         state, last = entry.get("state", {}), entry.get("lastState", {})
@@ -364,6 +364,12 @@ def _trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str
     if status.get("phase") == "Failed":
         return status.get("reason", "Failed"), status.get("message", "")
     return "", ""
+
+
+def _failed_first(status: Mapping[str, Any]) -> list[Any]:
+    """Init containers that have not done their work."""
+    given = status.get("initContainerStatuses", [])
+    return [one for one in given if one.get("state", {}).get("terminated", {}).get("exitCode") != 0]
 
 
 def _exit(ended: Mapping[str, Any]) -> str:

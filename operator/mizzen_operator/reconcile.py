@@ -24,6 +24,7 @@ from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.models import LOOK_SECONDS, Download, Models, allowed, clocked, held, recall
 from mizzen_operator.observe import Group, Observed, observe
 from mizzen_operator.plan import Action, CreateGroup, plan
 from mizzen_operator.queue import Key
@@ -89,6 +90,7 @@ class Reconciler:
         self._metrics = metrics
         self._labelled = LabelledSecrets(kube, config.namespace)
         self._revisions = Revisions(kube, config, metrics)
+        self._models = Models(kube, config, metrics)
         self._executor = Executor(kube, config, metrics, self._labelled, self._revisions)
         self._fronts = SharedGateways(kube, config, metrics, self._labelled)
         self._recorder = Recorder(kube)
@@ -152,6 +154,7 @@ class Reconciler:
         gateway: _Gateway | None = None
         turn: Rotation | None = None
         fits = fit(service)
+        download: Download | None = recall(service)
         self._executor.refresh(service, settled=observed.settled)
         try:
             gateway = await self._gateway(key, service, observed)
@@ -162,16 +165,19 @@ class Reconciler:
             groups = await self._gates.routable(service, observed.groups, acknowledged)
             groups = await self._gates.verified(service, newest, groups, acknowledged)
             turn = await self._rotate(service, gateway, groups, acknowledged)
+            download = await self._models.sync(service)
             memory = rollout.learn(service, newest, groups, acknowledged.by_all, now)
+            memory = clocked(memory, download)
             used = {memory.current, *(group.revision for group in groups)}
             recorded = await self._revisions.sync(service, newest, used)
             wanted = rollout.wanted(service, newest, memory, restorable=memory.current in recorded)
+            wanted = held(wanted, download)
             if fits is not None and not fits.fits:  # nothing is made of it, and nothing goes for it
                 wanted = replace(wanted, paused=True)
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
             if fits is not None and not fits.fits:
                 actions = [one for one in actions if not _creates(one, newest)]
-            await self._executor.groups(service, newest, actions)
+            await self._executor.groups(service, newest, allowed(actions, newest, download))
             await self._executor.budget(service)
             await self._executor.policies(service)
         except Refused as error:
@@ -180,6 +186,7 @@ class Reconciler:
             if error.code not in (400, 403, 422):
                 raise
             failure = status.Failure("Rejected", f"the API server rejects a change: {error}")
+        downloading = download is not None and not download.cached
         facts = status.Facts(
             service,
             newest,
@@ -190,12 +197,13 @@ class Reconciler:
             failure,
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
             memory,
-            rollout.overdue(service, memory, now),
+            not downloading and rollout.overdue(service, memory, now),
             self._autoscaler.last(key),
             self._autoscaler.rival(key),
             gateway.keys if gateway is not None else None,
             turn,
             fits,
+            download,
         )
         await self._write(key, facts)
         waits = turn is not None or any(group.resting for group in groups)
@@ -203,6 +211,7 @@ class Reconciler:
         others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
         left = rollout.seconds_left(service, memory, now)
         again = left + 1 if left is not None and left > 0 else None
+        again = LOOK_SECONDS if downloading and not service.suspend else again
         return Outcome(waits, observed.settled, failure, others, again)
 
     async def _gateway(self, key: Key, service: InferenceService, observed: Observed) -> _Gateway:

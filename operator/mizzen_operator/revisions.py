@@ -180,7 +180,7 @@ def restored(service: InferenceService, data: Mapping[str, Any]) -> InferenceSer
 
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "model": ("servedName", "contextLength", "credentialsSecretRef"),
+    "model": ("servedName", "contextLength", "credentialsSecretRef", "endpoint"),
     "parallelism": ("topologyKey",),
     "accelerator": ("perPod", "resourceClaimTemplateName"),
     "engine": ("image",),

@@ -11,6 +11,7 @@ from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.fit import Fit
 from mizzen_operator.keys import Keys, Rotation
+from mizzen_operator.models import Download
 from mizzen_operator.observe import GatewayPod, Group
 from mizzen_operator.render.gateway import LABELLED_VOLUME
 from mizzen_operator.rollout import VERIFICATION, Memory, stamp
@@ -45,6 +46,7 @@ class Facts:
         keys: the service's keys; None when nobody knows yet.
         rotation: how far a rotation of keys is; None while there is none.
         fit: whether the model may fit into the GPUs; None when nobody says how large they are.
+        download: how far the model is; None where it is not fetched.
     """
 
     service: InferenceService
@@ -62,6 +64,7 @@ class Facts:
     keys: Keys | None = None
     rotation: Rotation | None = None
     fit: Fit | None = None
+    download: Download | None = None
 
     @property
     def gateway(self) -> Gateway:
@@ -120,6 +123,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
         "url": url(service, facts.gateway),
         **facts.memory.as_status(),
+        **({"model": facts.download.as_status()} if facts.download is not None else {}),
         **({"lastScale": dict(last_scale)} if last_scale else {}),
         "updateRevision": facts.revision,
         "servedName": service.model.served_name,
@@ -158,6 +162,7 @@ def conditions(facts: Facts) -> list[Condition]:
         _scheduled(facts),
         gateway,
         failed,
+        *([_cached(facts.download)] if facts.download is not None else []),
         *([conflict] if conflict is not None else []),
         *([_scaling(facts)] if facts.service.autoscaling is not None else []),
         *_keys_rotating(facts),
@@ -244,6 +249,8 @@ def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Conditi
 
     if failed.status:
         return Condition("Progressing", False, failed.reason, failed.message)
+    if facts.download is not None and not facts.download.cached and not facts.service.suspend:
+        return progress("Downloading", "the model is fetched first: status.model says how far it is")
     wanted, current = facts.service.groups, facts.current
     serving = [group for group in facts.routable if group.revision == facts.revision]
     counts = f"{len(serving)} of {wanted} groups of revision {facts.revision} serve"
@@ -269,6 +276,14 @@ def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Conditi
         words = f"{counts}; {old} of revision {facts.memory.current} stay by spec.rollout.partition"
         return Condition("Progressing", False, "PartitionReached", words)
     return Condition("Progressing", False, "Settled", "nothing is left to do")
+
+
+def _cached(download: Download) -> Condition:
+    """Whether the model is where the engines read it."""
+    if download.cached:
+        return Condition("ModelCached", True, "RevisionPinned", download.words())
+    reason = "DownloadFailed" if download.failed else "Downloading"
+    return Condition("ModelCached", False, reason, download.words())
 
 
 def _scheduled(facts: Facts) -> Condition:
@@ -355,6 +370,8 @@ def _failed(facts: Facts) -> Condition:
         return Condition("Failed", True, facts.failure.reason, facts.failure.message)
     if facts.fit is not None and not facts.fit.fits:
         return Condition("Failed", True, "WillNotFit", facts.fit.words)
+    if facts.download is not None and facts.download.failed:
+        return Condition("Failed", True, "DownloadFailed", facts.download.words())
     given_up = facts.memory.given_up
     if given_up is not None:
         return Condition("Failed", True, given_up.reason, given_up.message)

@@ -24,6 +24,7 @@ CONTROLLERS = (
     "deployment-controller",
     "disruption-controller",
     "garbage-collector-controller",
+    "job-controller",
     "namespace-controller",
     "replicaset-controller",
     "serviceaccount-controller",

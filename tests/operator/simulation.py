@@ -61,6 +61,8 @@ class Behaviour:
     """How the engines of a namespace, or of a model's source there, continue golden prompts; else "4"."""
     mute: set[str] = field(default_factory=set)
     """Namespaces whose gateways cannot ask golden prompts."""
+    fetches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the fetch of a namespace's model shows: `progress`, an `error`, or the `result`."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the gateways of a namespace say of their load, and `pagesUsed` of each engine's 100."""
 
@@ -151,6 +153,8 @@ class SimulatedNode:
         if last is not None and (late is None or time.monotonic() - last < late):
             return
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        if "mizzen-keys" not in volumes:
+            return
         secret = self._api.find("Secret", meta["namespace"], volumes["mizzen-keys"]["secret"]["secretName"])
         if secret is not None:
             self._mounted_at[meta["uid"]] = time.monotonic()
@@ -183,6 +187,10 @@ class SimulatedNode:
     def _write_status(self, pod: dict[str, Any]) -> None:
         meta, spec = pod["metadata"], pod["spec"]
         container = spec["containers"][0]["name"]
+        if container == "fetch":
+            if pod["status"].get("phase") != "Succeeded":
+                self._patch(pod, self._fetch_status(pod))
+            return
         if container == "engine" and meta["namespace"] in self.behaviour.turned_away:
             away = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device is left"}
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
@@ -223,7 +231,10 @@ class SimulatedNode:
             ],
             "containerStatuses": [self._container_status(pod, running, broken)],
         }
-        text = json.dumps(status)
+        self._patch(pod, status)
+
+    def _patch(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
+        meta, text = pod["metadata"], json.dumps(status)
         if self._written.get(meta["uid"]) != text:
             self._quietly(
                 "PATCH",
@@ -232,6 +243,47 @@ class SimulatedNode:
                 content_type="application/strategic-merge-patch+json",
             )
             self._written[meta["uid"]] = text
+
+    def _fetch_status(self, pod: dict[str, Any]) -> dict[str, Any]:
+        meta = pod["metadata"]
+        told = self.behaviour.fetches.get(meta["namespace"], {})
+        self._serve_progress(meta)
+        container: dict[str, Any] = {"name": "fetch", "image": "i", "imageID": "", "restartCount": 0}
+        phase, state = "Running", {"state": {"running": {}}, "ready": True}
+        if "result" in told:
+            ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps(told["result"])}
+            phase, state = "Succeeded", {"state": {"terminated": ended}, "ready": False}
+        elif "error" in told:
+            ended = {"exitCode": 1, "reason": "Error", "message": told["error"]}
+            waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+            state = {"state": waiting, "lastState": {"terminated": ended}, "ready": False}
+        conditions = [{"type": "PodScheduled", "status": "True"}]
+        address = self._address(meta["uid"])
+        return {
+            "phase": phase,
+            "podIP": address,
+            "conditions": conditions,
+            "containerStatuses": [{**container, **state}],
+        }
+
+    def _serve_progress(self, meta: dict[str, Any]) -> None:
+        if meta["uid"] in self._servers:
+            return
+        node = self
+
+        class Progress(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                told = node.behaviour.fetches.get(meta["namespace"], {})
+                self.send_response(200 if "progress" in told else 503)
+                self.end_headers()
+                self.wfile.write(json.dumps(told.get("progress", {})).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((self._address(meta["uid"]), 8082), Progress)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        self._servers[meta["uid"]] = server
 
     def _broken(self, pod: dict[str, Any]) -> bool:
         return bool(self.behaviour.broken_models & set(pod["spec"]["containers"][0].get("args", [])))

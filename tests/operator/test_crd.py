@@ -18,12 +18,16 @@ CRD = ROOT / "crds/inferenceservices.yaml"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
 
+HUB: dict[str, Any] = {
+    "source": "hf://Qwen/Qwen3-8B@main",
+    "cache": {"mode": "PersistentVolumeClaim", "claimName": "weights"},
+}
 MOUNT = {"name": "data", "mountPath": "/data"}
 
 # name of the case, what is laid over a minimal spec, the field that the refusal names, words of the mend
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    ("scheme", {"model": {"source": "hf://Qwen/Qwen3-8B"}}, "spec.model.source", "use pvc://"),
-    ("no scheme", {"model": {"source": "/models/demo"}}, "spec.model.source", "file:///absolute/path"),
+    ("scheme", {"model": {"source": "gs://models/qwen"}}, "spec.model.source", "must begin with file://"),
+    ("no scheme", {"model": {"source": "/models/demo"}}, "spec.model.source", "must begin with file://"),
     ("relative file", {"model": {"source": "file://models/demo"}}, "spec.model.source", "three slashes"),
     ("file with spaces", {"model": {"source": "file:///my models"}}, "spec.model.source", "letters, digits"),
     ("claim", {"model": {"source": "pvc://Weights/demo"}}, "spec.model.source", "pvc://weights/"),
@@ -258,18 +262,40 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.autoscaling.metric.targetValue",
         "is needed there",
     ),
+    ("hub without a cache", {"model": {"source": "hf://a/b"}}, "spec.model.cache", "is needed there"),
     (
-        "cache",
+        "cache of a file",
         {"model": {"cache": {"mode": "HostPath", "path": "/models"}}},
-        "spec.model",
-        "use pvc://",
+        "spec.model.cache",
+        "leave it out",
     ),
     (
-        "credentials",
+        "credentials of a file",
         {"model": {"credentialsSecretRef": {"name": "hf", "key": "token"}}},
         "spec.model",
-        "use pvc://",
+        "remove them",
     ),
+    ("endpoint of a file", {"model": {"endpoint": "http://hub:8080"}}, "spec.model", "remove them"),
+    (
+        "endpoint with a password",
+        {"model": {"endpoint": "http://a:b@hub"}},
+        "spec.model.endpoint",
+        "should match",
+    ),
+    (
+        "size of a folder",
+        {"model": {**HUB, "cache": {"mode": "HostPath", "path": "/models", "size": "9Gi"}}},
+        "spec.model.cache.size",
+        "go with claimName",
+    ),
+    (
+        "repository",
+        {"model": {**HUB, "source": "hf://a/b/c"}},
+        "spec.model.source",
+        "hf://Qwen/Qwen3-8B@main",
+    ),
+    ("bucket", {"model": {**HUB, "source": "s3://Bucket/x"}}, "spec.model.source", "s3://models/qwen3-8b"),
+    ("registry", {"model": {**HUB, "source": "oci://ghcr.io"}}, "spec.model.source", "oci://ghcr.io/org"),
     (
         "cache without a claim",
         {"model": {"cache": {"mode": "PersistentVolumeClaim"}}},
@@ -433,6 +459,24 @@ def test_an_unknown_field_is_refused_by_name(api: Any, minimal: Callable[..., di
             },
             "observability": {"tracing": {"otlpEndpoint": "http://otel:4318/x", "samplingPercent": 0}},
         },
+        {"model": HUB},
+        {"model": {**HUB, "source": "hf://gpt2@refs/pr/1", "endpoint": "https://hub.example.com:8443/hf"}},
+        {"model": {**HUB, "source": f"oci://h:5000/a/b:v1@sha256:{'0' * 64}"}},
+        {
+            "model": {
+                "source": "s3://models/llm/qwen3/",
+                "credentialsSecretRef": {"name": "s3", "key": "credentials"},
+                "cache": {
+                    "mode": "PersistentVolumeClaim",
+                    "claimName": "weights",
+                    "size": "200Gi",
+                    "storageClassName": "fast",
+                    "accessMode": "ReadWriteOnce",
+                    "whenDeleted": "Delete",
+                },
+            }
+        },
+        {"model": {"source": "oci://ghcr.io/a/b", "cache": {"mode": "HostPath", "path": "/models"}}},
         {"rollout": {"maxSurge": 0, "maxUnavailable": 1, "partition": 2, "paused": True}},
         {"rollout": {"maxSurge": "100%", "maxUnavailable": "25%", "progressDeadlineSeconds": 10}},
         {"rollout": {"maxSurge": "0%", "maxUnavailable": 1}},

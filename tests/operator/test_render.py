@@ -17,9 +17,10 @@ from mizzen.gateway.discover import parse_services
 from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import covers
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render.engine import engine_pods, model_path, revision
+from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.keys import EngineKeys, corrected, mounted_keys, read, restored_keys, root_keys
+from mizzen_operator.render.model import model_path
 from mizzen_operator.render.shared import services_config_map, shared
 from mizzen_operator.shared import share
 
@@ -127,8 +128,8 @@ def test_a_cpu_engine_asks_for_no_gpu(service: Make) -> None:
         ("pvc://claim/a/b/", "/mnt/mizzen/model/a/b"),
     ],
 )
-def test_model_path(source: str, path: str) -> None:
-    assert model_path(source) == path
+def test_model_path(service: Make, source: str, path: str) -> None:
+    assert model_path(service(model={"source": source})) == path
 
 
 def test_the_revision_covers_what_reaches_the_engine(service: Make) -> None:

@@ -19,8 +19,8 @@ from mizzen_operator.render.meta import (
     probe,
     stamped,
 )
+from mizzen_operator.render.model import cache_place, model_mounts, model_path, node_fetch, pod_volumes
 
-MODEL_MOUNT = "/mnt/mizzen/model"
 CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
 """A group that goes still takes requests this long: gateways leave it out meanwhile, before it drains."""
@@ -64,6 +64,8 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
         },
     }
     del fields["lifecycle"]["max_group_restarts"]
+    if service.access.cached:
+        fields["place"] = cache_place(service)
     for part, defaults in _LATER_FIELDS.items():
         for name, default in defaults.items():
             if fields[part][name] == default:
@@ -93,19 +95,11 @@ def _pruned(value: Any) -> Any:
     return value
 
 
-def model_path(source: str) -> str:
-    """Path in the container of `model.source`."""
-    if source.startswith("pvc://"):
-        inside = source.removeprefix("pvc://").partition("/")[2].strip("/")
-        return f"{MODEL_MOUNT}/{inside}" if inside else MODEL_MOUNT
-    return source.removeprefix("file://")
-
-
 def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
     """Arguments of `mizzen`, each option and value an item of its own."""
     engine, model = service.engine, service.model
     options = {
-        "model": model_path(model.source),
+        "model": model_path(service),
         "served-name": model.served_name,
         "device": engine.device.lower(),
         "dtype": model.dtype.lower(),
@@ -252,6 +246,7 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, place: Place) -
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,
         **({} if place.rank else {"readinessGates": [{"conditionType": gate} for gate in _gates(service)]}),
+        **node_fetch(service, config),
         "containers": [_container(service, config, place)],
         "volumes": _volumes(service),
     }
@@ -315,8 +310,7 @@ def _container(service: InferenceService, config: OperatorConfig, place: Place) 
         {"name": "mizzen-shm", "mountPath": "/dev/shm"},
         {"name": "mizzen-tmp", "mountPath": "/tmp"},
     ]
-    if service.model.source.startswith("pvc://"):
-        mounts.append({"name": "mizzen-model", "mountPath": MODEL_MOUNT, "readOnly": True})
+    mounts += model_mounts(service)
     return {
         "name": "engine",
         "image": engine_image(service, config),
@@ -374,9 +368,5 @@ def _volumes(service: InferenceService) -> list[Any]:
         {"name": "mizzen-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
         {"name": "mizzen-tmp", "emptyDir": {}},
     ]
-    if service.model.source.startswith("pvc://"):
-        claim = service.model.source.removeprefix("pvc://").partition("/")[0]
-        volumes.append(
-            {"name": "mizzen-model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        )
+    volumes += pod_volumes(service)
     return [*volumes, *service.pod_template["volumes"]]

@@ -1,0 +1,107 @@
+"""A model that a real Job fetches from a hub, and that real engines then serve."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAME = "fetched"
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    """A hub with the demo model, which wants a token and holds its weights back until it is told."""
+    path = ROOT / "tests/fetch/servers.py"
+    spec = importlib.util.spec_from_file_location("cluster_fetch_servers", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    made = module.Hub()
+    made.token = "hub-token"
+    made.cdn.faults.gate = threading.Event()
+    yield made
+    made.cdn.faults.gate.set()
+    made.close()
+
+
+def status(cluster: Any) -> dict[str, Any]:
+    return cluster.get("infsvc", NAME).get("status", {})
+
+
+def reason(cluster: Any, kind: str) -> str:
+    found = [c for c in status(cluster).get("conditions", []) if c["type"] == kind]
+    return found[0]["reason"] if found else ""
+
+
+def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Any, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (ROOT / "models/demo").iterdir() if path.is_file()}
+    commit = hub.push(files)
+    cache = tmp_path / "cache"
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "hub-token"},
+        "stringData": {"token": "wrong"},
+    }
+    model = {
+        "source": "hf://org/tiny@main",
+        "endpoint": hub.api.url,
+        "credentialsSecretRef": {"name": "hub-token", "key": "token"},
+        "cache": {"mode": "HostPath", "path": str(cache)},
+    }
+    service = {
+        "apiVersion": "mizzen.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": NAME},
+        "spec": {
+            "model": model,
+            "engine": {"device": "CPU"},
+            "gateway": {"replicas": 1},
+            "accelerator": {"nodeSelector": {}},
+        },
+    }
+    cluster.apply(secret, service)
+    try:
+        until(lambda: reason(cluster, "Failed") == "DownloadFailed", "the wrong token is told")
+        failed = next(c for c in status(cluster)["conditions"] if c["type"] == "Failed")
+        assert "credentialsSecretRef" in failed["message"] and "wrong" not in failed["message"]
+        cluster.apply({**secret, "stringData": {"token": "hub-token"}})
+        assert hub.cdn.faults.held.wait(180), cluster.kubectl("get", "pods,jobs")
+        until(lambda: 0 < status(cluster)["model"].get("downloadPercent", 0) < 100, "the bytes are counted")
+        assert status(cluster)["model"]["resolvedRevision"] == commit
+        hub.push({"config.json": b"{}"})  # the branch moves on
+        hub.cdn.faults.gate.set()
+        cluster.kubectl("wait", f"infsvc/{NAME}", "--for=condition=Ready", "--timeout=180s")
+        known = status(cluster)["model"]
+        assert known["resolvedRevision"] == commit and known["downloadPercent"] == 100
+        there = json.loads((cache / known["folder"] / ".mizzen.json").read_text())
+        assert there["revision"] == commit
+        weights = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
+        assert sum(hub.cdn.served.values()) == weights
+        client = openai.OpenAI(base_url=cluster.url(NAME), api_key="none", max_retries=0, timeout=60)
+        question = [{"role": "user", "content": "What is Mizzen?"}]
+        answer = client.chat.completions.create(model=NAME, messages=question, temperature=0)
+        assert "Mizzen" in (answer.choices[0].message.content or "")
+    finally:
+        cluster.kubectl("delete", "infsvc", NAME, "--wait=true")
+
+
+def until(check: Any, what: str) -> None:
+    deadline = threading.Event()
+    for _ in range(120):
+        if check():
+            return
+        deadline.wait(1)
+    raise AssertionError(f"still not: {what}")
