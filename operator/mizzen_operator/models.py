@@ -286,6 +286,13 @@ def _result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def pinned(service: InferenceService, download: Download | None) -> InferenceService:
+    """The service as its status will say: pods that fetch by themselves get its revision."""
+    if download is None:
+        return service
+    return replace(service, status={**service.status, "model": download.as_status()})
+
+
 def held(wanted: Wanted, download: Download | None) -> Wanted:
     """While a model is on its way nothing is replaced for the sake of it: old groups serve on."""
     return wanted if download is None or download.cached else replace(wanted, paused=True)

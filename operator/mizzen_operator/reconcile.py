@@ -24,7 +24,7 @@ from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.models import LOOK_SECONDS, Download, Models, allowed, clocked, held, recall
+from mizzen_operator.models import LOOK_SECONDS, Download, Models, allowed, clocked, held, pinned, recall
 from mizzen_operator.observe import Group, Observed, observe
 from mizzen_operator.plan import Action, CreateGroup, plan
 from mizzen_operator.queue import Key
@@ -177,7 +177,8 @@ class Reconciler:
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
             if fits is not None and not fits.fits:
                 actions = [one for one in actions if not _creates(one, newest)]
-            await self._executor.groups(service, newest, allowed(actions, newest, download))
+            actions = allowed(actions, newest, download)
+            await self._executor.groups(pinned(service, download), newest, actions)
             await self._executor.budget(service)
             await self._executor.policies(service)
         except Refused as error:
