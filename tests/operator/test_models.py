@@ -324,7 +324,7 @@ def test_whatever_a_pod_says_makes_a_status(said: Any) -> None:
 
 def test_nothing_is_made_of_a_model_that_is_not_there() -> None:
     actions = [CreateGroup("n", 0, "new", 0, "Missing"), CreateGroup("o", 0, "old", 0, "Restored")]
-    actions.append(DeleteGroup("x", "u", "Ended"))  # type: ignore[arg-type]
+    actions.append(DeleteGroup("x", "u", "Ended", ()))  # type: ignore[arg-type]
     wanted = Wanted("demo", 2, "new")
     cached = replace(BEGUN, cached="2026-01-01T00:00:00Z")
     assert allowed(actions, "new", BEGUN) == actions[1:] and held(wanted, BEGUN).paused
