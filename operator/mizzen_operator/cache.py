@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,6 +46,10 @@ class Held:
     version: int
     labels: Mapping[str, str]
     data: bytes
+    told: int
+    """Version up to which changes by others were told of: an answer may hold some whose events come later."""
+    own: tuple[int, ...] = ()
+    """Versions after it that are our own writes'."""
 
 
 Changed = Callable[[str, Name, Mapping[str, str]], None]
@@ -119,12 +123,18 @@ class Cache:
         if self._is_news(name, uid, version):
             self._hold(name, uid, version, body)
             self._tell(name, version, body["metadata"].get("labels") or {})
+        elif self._was_overtaken(name, uid, version):
+            self._tell(name, version, body["metadata"].get("labels") or {})
 
     def put_answer(self, body: Mapping[str, Any]) -> int:
         """Take the answer to a write of ours, which is no news; returns its version."""
         name, uid, version = _identity(body)
         if self._is_news(name, uid, version):
+            before = self._objects.get(name)
             self._hold(name, uid, version, body)
+            if before is not None and before.uid == uid:
+                own = (*before.own, version)
+                self._objects[name] = replace(self._objects[name], told=before.told, own=own)
         return version
 
     def remove(self, body: Mapping[str, Any]) -> None:
@@ -176,6 +186,15 @@ class Cache:
         if held is not None and (tell or any(event != version for event in events)):
             self._on_change(self.kind, name, held.labels)
 
+    def _was_overtaken(self, name: Name, uid: str, version: int) -> bool:
+        """Whether an event is of a change by others that the answer to a write of ours came before."""
+        held = self._objects.get(name)
+        if held is None or held.uid != uid or not held.told < version <= held.version:
+            return False
+        own = tuple(one for one in held.own if one > version)
+        self._objects[name] = replace(held, told=version, own=own)
+        return version not in held.own
+
     def _lacks(self, name: Name, uid: str, version: int) -> bool:
         held = self._objects.get(name)
         return uid not in self._ended and (held is None or held.version < version)
@@ -195,7 +214,7 @@ class Cache:
 
     def _hold(self, name: Name, uid: str, version: int, body: Mapping[str, Any]) -> None:
         meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-        held = Held(uid, version, meta.get("labels") or {}, _encode({**body, "metadata": meta}))
+        held = Held(uid, version, meta.get("labels") or {}, _encode({**body, "metadata": meta}), version)
         if version >= self._awaited.get(uid, version + 1):
             del self._awaited[uid]
         before = self._objects.get(name)

@@ -52,6 +52,24 @@ def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
     assert told == [("one", ""), ("one", ""), ("one", "")]
 
 
+def test_what_others_changed_before_a_write_of_ours_is_told_when_its_event_comes_later() -> None:
+    """The answer holds the others' change too, so that the event is no newer than what is held."""
+    told = Told()
+    cache, one = Cache("Pod", told), Name("a", "one")
+    cache.put(body("one", 1))
+    for version in (3, 5):  # 2 and 4 are others' changes
+        cache.begin_write(one)
+        cache.end_write(one, cache.put_answer(body("one", version)))
+    assert len(told) == 1
+    expected = {2: 2, 3: 2, 4: 3, 5: 3, 6: 4}
+    for version, number in expected.items():
+        cache.put(body("one", version))
+        assert len(told) == number, version
+    cache.put(body("one", 4))
+    assert len(told) == 4
+    assert cache.get(one)["spec"] == {"version": 6}  # type: ignore[index]
+
+
 def test_what_is_read_may_be_changed() -> None:
     cache = Cache("Pod", Told())
     cache.put(body("one", 1))
