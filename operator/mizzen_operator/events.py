@@ -53,6 +53,24 @@ def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
     return told
 
 
+MOVED = ("DeviceLost", "NodeLost")
+
+
+def moves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """What became of groups whose device or node is lost, said once of each.
+
+    Args:
+        before: groups of the status as it was.
+        after: groups of the status that was written.
+    """
+    known = {(one["name"], one.get("reason")) for one in before}
+    return [
+        Event(one["reason"], f"{one['name']}: {one.get('message', '')}", warning=True)
+        for one in after
+        if one.get("reason") in MOVED and (one["name"], one["reason"]) not in known
+    ]
+
+
 class Recorder:
     """Writes Events; one that cannot be written is logged and keeps nothing from its way."""
 

@@ -13,7 +13,7 @@ from mizzen_operator.api import ApiError, InferenceService, parse
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.events import Recorder, news
+from mizzen_operator.events import Recorder, moves, news
 from mizzen_operator.execute import Executor
 from mizzen_operator.fit import fit
 from mizzen_operator.front import SharedGateway, SharedGateways
@@ -288,7 +288,9 @@ class Reconciler:
             if error.code not in (404, 409):
                 raise
             return
-        await self._recorder.tell(service, news(service.status.get("conditions", []), new["conditions"]))
+        old = service.status
+        told = news(old.get("conditions", []), new["conditions"])
+        await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
 
     def _count(self, key: Key, true: frozenset[str]) -> None:
         before = self._true.get(key, frozenset())

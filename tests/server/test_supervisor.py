@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from mizzen.core.request import FinishReason
+from mizzen.server.device import device_lost
 from mizzen.wire.messages import RefusalCode, Refused, Stats
 
 Start = Callable[..., Any]
@@ -190,6 +191,30 @@ def test_a_failed_start_says_why(start_engine: Start) -> None:
     engine = start_engine(fail_start="the weights are torn")
     assert engine.wait() == 1
     assert engine.message.read_text() == "rank_failed: rank 0 failed: RuntimeError: the weights are torn\n"
+
+
+def test_a_lost_device_has_an_exit_code_of_its_own(start_engine: Start) -> None:
+    """Of whoever replaces its pod; a restart in its place would find the same device."""
+    engine = start_engine(fail_start="CUDA error: uncorrectable ECC error encountered")
+    assert engine.wait() == 3
+    assert engine.message.read_text().startswith("device_lost: rank 0 failed: RuntimeError: CUDA error")
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError: No CUDA GPUs are available", True),
+        ("RuntimeError: CUDA error: no CUDA-capable device is detected", True),
+        ("NVMLError_GpuIsLost: GPU is lost", True),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", False),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("RuntimeError: CUDA error: device-side assert triggered", False),
+        ("FileNotFoundError: config.json", False),
+    ],
+)
+def test_only_faults_that_no_restart_cures_lose_a_device(words: str, lost: bool) -> None:
+    assert device_lost(words) == lost
 
 
 def test_a_start_that_takes_too_long_fails(start_engine: Start) -> None:

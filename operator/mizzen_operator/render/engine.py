@@ -18,6 +18,7 @@ from mizzen_operator.render.meta import (
     metadata,
     probe,
     stamped,
+    tolerations,
 )
 from mizzen_operator.render.model import cache_place, model_mounts, model_path, node_fetch, pod_volumes
 
@@ -230,11 +231,12 @@ def _engine_pod(service: InferenceService, config: OperatorConfig, place: Place)
 def _pod_spec(service: InferenceService, config: OperatorConfig, place: Place) -> dict[str, Any]:
     overlay = service.pod_template
     plain = {field: overlay[field] for field in _PLAIN_FIELDS if overlay.get(field)}
-    lists = {field: list(overlay[field]) for field in ("tolerations", "imagePullSecrets") if overlay[field]}
+    secrets = list(overlay["imagePullSecrets"])
     selector = dict(service.accelerator.node_selector)
     return {
         **plain,
-        **lists,
+        **({"imagePullSecrets": secrets} if secrets else {}),
+        "tolerations": tolerations(overlay["tolerations"]),
         **({"nodeSelector": selector} if selector else {}),
         **_spread(service, place),
         **_together(service, place),

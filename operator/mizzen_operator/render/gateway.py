@@ -19,6 +19,7 @@ from mizzen_operator.render.meta import (
     probe,
     secret_volume,
     stamped,
+    tolerations,
 )
 
 GRACE_MARGIN_SECONDS = 30
@@ -235,6 +236,7 @@ def _pod_spec(front: Front, config: OperatorConfig) -> dict[str, Any]:
         "terminationGracePeriodSeconds": front.drain_timeout + GRACE_MARGIN_SECONDS,
         **({"imagePullSecrets": secrets} if secrets else {}),
         "securityContext": POD_SECURITY,
+        "tolerations": tolerations(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,

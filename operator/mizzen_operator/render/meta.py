@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 
+NODE_LOST_SECONDS = 30
+"""How long a pod may stay on a node that is not ready or not reached, before another takes its place."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "mizzen"}
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -63,6 +65,24 @@ def metadata(
         **({"annotations": dict(annotations)} if annotations else {}),
         "ownerReferences": [owner(service)],
     }
+
+
+def tolerations(given: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The tolerations of a pod: those that are given, and how long it stays on a node that cannot be reached.
+
+    Kubernetes would wait for five minutes; where a given one matches the taint, its own time holds.
+    """
+    own = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
+        for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+        if not any(_tolerates(one, key) for one in given)
+    ]
+    return [*(dict(one) for one in given), *own]
+
+
+def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
+    effect = toleration.get("effect", "") in ("", "NoExecute")
+    return effect and toleration.get("key", "") in ("", key)
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config, open_keys
 from mizzen.server.config import EngineConfig
+from mizzen.server.device import device_lost
 from mizzen.server.ends import End
 from mizzen.server.group_watch import GroupWatch
 from mizzen.server.http import Health, HttpServer, Routes
@@ -36,6 +37,8 @@ TURN_SECONDS = 0.25
 GRACE_SECONDS = 4.0
 """Beyond the drain timeout, for ranks to send their last frames and free the device."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
+DEVICE_LOST = 3
+"""Exit code of an engine whose device is gone or broken."""
 RANK_MODULE = "mizzen.server.rank"
 FOLLOWER_MODULE = "mizzen.server.follower"
 """Runs the ranks behind the first."""
@@ -170,9 +173,20 @@ class Supervisor:
         wrong = [rank for rank in ended if rank.code != 0 or not over]
         rank = [*killed, *wrong][0]
         snapshot = self._readers[rank.number - self._first].read()
+        lost = self._lost_device()
+        if lost is not None:
+            return lost
         if snapshot["phase"] == Phase.FAILED:
             return End(1, "rank_failed", f"rank {rank.number} failed: {snapshot.text}")
         return End(1, "rank_died", rank.obituary())
+
+    def _lost_device(self) -> End | None:
+        """The end for a rank whose device is gone; the others fail only for want of that one."""
+        for number, reader in enumerate(self._readers, self._first):
+            snapshot = reader.read()
+            if snapshot["phase"] == Phase.FAILED and device_lost(snapshot.text):
+                return End(DEVICE_LOST, "device_lost", f"rank {number} failed: {snapshot.text}")
+        return None
 
     def _late(self, now: float) -> End | None:
         config, since = self._config, self._terminating_since
@@ -288,8 +302,9 @@ def _others(config: EngineConfig, now: float) -> Others | None:
 def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """Run an engine in the foreground until it ends; return the exit code.
 
-    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 128 + n when a second signal n
-    ended it at once. Except after 0, the reason is in the log and in the termination message.
+    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 3 when a device is lost, so that a
+    restart in its place does not help; 128 + n when a second signal n ended it at once. Except after 0, the
+    reason is in the log and in the termination message.
     """
     set_up_logging(process="supervisor")
     try:
