@@ -302,9 +302,9 @@ def _others(config: EngineConfig, now: float) -> Others | None:
 def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """Run an engine in the foreground until it ends; return the exit code.
 
-    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 3 when a device is lost, so that a
-    restart in its place does not help; 128 + n when a second signal n ended it at once. Except after 0, the
-    reason is in the log and in the termination message.
+    0 after a drain; 1 after a failure; 2 for a configuration that cannot work; 3 when a device is lost, so
+    that a restart in its place does not help; 128 + n when a second signal n ended it at once. Except after
+    0, the reason is in the log and in the termination message.
     """
     set_up_logging(process="supervisor")
     try:
