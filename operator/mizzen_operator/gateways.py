@@ -17,6 +17,7 @@ class Acknowledgements:
         by_some: uids of pods that at least one routes to.
         verifying: uids of pods that at least one could ask golden prompts.
         refused: a gateway did not accept the token.
+        silent: addresses of ready gateways that hang.
         known: names of the keys that every ready gateway has.
         keys: names of the keys with which any of them reaches a pod, by its uid.
     """
@@ -27,5 +28,6 @@ class Acknowledgements:
     by_some: frozenset[str] = frozenset()
     verifying: frozenset[str] = frozenset()
     refused: bool = False
+    silent: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])

@@ -15,6 +15,7 @@ import aiohttp
 
 from mizzen_operator import labels
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.heartbeat import Heartbeats
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import GatewayPod
 from mizzen_operator.queue import Key
@@ -72,6 +73,7 @@ class GatewayListener:
         self.on_change = on_change
         self._metrics = metrics
         self._ears: dict[Key, dict[_Source, _Ear]] = {}
+        self._beats = Heartbeats(labels.ADMIN_PORT, self._answers, self._silence)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -83,6 +85,7 @@ class GatewayListener:
         """Listen to nobody any more."""
         for key in list(self._ears):
             self.forget(key)
+        await self._beats.close()
         await self._session.close()
 
     async def ask(self, pods: Sequence[GatewayPod], token: str, key: Key) -> Acknowledgements:
@@ -100,7 +103,11 @@ class GatewayListener:
             except TimeoutError:
                 for ear in ears:
                     ear.late = not ear.heard.is_set()
-        answers = [ear.answer for ear in ears]
+        silent = frozenset(one.address for one in sources if self._beats.silent(one.address))
+        answers = [
+            _Answer(None) if source.address in silent else ear.answer
+            for source, ear in self._ears.get(key, {}).items()
+        ]
         usable = [answer.serving for answer in answers if answer.serving is not None]
         everyone = len(usable) == len(ears) and usable
         keys: dict[str, frozenset[str]] = {}
@@ -112,6 +119,7 @@ class GatewayListener:
             by_all=frozenset.intersection(*usable) if everyone else frozenset(),
             by_some=frozenset().union(*usable),
             verifying=frozenset().union(*(answer.verifying for answer in answers)),
+            silent=silent,
             refused=any(answer.refused for answer in answers),
             known=frozenset.intersection(*(answer.known for answer in answers)) if answers else frozenset(),
             keys=keys,
@@ -166,21 +174,39 @@ class GatewayListener:
 
     def forget(self, key: Key) -> None:
         """Listen for a service no more."""
-        for ear in self._ears.pop(key, {}).values():
+        for source, ear in self._ears.pop(key, {}).items():
+            self._beats.remove(source.address)
             _end(ear)
 
     def _listen(self, key: Key, sources: Sequence[_Source]) -> list[_Ear]:
         """The ears for exactly these gateways."""
         ears = self._ears.setdefault(key, {})
         for source in [source for source in ears if source not in sources]:
+            self._beats.remove(source.address)
             _end(ears.pop(source))
         for source in sources:
             if source not in ears:
                 ear = ears[source] = _Ear()
+                self._beats.add(source.address)
                 ear.task = asyncio.create_task(self._hear(key, source, ear))
         if not ears:
             del self._ears[key]
         return list(ears.values())
+
+    def _silence(self, address: str) -> None:
+        """Tell of all services whose gateway hangs, or does no longer."""
+        for key, ears in list(self._ears.items()):
+            if any(source.address == address for source in ears):
+                self.on_change(key)
+
+    async def _answers(self, address: str) -> bool:
+        """Whether a gateway answers over HTTP."""
+        host = f"[{address}]" if ":" in address else address
+        try:
+            async with self._session.get(f"http://{host}:{labels.ADMIN_PORT}/healthz") as response:
+                return response.status < 500
+        except (aiohttp.ClientError, OSError):
+            return False
 
     async def _hear(self, key: Key, source: _Source, ear: _Ear) -> None:
         backoff, version = FIRST_BACKOFF_SECONDS, ""

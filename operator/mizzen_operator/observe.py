@@ -127,11 +127,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A gateway's pod."""
+    """A gateway's pod; `answers` is False while it hangs, though Kubernetes may still call it ready."""
 
     name: str
     address: str
     ready: bool
+    answers: bool = True
     reason: str = ""
     message: str = ""
 

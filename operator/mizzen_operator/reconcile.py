@@ -193,7 +193,7 @@ class Reconciler:
             newest,
             engine_image(service, self._config),
             groups,
-            observed.gateways,
+            [replace(pod, answers=pod.address not in acknowledged.silent) for pod in observed.gateways],
             deployment,
             failure,
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,

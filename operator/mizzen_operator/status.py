@@ -235,6 +235,8 @@ def _available(facts: Facts) -> Condition:
         return Condition("Available", False, "Suspended", "every request gets 503")
     if not any(pod.ready for pod in facts.gateways):
         return Condition("Available", False, "NoGatewayReady", "no gateway takes requests")
+    if not any(pod.ready and pod.answers for pod in facts.gateways):
+        return Condition("Available", False, "NoGatewayAnswers", "every gateway that is ready hangs")
     if not facts.routable:
         reason = "NoGroupServes" if facts.service.groups else "ScaledToZero"
         return Condition("Available", False, reason, "no group takes requests")
@@ -322,6 +324,9 @@ def _gateway_ready(facts: Facts) -> Condition:
         if secrets:  # a pod says nothing while one is missing
             counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
         return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
+    hangs = next((pod.name for pod in facts.gateways if pod.ready and not pod.answers), "")
+    if hangs:
+        return not_ready("GatewayHangs", f"{hangs} does not answer, though Kubernetes still calls it ready")
     words = f"{ready} of {wanted} gateway pods are ready{_lacks_keys(facts)}"
     return Condition("GatewayReady", True, "AllReplicasReady", words)
 

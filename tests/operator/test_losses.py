@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_end(fleet: Flee
     fleet.node.behaviour.dead.add(meta["uid"])
     words = "Taint manager: deleting due to NoExecute taint"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    condition["lastTransitionTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # else it is stale
     path = f"/api/v1/namespaces/{fleet.namespace}/pods/{meta['name']}"
     api.request(
         "PATCH",

@@ -8,7 +8,8 @@ from typing import Any
 
 def open_to(policy: dict[str, Any]) -> dict[int, list[dict[str, Any]] | None]:
     """Who may reach which port of a policy's pods; None stands for anyone."""
-    return {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    rules = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["protocol"] == "TCP"]
+    return {rule["ports"][0]["port"]: rule.get("from") for rule in rules}
 
 
 def test_only_the_gateway_prometheus_and_the_operator_get_in(

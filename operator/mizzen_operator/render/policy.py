@@ -49,7 +49,11 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
             _policy(
                 metadata(service, labels.gateway_name(service.name), labels.GATEWAY),
                 gateway,
-                [_rule(labels.HTTP_PORT), _rule(labels.ADMIN_PORT, operator, prometheus)],
+                [
+                    _rule(labels.HTTP_PORT),
+                    _rule(labels.ADMIN_PORT, operator, prometheus),
+                    {"ports": [{"protocol": "UDP", "port": labels.ADMIN_PORT}], "from": [operator]},
+                ],
             )
         )
     return made

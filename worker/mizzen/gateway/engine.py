@@ -99,6 +99,7 @@ class Engine:
         self._warm = warm
         self._warmed = ""
         self._warming: asyncio.Task[None] | None = None
+        self._hangs = False
         self._problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self.link: Link
@@ -228,18 +229,18 @@ class Engine:
         """Its state in the admin API."""
         if self.draining:
             return "draining"
-        if self.serving:
+        if self.serving and not self._hangs:
             return "serving"
         if self.verifying:
             return "verifying"
-        if self._usable:
+        if self._usable and not self._hangs:
             return "warming"
-        return "broken" if self._problem or self.link.problem else "connecting"
+        return "broken" if self.problem else "connecting"
 
     @property
     def problem(self) -> str:
         """What is wrong with it."""
-        return self._problem or self.link.problem
+        return self._problem or self.link.problem or ("it should have been heard" if self._hangs else "")
 
     @property
     def revision(self) -> str:
@@ -292,10 +293,20 @@ class Engine:
             fields = {"engine": self.name, "suspect": self.suspect, "waiting": len(self.waiting)}
             log.warning("engine should have been heard", extra={"fields": fields})
             self._on_change()
+        hung, self._hangs = self._hangs, self.suspect and self._beyond_a_step()
+        if hung is not self._hangs:
+            self._on_change()
         if self.progress.look(self.link, spare):
             fields = {"engine": self.name, "streams": self.link.open_streams}
             log.warning("engine makes no step", extra={"fields": fields})
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no step"))
+
+    def _beyond_a_step(self) -> bool:
+        """Whether its silence cannot be a long step: nothing runs, or it says that steps are shorter."""
+        stats = self.link.stats
+        if stats is None or self.requests:
+            return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
+        return not (stats.running or stats.waiting)
 
     def give_up_waiting(self, reason: str) -> None:
         """Fail the requests that have no token yet, so that they are tried elsewhere."""

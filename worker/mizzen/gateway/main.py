@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from mizzen.gateway.app import create_admin_app, create_app
+from mizzen.gateway.beat import answer_pings
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.processes import serve_all
 from mizzen.gateway.protocol import BoundedProtocol
@@ -85,6 +86,7 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
         asyncio.create_task(api.serve([api_socket])),
         asyncio.create_task(admin.serve([admin_socket])),
     ]
+    pings = await answer_pings(*admin_socket.getsockname()[:2])
     certificates = asyncio.create_task(tls.watch(), name="certificates") if tls else None
     host, port = api_socket.getsockname()[:2]
     admin_port = admin_socket.getsockname()[1]
@@ -103,6 +105,8 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
     await drain(gateway, api, tasks[0], again)
     admin.should_exit = True
+    if pings is not None:
+        pings.close()
     if certificates is not None:
         certificates.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

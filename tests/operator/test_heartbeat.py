@@ -1,0 +1,166 @@
+"""Gateways that hang are noticed, and no others: real sockets, and a gateway process that is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen.gateway.beat import Echo
+from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.heartbeat import Heartbeats
+from mizzen_operator.labels import ADMIN_PORT
+from mizzen_operator.listen import GatewayListener
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import GatewayPod
+from mizzen_operator.queue import Key
+
+ADDRESS = "127.143.7.1"
+KEY = Key("llm", "demo")
+
+
+class Watched:
+    """Heartbeats of one address; `lives` is what a second look says."""
+
+    def __init__(self) -> None:
+        self.lives = False
+        self.doubts = 0
+        self.changes: asyncio.Queue[str] = asyncio.Queue()
+        self.beats = Heartbeats(0, self._confirm, self.changes.put_nowait)
+        self.transport: Any = None
+
+    async def _confirm(self, address: str) -> bool:
+        self.doubts += 1
+        return self.lives
+
+    async def answer(self) -> None:
+        loop = asyncio.get_running_loop()
+        port = self.beats._port or 0
+        self.transport, _ = await loop.create_datagram_endpoint(Echo, local_addr=(ADDRESS, port))
+        self.beats._port = self.transport.get_extra_info("sockname")[1]
+
+    async def next(self) -> str:
+        async with asyncio.timeout(60):
+            return await self.changes.get()
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    one = Watched()
+    await one.answer()
+    yield one
+    await one.beats.close()
+    one.transport.close()
+
+
+async def heard(watched: Watched) -> None:
+    async with asyncio.timeout(60):
+        while not watched.beats._beats[ADDRESS].heard:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_stops_answering_is_silent_until_it_answers_again(watched: Watched) -> None:
+    watched.beats.add(ADDRESS)
+    await heard(watched)
+    assert not watched.beats.silent(ADDRESS)
+    watched.transport.close()
+    assert await watched.next() == ADDRESS
+    assert watched.beats.silent(ADDRESS) and watched.doubts >= 1
+    await watched.answer()
+    assert await watched.next() == ADDRESS
+    assert not watched.beats.silent(ADDRESS)
+
+
+async def test_lost_datagrams_alone_make_nobody_silent(watched: Watched) -> None:
+    watched.lives = True
+    watched.beats.add(ADDRESS)
+    await heard(watched)
+    watched.transport.close()
+    async with asyncio.timeout(60):
+        while not watched.doubts:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    watched.lives = False  # it counts no more: datagrams have to come back first
+    assert not watched.beats.silent(ADDRESS)
+    await asyncio.sleep(0)
+    assert watched.beats._beats[ADDRESS].heard == 0
+
+
+async def test_one_that_never_answered_is_not_judged(watched: Watched) -> None:
+    watched.transport.close()
+    watched.beats.add(ADDRESS)
+    await asyncio.sleep(2.5)
+    assert watched.doubts == 0 and not watched.beats.silent(ADDRESS)
+
+
+async def test_an_address_is_asked_as_long_as_anybody_uses_it(watched: Watched) -> None:
+    watched.beats.add(ADDRESS)
+    watched.beats.add(ADDRESS)
+    watched.beats.remove(ADDRESS)
+    await heard(watched)
+    watched.beats.remove(ADDRESS)
+    assert not watched.beats.silent(ADDRESS) and not watched.beats._beats
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway process whose engine is nowhere."""
+    (tmp_path / "token").write_text("token")
+    options = {
+        "served-name": "demo",
+        "host": ADDRESS,
+        "port": _free(),
+        "admin-host": ADDRESS,
+        "admin-port": ADMIN_PORT,
+        "admin-token-file": tmp_path / "token",
+        "engine": f"ipc://{tmp_path}/nowhere",
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "mizzen.cli", "gateway", *words], stderr=log)
+    yield process
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    process.wait(60)
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return probe.getsockname()[1]
+
+
+async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
+    gateway: subprocess.Popen[bytes],
+) -> None:
+    listener = GatewayListener(Metrics())
+    pod = GatewayPod("gateway", ADDRESS, ready=True)
+
+    async def until(stalled: bool) -> Acknowledgements:
+        async with asyncio.timeout(120):
+            while True:
+                said = await listener.ask([pod], "token", KEY)
+                known = listener._beats._beats[ADDRESS].heard > 0
+                if known and (said.silent == {ADDRESS}) == stalled and bool(said.answered) != stalled:
+                    return said
+                await asyncio.sleep(0.05)
+
+    try:
+        await until(stalled=False)
+        told: asyncio.Queue[Key] = asyncio.Queue()
+        listener.on_change = told.put_nowait
+        os.kill(gateway.pid, signal.SIGSTOP)
+        assert await asyncio.wait_for(told.get(), 60) == KEY
+        said = await until(stalled=True)
+        assert (said.asked, said.answered, said.by_all) == (1, 0, frozenset())
+        os.kill(gateway.pid, signal.SIGCONT)
+        await until(stalled=False)
+    finally:
+        await listener.close()
