@@ -13,7 +13,7 @@ class End:
     kind: str = ""
     """Empty for a clean end, or one of
 
-    device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal; of a group of several nodes also node_lost
-    (node 0 tells), leader_lost, group_failed and refused (the others tell).
+    device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal; of a group of several nodes also
+    node_lost (node 0 tells), leader_lost, group_failed and refused (the others tell).
     """
     reason: str = ""
