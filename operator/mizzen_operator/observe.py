@@ -339,7 +339,7 @@ def _device_lost(containers: Sequence[Mapping[str, Any]]) -> str:
     """What an engine said of its device that it has lost, and does not run without; empty when it has not."""
     for entry in containers:
         ended = entry.get("state", {}).get("terminated") or entry.get("lastState", {}).get("terminated") or {}
-        if entry["name"] == labels.ENGINE and ended.get("exitCode") == labels.DEVICE_LOST:
+        if entry.get("name") == labels.ENGINE and ended.get("exitCode") == labels.DEVICE_LOST:
             return "" if entry.get("ready") else ended.get("message") or "the engine has lost its device"
     return ""
 

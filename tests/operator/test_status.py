@@ -215,7 +215,7 @@ def pod(containers: list[dict[str, Any]], conditions: list[dict[str, Any]] | Non
     }
 
 
-ENDED = {"exitCode": 3, "reason": "Error", "message": "out of memory"}
+ENDED = {"exitCode": 9, "reason": "Error", "message": "out of memory"}
 
 
 @pytest.mark.parametrize(
