@@ -53,11 +53,11 @@ def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
     return told
 
 
-MOVED = ("DeviceLost", "NodeLost")
+MOVED = ("NodeLost",)
 
 
 def moves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """What became of groups whose device or node is lost, said once of each.
+    """What became of groups whose node is lost, said once of each.
 
     Args:
         before: groups of the status as it was.

@@ -37,9 +37,6 @@ ROTATE_KEYS = "mizzen.dev/rotate-keys"
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
 """Annotations of Secrets: when the keys of the present and of the next generation were made."""
 
-DEVICE_LOST = 3
-"""Exit code of an engine whose device is gone or broken: its pod is replaced."""
-
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"

@@ -56,7 +56,7 @@ class Group:
 
     Attributes:
         terminating: its pod is being deleted, or one of them is.
-        ended: it will not run again, or not with the device that it has.
+        ended: it will not run again.
         lost: a pod of it is gone that was there when it served, or led it.
         resting: it has ended before it ever served, and so soon that its replacement waits.
         containers_ready: its engine says that it is ready.
@@ -286,14 +286,11 @@ def group(pod: Mapping[str, Any]) -> Group:
     was_routable = labels.ROUTABLE in conditions
     if reason and reason not in FAILING_REASONS and restarts and not was_routable:
         reason = CRASH_LOOP  # also while its next try runs: it has failed so far
-    lost = _device_lost(containers)
-    if lost:
-        reason, message = "DeviceLost", lost
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
         reason, message = _disruption(pod, disrupted)
     scheduled = conditions.get("PodScheduled", {})
-    ended = status.get("phase") in ("Failed", "Succeeded") or bool(lost)
+    ended = status.get("phase") in ("Failed", "Succeeded")
     gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
     verdict = conditions.get(labels.VERIFIED, {})
     verified = verdict.get("status") == "True"
@@ -333,15 +330,6 @@ def read_refusal(message: str) -> tuple[str, str]:
     """The verification's name, and what was wrong."""
     verification, _, refusal = message.partition(": ")
     return verification, refusal
-
-
-def _device_lost(containers: Sequence[Mapping[str, Any]]) -> str:
-    """What an engine said of its device that it has lost, and does not run without; empty when it has not."""
-    for entry in containers:
-        ended = entry.get("state", {}).get("terminated") or entry.get("lastState", {}).get("terminated") or {}
-        if entry.get("name") == labels.ENGINE and ended.get("exitCode") == labels.DEVICE_LOST:
-            return "" if entry.get("ready") else ended.get("message") or "the engine has lost its device"
-    return ""
 
 
 def _disruption(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> tuple[str, str]:

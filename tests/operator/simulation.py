@@ -57,8 +57,6 @@ class Behaviour:
     """Uids of engines that are ready, and that no gateway can reach."""
     dead: set[str] = field(default_factory=set)
     """Uids of pods whose node nobody hears of any more: nothing ends there, and nothing is said."""
-    lost_devices: set[str] = field(default_factory=set)
-    """Uids of engines that end because their device is lost."""
     mounts: dict[str, float] = field(default_factory=dict)
     """Namespaces whose Secrets change in pods that run, with the seconds that it takes; nowhere else."""
     says: dict[str, str] = field(default_factory=dict)
@@ -218,7 +216,6 @@ class SimulatedNode:
         age = time.monotonic() - self._first_seen[meta["uid"]]
         started = meta["uid"] in self._ready_since or age >= self.behaviour.start  # it starts once
         running = started and not broken and meta["uid"] not in self.behaviour.unready
-        running = running and meta["uid"] not in self.behaviour.lost_devices
         if container == "gateway":
             self._serve_admin(pod)
         gates = [gate["conditionType"] for gate in spec.get("readinessGates", [])]
@@ -298,10 +295,6 @@ class SimulatedNode:
     def _container_status(self, pod: dict[str, Any], running: bool, broken: bool) -> dict[str, Any]:
         spec = pod["spec"]["containers"][0]
         status = {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": running}
-        if pod["metadata"]["uid"] in self.behaviour.lost_devices:
-            words = "device_lost: rank 0 failed: AcceleratorError: CUDA error: uncorrectable ECC error"
-            ended = {"exitCode": 3, "reason": "Error", "message": words}
-            return {**status, "restartCount": 0, "state": {"terminated": ended}}
         if broken:
             ended = {"exitCode": 1, "reason": "Error", "message": "no config.json in the model's folder"}
             return {
@@ -321,7 +314,7 @@ class SimulatedNode:
 
     def _connected(self, pod: dict[str, Any]) -> bool:
         since = self._ready_since.get(pod["metadata"]["uid"])
-        if pod["metadata"]["uid"] in self.behaviour.dead | self.behaviour.lost_devices:
+        if pod["metadata"]["uid"] in self.behaviour.dead:
             return False
         reachable = pod["metadata"]["uid"] not in self.behaviour.unreachable
         return reachable and since is not None and time.monotonic() - since >= self.behaviour.connect

@@ -1,4 +1,4 @@
-"""Nodes and devices are lost: groups move, nothing waits for what is gone, and the reason is said once."""
+"""Nodes are lost: groups move, nothing waits for what is gone, and the reason is said once."""
 
 from __future__ import annotations
 
@@ -87,18 +87,6 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_end(fleet: Flee
     fleet.settle()
     assert len(fleet.engines()) == 2
     assert len(fleet.events("NodeLost")) == 1
-
-
-def test_a_group_whose_device_is_lost_moves(fleet: Fleet) -> None:
-    lost, kept = (pod["metadata"] for pod in fleet.engines())
-    fleet.node.behaviour.lost_devices.add(lost["uid"])
-    fleet.eventually(lambda: lost["uid"] not in {p["metadata"]["uid"] for p in fleet.engines()}, 60)
-    fleet.settle()
-    names = {pod["metadata"]["name"] for pod in fleet.engines()}
-    assert kept["name"] in names and lost["name"] not in names
-    [event] = fleet.events("DeviceLost")
-    assert lost["name"] in event["message"] and "uncorrectable ECC error" in event["message"]
-    assert event["type"] == "Warning"
 
 
 def test_a_users_own_toleration_holds(
