@@ -113,7 +113,7 @@ def test_the_right_to_list_secrets_can_be_withheld(offline: Any) -> None:
 
     assert ["list"] in secrets()
     for scope in ("cluster", "namespace"):
-        assert secrets(scope=scope, listSecrets=False) == [["get", "create"], ["patch"]]
+        assert secrets(scope=scope, listSecrets=False) == [["get", "create", "patch"]]
 
 
 @pytest.mark.parametrize("crds", [True, False])
