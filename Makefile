@@ -6,9 +6,10 @@ EXTRAS := operator,gateway,worker,tracing,test
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 GPU_PYTHON ?= $(PYTHON)
+SOAK ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test test-gpu e2e lint bench docs clean
+.PHONY: help install demo demo-down test test-gpu soak e2e lint bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,9 @@ test: $(STAMP) lint ## lint, types and all tests
 
 test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
 	PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu -o addopts="" --import-mode=importlib -q
+
+soak: $(STAMP) ## hours of rollouts, scaling and faults under load; SOAK="--requests 5000 ..." for less
+	$(BIN)/python tests/cluster/soak.py $(SOAK)
 
 e2e: $(STAMP) ## the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)
 	$(BIN)/python tests/e2e/run.py

@@ -21,6 +21,7 @@ CRD = "inferenceservices.mizzen.dev"
 NAMESPACE, RELEASE = "mizzen-system", "mizzen"
 READY_SECONDS = 60.0
 Report = Callable[[str], None]
+Front = Callable[[ControlPlane], str]
 
 
 class ClusterError(LocalError):
@@ -61,13 +62,14 @@ class Cluster:
         """Names of the parts that have ended."""
         return [item.name for item in self.state.processes() if not item.alive()]
 
-    def up(self, *, gpus: int, operator: bool, report: Report) -> None:
+    def up(self, *, gpus: int, operator: bool, report: Report, front: Front | None = None) -> None:
         """Start everything; returns when the CRD is established and the operator runs and leads.
 
         Args:
             gpus: how many nvidia.com/gpu the node offers; numbers only.
             operator: whether to install the CRD and the operator.
             report: gets a line of progress at a time.
+            front: puts something between pods and the API server, and returns its URL.
 
         Raises:
             ClusterError: it is up already, or this machine cannot run one.
@@ -87,16 +89,16 @@ class Cluster:
             self._remove(keep_logs=False)
             self.state.make()
             try:
-                self._start(gpus, operator, report)
+                self._start(gpus, operator, report, front)
             except BaseException:
                 self._remove(keep_logs=True)
                 raise
 
-    def _start(self, gpus: int, operator: bool, report: Report) -> None:
+    def _start(self, gpus: int, operator: bool, report: Report, front: Front | None) -> None:
         report("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         plane = start_control_plane(self.state.folder, report=report)
         report("starting the node")
-        self._start_node(plane, gpus)
+        self._start_node(plane, gpus, front(plane) if front is not None else plane.server)
         kubectl = Kubectl(plane.assets, plane.kubeconfig)
         if operator:
             report("installing the CRD and the operator")
@@ -106,8 +108,9 @@ class Cluster:
             report("waiting for the operator to lead")
             self._wait_operator(kubectl)
 
-    def _start_node(self, plane: ControlPlane, gpus: int) -> None:
-        self.state.write_facts(Facts(plane.server, str(plane.assets), plane.addresses.index, gpus))
+    def _start_node(self, plane: ControlPlane, gpus: int, pod_server: str) -> None:
+        facts = Facts(plane.server, str(plane.assets), plane.addresses.index, gpus, pod_server)
+        self.state.write_facts(facts)
         self.restart_node()
 
     def restart_node(self) -> None:
@@ -120,6 +123,7 @@ class Cluster:
         command = [sys.executable, "-m", "mizzen_local.node"]
         command += ["--folder", str(self.state.folder)]
         command += ["--range", str(facts.index), "--gpus", str(facts.gpus)]
+        command += ["--pod-server", facts.pod_server]
         log, folder = self.state.logs / "node.log", self.state.folder
         self.state.registry.add(process.start("node", command, log=log, folder=folder))
 

@@ -41,12 +41,14 @@ class Facts:
         assets: folder of the programs.
         index: the cluster's address range.
         gpus: how many GPUs the node offers.
+        pod_server: URL of the API server as pods reach it.
     """
 
     server: str
     assets: str
     index: int
     gpus: int
+    pod_server: str
 
 
 class ClusterState:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
@@ -17,7 +18,7 @@ from mizzen_operator.keys import KeyKeeper, Keys, require_ours
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Observed
+from mizzen_operator.observe import Observed, owned
 from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
@@ -218,8 +219,19 @@ class Executor:
             if error.code in (400, 403, 422):
                 raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
             raise
-        if (
-            not made
-        ):  # pods with the service's label were seen; a leader that just lost the Lease made this one
-            name = pod["metadata"]["name"]
-            raise Refused("NameTaken", f"Pod {name} belongs to something else: delete or rename it")
+        if not made:
+            await self._explain(service, pod["metadata"]["name"])
+
+    async def _explain(self, service: InferenceService, name: str) -> None:
+        """Say why a pod's name was not free, although no pod with the service's label was seen to have it.
+
+        Raises:
+            Refused: another's pod has it.
+            KubeError: the pod was made a moment ago: by a leader that lost the Lease just then, or by a
+                request whose answer was lost.
+        """
+        selector = f"{labels.SERVICE}={service.name}"
+        there = await self._kube.list_metadata(Ref("Pod", service.namespace), selector)
+        if any(pod["metadata"]["name"] == name and owned(pod, service.uid) for pod in there):
+            raise KubeError(409, "NotSeenYet", f"Pod {name} was made a moment ago, and is not seen yet")
+        raise Refused("NameTaken", f"Pod {name} belongs to something else: delete or rename it")

@@ -115,7 +115,7 @@ class Gates:
         try:
             await self._kube.patch(ref, patch, STRATEGIC)
         except KubeError as error:
-            if error.code not in (404, 409):
+            if error.code != 404:
                 raise
 
 

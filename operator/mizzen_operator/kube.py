@@ -223,12 +223,15 @@ class Kube:
         await self._write("PATCH", ref, Name(ref.namespace, ref.name), query, patch, content_type)
 
     async def delete(self, ref: Ref, uid: str, propagation: str = "") -> bool:
-        """Delete the very object of this uid; False when it is gone or another has its name.
+        """Delete the very object of this uid; False when it is gone.
 
         Args:
             ref: the object.
             uid: its own.
             propagation: what becomes of what it owns, such as `Background`; the kind's own way when empty.
+
+        Raises:
+            KubeError: the API server failed; with 409, another object may have its name.
         """
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         if propagation:
@@ -239,7 +242,7 @@ class Kube:
         except KubeError as error:
             if error.code == 404 and cache is not None:
                 cache.end(name, uid)
-            if error.code in (404, 409):
+            if error.code == 404:
                 return False
             raise
         if cache is not None and left.get("kind") != ref.kind:

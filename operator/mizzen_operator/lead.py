@@ -107,9 +107,9 @@ class Elector:
         try:
             await self._kube.replace(self._lease(lease, transitions=transitions, taken=not mine))
         except KubeError as error:
-            if error.code == 409:
+            if error.code == 409 and not mine:
                 return False  # another was faster
-            raise
+            raise  # a holder tries again: who has the Lease, only the Lease says
         return True
 
     def _free(self, spec: Mapping[str, Any]) -> bool:

@@ -285,7 +285,7 @@ class Reconciler:
         try:
             await self._kube.apply(manifest, "status")
         except KubeError as error:
-            if error.code not in (404, 409):
+            if error.code != 404:
                 raise
             return
         old = service.status

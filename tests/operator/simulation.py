@@ -524,16 +524,19 @@ class Operators:
         account = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/mizzen-operator/token"
         token = self._folder / "operator.token"
         token.write_text(self._api.request("POST", account, request)["status"]["token"])
-        self.kubeconfig = write_token_kubeconfig(
-            self._folder / "operator.kubeconfig",
-            server=self._plane.server,
+        self.kubeconfig = self._config("operator.kubeconfig", self._plane.server)
+
+    def _config(self, name: str, server: str) -> Path:
+        return write_token_kubeconfig(
+            self._folder / name,
+            server=server,
             authority=self._plane.authority,
             namespace=SYSTEM,
-            token_file=token,
+            token_file=self._folder / "operator.token",
         )
 
-    def start(self, *options: str) -> str:
-        """Start one more and return its identity."""
+    def start(self, *options: str, server: str = "") -> str:
+        """Start one more, perhaps with another way to the API server, and return its identity."""
         self._count += 1
         identity, port = f"operator-{self._count}", free_port(self._plane.addresses.host)
         command = [sys.executable, "-m", "mizzen_operator.main"]
@@ -545,12 +548,13 @@ class Operators:
             "recheck-seconds": "1",
         }
         arguments = [item for name, value in fixed.items() for item in (f"--{name}", value)]
+        config = self._config(f"{identity}.kubeconfig", server) if server else self.kubeconfig
         with (self._folder / f"{identity}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, *arguments, *options],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+                env={**os.environ, "KUBECONFIG": str(config)},
             )
         self._running.append((process, identity, port))
         return identity

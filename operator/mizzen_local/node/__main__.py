@@ -25,6 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="the cluster's folder")
     parser.add_argument("--range", type=int, required=True, help="index of the cluster's address range")
     parser.add_argument("--gpus", type=int, required=True, help="how many nvidia.com/gpu the node offers")
+    parser.add_argument("--pod-server", default="", help="URL of the API server as pods reach it")
     return parser.parse_args()
 
 
@@ -40,7 +41,7 @@ async def run(options: argparse.Namespace) -> None:
             recorder=recorder,
             folder=folder,
             address=addresses.host,
-            server=api.server,
+            server=options.pod_server or api.server,
             authority=folder / "pki" / "ca.crt",
         )
         kubelet = Kubelet(node, NODE, addresses, options.gpus)

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 ENTRY_POINTS = {"mizzen/engine": "mizzen", "mizzen/gateway": "mizzen", "mizzen/operator": "mizzen-operator"}
+MODULES = {"mizzen/engine-simulated": "mizzen.server.simulate"}
+"""Images that nobody builds: programs of the tests."""
 REPOSITORY = Path(__file__).resolve().parents[3]
 IMAGE_FILES = {"/opt/mizzen/models": REPOSITORY / "models"}
 """Folders of the images, and where they are here."""
@@ -36,6 +38,9 @@ def entry_point(image: str) -> list[str]:
     for known, program in ENTRY_POINTS.items():
         if name == known or name.endswith("/" + known):
             return [str(programs() / program)]
+    for known, module in MODULES.items():
+        if name == known or name.endswith("/" + known):
+            return [sys.executable, "-m", module]
     raise UnknownImageError(
         f"no program is known for image {image!r}: mizzen-local runs {', '.join(ENTRY_POINTS)}, "
         "and any image in a container that gives its command"

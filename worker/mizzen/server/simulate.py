@@ -121,6 +121,9 @@ class SimulatedEngine:
 def parse(arguments: list[str]) -> SimulateConfig:
     """Return the configuration of a command line; each field is an option."""
     parser = argparse.ArgumentParser(prog="python -m mizzen.server.simulate", description=__doc__)
+    parser.add_argument(
+        "program", nargs="?", choices=["engine"], help="as arguments of an engine's pod begin"
+    )
     types_of = typing.get_type_hints(SimulateConfig)
     for field in dataclasses.fields(SimulateConfig):
         required = field.default is dataclasses.MISSING
@@ -132,7 +135,9 @@ def parse(arguments: list[str]) -> SimulateConfig:
             help=str(field.metadata["help"]).replace("%", "%%"),
         )
     try:
-        return SimulateConfig(**vars(parser.parse_args(arguments)))
+        given = vars(parser.parse_args(arguments))
+        del given["program"]
+        return SimulateConfig(**given)
     except ValueError as error:
         parser.error(str(error))
 

@@ -1,0 +1,74 @@
+"""Runs the load as a process of its own, so that counting and changing do not slow each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LOAD = Path(__file__).with_name("load.py")
+END_SECONDS = 300.0
+"""The longest that requests may take to end once no new one begins."""
+
+
+class Driver:
+    """A running load."""
+
+    def __init__(self, plan: dict[str, Any], folder: Path, command: Sequence[str] = ()) -> None:
+        """Prepare; `command` runs `load.py`, where the plan is not to be read from this machine's folder."""
+        self._plan = folder / "load-plan.json"
+        self._plan.write_text(json.dumps(plan))
+        self._command = [*command] or [sys.executable, str(LOAD), str(self._plan)]
+        self.counts: dict[str, Any] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def started(self) -> int:
+        """Requests so far."""
+        return self.counts.get("started", 0)
+
+    async def start(self) -> None:
+        """Begin; returns once every question was answered twice.
+
+        Raises:
+            AssertionError: the services do not answer; the reason is on standard error.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+        )
+        assert self._process.stdout is not None
+        try:
+            line = await self._process.stdout.readline()
+        except BaseException:
+            await self.kill()
+            raise
+        if line != b"started\n":
+            raise AssertionError("the load did not start")
+        self._reading = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        async for line in output:
+            self.counts = json.loads(line)
+
+    async def end(self) -> dict[str, Any]:
+        """Send nothing new, wait for what is under way, and return the counts."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._reading is not None
+        self._process.stdin.close()
+        async with asyncio.timeout(END_SECONDS):
+            await self._reading
+            await self._process.wait()
+        return self.counts
+
+    async def kill(self) -> None:
+        """End at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
