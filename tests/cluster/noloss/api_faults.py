@@ -142,8 +142,9 @@ class FaultProxy:
         call = self._session.request(
             request.method,
             self._upstream + request.raw_path,
-            data=await request.read(),
+            data=await request.read() or None,
             headers=headers,
+            skip_auto_headers=("Content-Type", "Accept", "User-Agent"),
             allow_redirects=False,
         )
         try:
