@@ -10,8 +10,8 @@ from typing import Any
 from cluster import kubectl
 
 
-def _first_process(container: str) -> int | None:
-    """Return the first process of a container on this machine; None when it runs elsewhere."""
+def _processes(container: str) -> list[int]:
+    """Return the processes of a container on this machine, its first one first; none when it is elsewhere."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -19,7 +19,19 @@ def _first_process(container: str) -> int | None:
                 found.append(int(folder.name))
         except OSError:
             continue
-    return min(found, default=None)
+    return sorted(found)
+
+
+def _container(pod: dict[str, Any]) -> str:
+    return pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+
+
+def signal_all(pod: dict[str, Any], number: int) -> bool:
+    """Send a signal to all processes of a pod's first container; False when its node is another machine."""
+    found = _processes(_container(pod))
+    for process in found:
+        os.kill(process, number)
+    return bool(found)
 
 
 def kill_container(pod: dict[str, Any]) -> None:
@@ -28,10 +40,9 @@ def kill_container(pod: dict[str, Any]) -> None:
     Inside of a container nothing can kill its first process. Where the node is another machine, the processes
     that it started are killed, which ends an engine; a program without any goes on.
     """
-    status = pod["status"]["containerStatuses"][0]
-    process = _first_process(status["containerID"].partition("://")[2])
-    if process is not None:
-        os.kill(process, signal.SIGKILL)
+    found = _processes(_container(pod))
+    if found:
+        os.kill(found[0], signal.SIGKILL)
         return
     where = ["-n", pod["metadata"]["namespace"], pod["metadata"]["name"]]
     kubectl("exec", *where, "--", "sh", "-c", "kill -9 -1")

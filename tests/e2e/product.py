@@ -133,7 +133,8 @@ class Product:
 
     def client(self) -> list[dict[str, Any]]:
         """A pod that stays, from which the tests chat, and its script."""
-        script = {"load.py": (ROOT / "tests/e2e/load.py").read_text()}
+        scripts = {"load.py": "tests/e2e/load.py", "count.py": "tests/cluster/noloss/load.py"}
+        script = {name: (ROOT / path).read_text() for name, path in scripts.items()}
         security = {
             "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,

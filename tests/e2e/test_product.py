@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from changing import change_under_load
 from chat import QUESTION, streams
 from nodes import kill_container
 from product import (
@@ -178,6 +179,15 @@ def test_a_killed_leader_is_followed_by_the_other_operator(product: Product, tim
         seconds = wait_until(lambda: product.settled(1), "one group, by the new leader")
         timeline.add("kubectl scale to 1 group, by the new leader", seconds)
     kubectl("rollout", "status", "-n", SYSTEM, f"deployment/{RELEASE}-operator", "--timeout=120s")
+
+
+def test_no_request_of_two_thousand_is_lost_whatever_changes(product: Product, timeline: Timeline) -> None:
+    with timeline.measure("2,000 requests under rollouts, scaling, evictions, deletions, kills and a hang"):
+        counts, done = change_under_load(product, requests=2000)
+    print(f"requests: {json.dumps(counts)}; changes: {json.dumps(done)}")
+    assert counts["failed"] == 0, counts
+    assert counts["started"] == counts["ok"] >= 2000
+    assert product.settled(1)
 
 
 def test_helm_upgrade_replaces_every_image_and_loses_no_stream(product: Product, timeline: Timeline) -> None:

@@ -17,11 +17,12 @@ END_SECONDS = 300.0
 class Driver:
     """A running load."""
 
-    def __init__(self, plan: dict[str, Any], folder: Path, command: Sequence[str] = ()) -> None:
-        """Prepare; `command` runs `load.py`, where the plan is not to be read from this machine's folder."""
-        self._plan = folder / "load-plan.json"
-        self._plan.write_text(json.dumps(plan))
-        self._command = [*command] or [sys.executable, str(LOAD), str(self._plan)]
+    def __init__(
+        self, plan: dict[str, Any], command: Sequence[str] = (sys.executable, str(LOAD), "-")
+    ) -> None:
+        """Prepare; `command` runs `load.py -`, on this machine or elsewhere."""
+        self._plan = plan
+        self._command = command
         self.counts: dict[str, Any] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -40,7 +41,9 @@ class Driver:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 22
         )
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(self._plan).encode() + b"\n")
         try:
             line = await self._process.stdout.readline()
         except BaseException:

@@ -2,6 +2,8 @@
 
     python load.py PLAN.json
 
+With `-` in place of a file, the plan is the first line of standard input.
+
 It never tries again: a connection that is refused or cut, an error, a missing end and a wrong text each are a
 failed request. It begins by asking each question of the plan that has no answer there, twice, while nothing
 is disturbed; what came is what every later answer must be. Then it prints `started`, and once a second a JSON
@@ -261,4 +263,5 @@ class Load:
 
 
 if __name__ == "__main__":
-    asyncio.run(Load(json.loads(Path(sys.argv[1]).read_text())).run())
+    text = sys.stdin.readline() if sys.argv[1] == "-" else Path(sys.argv[1]).read_text()
+    asyncio.run(Load(json.loads(text)).run())

@@ -206,7 +206,7 @@ class Run:
         self.watcher = Watcher(
             kube, NAMESPACE, urls, every=self._size.probe_seconds, deadline=self._size.probe_deadline
         )
-        self.driver = Driver(self._plan(urls), self._site.folder)
+        self.driver = Driver(self._plan(urls))
         await self.driver.start()
         self._log("the load runs")
 

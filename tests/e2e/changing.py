@@ -1,0 +1,96 @@
+"""What `tests/cluster/noloss` does to services, done to the product on a real kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from nodes import kill_container, signal_all
+from product import CLIENT, NAME, PYTHON, TENANT, Product
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
+
+from noloss.changes import Changes, Which, until
+from noloss.driver import Driver
+from noloss.kube import Kube
+from noloss.services import STORY, lane, trained
+
+LOAD_SECONDS = 1200.0
+GROUPS = 3
+
+
+class Containers:
+    """The processes of pods on this machine's node; a restart that follows is this test's own."""
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    async def kill(self, pod: dict[str, Any], which: Which) -> None:
+        """SIGKILL the container's first process."""
+        self._product.restarts.provoke(pod)
+        await asyncio.to_thread(kill_container, pod)
+
+    async def stop(self, pod: dict[str, Any], which: Which) -> None:
+        """SIGSTOP everything."""
+        if not await asyncio.to_thread(signal_all, pod, signal.SIGSTOP):
+            raise AssertionError(f"{pod['metadata']['name']} runs on another machine")
+
+    async def go_on(self, pod: dict[str, Any]) -> None:
+        """SIGCONT everything."""
+        await asyncio.to_thread(signal_all, pod, signal.SIGCONT)
+
+
+def change_under_load(product: Product, requests: int) -> tuple[dict[str, Any], dict[str, int]]:
+    """Change the service in every way while a pod of the cluster asks; returns the counts of both.
+
+    The service has one group before and after.
+    """
+    return asyncio.run(_change(product, requests))
+
+
+async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict[str, int]]:
+    async with Kube() as kube:
+        do = Changes(kube, TENANT, Containers(product), lambda *_: None)
+        await do.scale(NAME, GROUPS)
+        command = ["kubectl", "exec", "-i", "-n", TENANT, CLIENT, "--", PYTHON, "/client/count.py", "-"]
+        driver = Driver(_plan(product.status()["status"]["url"]), command)
+        await driver.start()
+        try:
+            await do.rollout(NAME)
+            await do.rollout_and_back(NAME)
+            await do.cycle(NAME, GROUPS, 1)
+            for component in ("engine", "gateway"):
+                await do.evict(NAME, component)
+                await do.delete(NAME, component)
+            await do.kill(NAME, "container")
+            await _hang(do, product)
+            await do.rollout(NAME)
+
+            async def enough() -> bool:
+                return driver.started >= requests
+
+            await until(enough, f"{requests} requests", LOAD_SECONDS)
+            counts = await driver.end()
+        finally:
+            await driver.kill()
+        await do.scale(NAME, 1)
+        return counts, dict(do.done)
+
+
+async def _hang(do: Changes, product: Product) -> None:
+    """Hang an engine where this machine is the node: only there its processes can be stopped."""
+    pod = product.pods("engine")[0]
+    if signal_all(pod, 0):
+        await do.hang(NAME, "all", "go_on")
+
+
+def _plan(url: str) -> dict[str, Any]:
+    lanes = [
+        lane(3, trained(NAME, stream=False), 0.05),
+        lane(3, trained(NAME, stream=True), 0.05),
+        lane(2, trained(NAME, stream=True, questions=(STORY,)), 0.2),
+    ]
+    return {"seed": 1, "timeout": 180, "targets": [{"url": url, "lanes": lanes}]}
