@@ -205,14 +205,14 @@ class Executor:
         if len(pods) > 1:
             await self._names(service)
         for rank in action.ranks or range(len(pods)):
-            await self._create_pod(pods[rank])
+            await self._create_pod(service, pods[rank])
 
     async def _names(self, service: InferenceService) -> None:
         """Give the pods of groups their DNS names; they are kept when groups get by without."""
         digests, require = self._memory(service).digests, partial(require_ours, service)
         await self._applier.keep([ranks_service(service)], digests, require, wanted=True)
 
-    async def _create_pod(self, pod: dict[str, Any]) -> None:
+    async def _create_pod(self, service: InferenceService, pod: dict[str, Any]) -> None:
         try:
             made = await self._kube.create(pod)
         except KubeError as error:
