@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,12 @@ from mizzen_operator.listing import Listing
 from mizzen_operator.metrics import Metrics
 
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
+PAUSES_SECONDS = (0.2, 0.5, 1.0)
+"""Before a request is sent again that the API server could not deal with: a look takes many, and begins anew
+when one fails. Each may be repeated, for names are deterministic and deletions name the uid."""
+MOST_PAUSE_SECONDS = 5.0
+"""However long the API server asks to be left alone; the look's own back-off is longer."""
+UNABLE = frozenset({429, 500, 502, 503, 504})
 PAGE = 500
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -290,6 +298,11 @@ class Kube:
         headers = {"Accept": accept, "Content-Type": content_type}
         sent = None if body is None else msgspec.json.encode(body)
         code, data = await self._send(verb, path, ref.kind, sent, headers)
+        for pause in PAUSES_SECONDS:
+            if code not in UNABLE:
+                break
+            await asyncio.sleep(_pause(pause, data))
+            code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code == 401 and (self._connection is not connection or await self._log_in_again()):
             code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code >= 400:
@@ -308,6 +321,15 @@ class Kube:
             self._metrics.api_requests.labels(verb, kind, str(code)).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - began)
         return code, data
+
+
+def _pause(least: float, data: bytes) -> float:
+    """Seconds until a request is sent again: what a refusal asks for, if that is more."""
+    try:
+        asked = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
+    except (ValueError, TypeError, KeyError):
+        asked = 0.0
+    return min(MOST_PAUSE_SECONDS, max(asked, least * random.uniform(0.8, 1.2)))
 
 
 def _error(code: int, data: bytes, what: str) -> KubeError:
