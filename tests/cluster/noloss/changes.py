@@ -21,12 +21,12 @@ Note = Callable[[str, str], None]
 class Processes(Protocol):
     """The processes of pods, wherever they run."""
 
-    async def kill(self, pod: Pod, which: Which) -> None:
-        """SIGKILL an engine's rank, or the first process of the pod's container."""
+    async def kill(self, pod: Pod, which: Which) -> bool:
+        """SIGKILL an engine's rank, or the first process of the container; False when there is none."""
         ...
 
-    async def stop(self, pod: Pod, which: Which) -> None:
-        """SIGSTOP an engine's rank, or all processes of the pod."""
+    async def stop(self, pod: Pod, which: Which) -> bool:
+        """SIGSTOP an engine's rank, or all processes of the pod; False when there is none."""
         ...
 
     async def go_on(self, pod: Pod) -> None:
@@ -189,32 +189,46 @@ class Changes:
 
         async def there() -> bool:
             found[:] = [
-                p for p in await self.pods(name, component) if "deletionTimestamp" not in p["metadata"]
+                pod
+                for pod in await self.pods(name, component)
+                if "deletionTimestamp" not in pod["metadata"] and condition(pod, "ContainersReady")
             ]
             return bool(found)
 
         await until(there, f"{name} has a pod that stays")
         return min(found, key=lambda pod: (_restarts(pod), _name(pod)))
 
+    async def _struck(
+        self, name: str, component: str, kind: str, strike: Callable[[Pod], Awaitable[bool]]
+    ) -> Pod:
+        """The pod whose processes were struck; one that has none just now is passed over."""
+        struck: list[Pod] = []
+
+        async def done() -> bool:
+            pod = await self._victim(name, component)
+            self._note(name, kind)
+            if await strike(pod):
+                struck.append(pod)
+            return bool(struck)
+
+        await until(done, f"{name} has a process to strike")
+        return struck[0]
+
     async def kill(self, name: str, which: Which, component: str = "engine") -> None:
         """SIGKILL a process of a pod."""
-        pod = await self._victim(name, component)
-        self._note(name, "ended")
-        await self._processes.kill(pod, which)
+        pod = await self._struck(name, component, "ended", lambda pod: self._processes.kill(pod, which))
         await self._replaced(name, pod, component)
         self.kills[name] += component == "engine"
         self.done[f"killed_{component}"] += 1
 
     async def hang(self, name: str, which: Which, then: Literal["kill", "go_on"]) -> None:
         """SIGSTOP an engine; once gateways have left it, kill it or let it go on."""
-        pod = await self._victim(name)
+        pod = await self._struck(name, "engine", "hung", lambda pod: self._processes.stop(pod, which))
 
         async def left() -> bool:
             now = [one for one in await self.pods(name) if _uid(one) == _uid(pod)]
             return not now or condition(now[0], ROUTABLE) is False or _restarts(now[0]) > _restarts(pod)
 
-        self._note(name, "hung")
-        await self._processes.stop(pod, which)
         await until(left, f"gateways leave {_name(pod)}, which hangs")
         if then == "kill":
             await self._processes.kill(pod, "container")
@@ -227,14 +241,12 @@ class Changes:
 
     async def hang_gateway(self, name: str) -> None:
         """SIGSTOP a gateway; once its pod is known not to be ready, let it go on."""
-        pod = await self._victim(name, "gateway")
+        pod = await self._struck(name, "gateway", "hung", lambda pod: self._processes.stop(pod, "all"))
 
         async def unready() -> bool:
             now = [one for one in await self.pods(name, "gateway") if _uid(one) == _uid(pod)]
             return not now or condition(now[0], "Ready") is False or _restarts(now[0]) > _restarts(pod)
 
-        self._note(name, "hung")
-        await self._processes.stop(pod, "all")
         await until(unready, f"{_name(pod)} is not ready, for it hangs")
         await self._processes.go_on(pod)
         await self.settled(name)

@@ -95,32 +95,31 @@ class Site:
 
     # ---- processes of pods ----
 
-    async def kill(self, pod: Pod, which: Which) -> None:
-        """SIGKILL."""
-        await asyncio.to_thread(self._signal, pod, which, signal.SIGKILL)
+    async def kill(self, pod: Pod, which: Which) -> bool:
+        """SIGKILL; False when there is no such process."""
+        return await asyncio.to_thread(self._signal, pod, which, signal.SIGKILL)
 
-    async def stop(self, pod: Pod, which: Which) -> None:
-        """SIGSTOP."""
-        await asyncio.to_thread(self._signal, pod, which, signal.SIGSTOP)
+    async def stop(self, pod: Pod, which: Which) -> bool:
+        """SIGSTOP; False when there is no such process."""
+        return await asyncio.to_thread(self._signal, pod, which, signal.SIGSTOP)
 
     async def go_on(self, pod: Pod) -> None:
         """SIGCONT, to all."""
         await asyncio.to_thread(self._signal, pod, "all", signal.SIGCONT)
 
-    def _signal(self, pod: Pod, which: Which, number: int) -> None:
-        """Signal processes of a pod; at least one must be there, but to go on."""
+    def _signal(self, pod: Pod, which: Which, number: int) -> bool:
+        """Signal processes of a pod; tells whether there is one."""
         found = process.marked(f"{self.folder}/pods/{pod['metadata']['uid']}/")
         if which == "rank":
             found = [one for one in found if set(RANKS) & set(_command(one.pid))]
         elif which == "container":
             found = sorted(found, key=lambda one: (one.started, one.pid))[:1]
-        if not found and number != signal.SIGCONT:
-            raise AssertionError(f"{pod['metadata']['name']} has no process to be sent {number}")
         for one in found:
             try:
                 os.kill(one.pid, number)
             except ProcessLookupError:
                 continue
+        return bool(found)
 
     def cpu_seconds(self) -> float:
         """Seconds of CPU that all processes of the cluster have taken, those that ended included."""
