@@ -394,12 +394,14 @@ async def test_one_that_should_have_been_heard_is_suspected_long_before_its_time
     assert len(other.requests) == 1
     await until(lambda: engine.suspect)
     assert engine.serving, "it is suspect, not silent yet"
+    assert engine.state == "suspect", "whoever asks whether a request would succeed now is told"
     for _ in range(4):
         assert (await text_of(client, max_tokens=3))[1] == "length"
     assert len(other.requests) == 5
     mute.does.fault, mute.does.tokens_a_step = "", 100
     assert (await running)[1] == "length"
     await until(lambda: not engine.suspect)
+    assert engine.state == "serving"
     assert engine.breaker.state is BreakerState.CLOSED
 
 

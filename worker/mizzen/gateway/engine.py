@@ -230,7 +230,7 @@ class Engine:
         if self.draining:
             return "draining"
         if self.serving and not self._hangs:
-            return "serving"
+            return "suspect" if self.suspect else "serving"
         if self.verifying:
             return "verifying"
         if self._usable and not self._hangs:

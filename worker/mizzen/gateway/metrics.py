@@ -44,8 +44,8 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "version": ("1", "one", "version of the program"),
     "result": ("4", "`done`, `deadline`, `needed`, `failed`", "how the filling of an engine's cache ended"),
     "state": (
-        "6",
-        "`connecting`, `verifying`, `warming`, `serving`, `draining`, `broken`",
+        "7",
+        "`connecting`, `verifying`, `warming`, `serving`, `suspect`, `draining`, `broken`",
         "state of an engine, as in the admin API",
     ),
 }

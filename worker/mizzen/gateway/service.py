@@ -34,7 +34,7 @@ from mizzen.wire.keys import NEXT, KeyFolder, KeyRing
 
 KEYS_SECONDS = 1.0
 """How often the gateway's own keys and tokens are looked at for changes."""
-STATES = ("connecting", "verifying", "warming", "serving", "draining", "broken")
+STATES = ("connecting", "verifying", "warming", "serving", "suspect", "draining", "broken")
 
 
 class Gateway:
