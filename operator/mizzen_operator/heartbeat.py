@@ -80,12 +80,13 @@ class Heartbeats:
                 beat.asked.cancel()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Ask nobody any more; a second time changes nothing."""
         tasks = [task for task in (self._task, *(b.asked for b in self._beats.values())) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in self._sockets.values():
+        while self._sockets:
+            _, one = self._sockets.popitem()
             asyncio.get_running_loop().remove_reader(one)
             one.close()
 

@@ -175,6 +175,8 @@ def test_tls_comes_from_a_secret_and_follows_it(harbour: Harbour) -> None:
     url = harbour.cluster.url("second", SPACE)
     assert url.startswith("https://")
     eventually(lambda: served_certificate(url) == "one")
+    # Pods that speak plain HTTP stay behind the Service until those with a certificate are all there.
+    harbour.cluster.kubectl("rollout", "status", "deployment/mizzen-shared", "-n", SPACE, "--timeout=120s")
     with httpx.Client(verify=False, timeout=60) as http:
         client = openai.OpenAI(base_url=url, api_key="sk-team-a", max_retries=0, http_client=http)
         answer = client.chat.completions.create(model="second", messages=QUESTION, temperature=0)

@@ -58,6 +58,7 @@ async def watched() -> AsyncIterator[Watched]:
     await one.answer()
     yield one
     await one.beats.close()
+    await one.beats.close()  # as whoever ends twice does
     one.transport.close()
 
 
