@@ -70,10 +70,12 @@ class Client(threading.Thread):
         self.join(150)
 
 
-def wait_until(check: Callable[[], Any], what: str, seconds: float = 150) -> None:
+def wait_until(
+    check: Callable[[], Any], what: str, seconds: float = 150, said: Callable[[], Any] = lambda: ""
+) -> None:
     deadline = time.monotonic() + seconds
     while not check():
-        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}"
+        assert time.monotonic() < deadline, f"after {seconds} s still not: {what}; {said()}"
         time.sleep(0.1)
 
 
@@ -94,7 +96,7 @@ def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path) 
         found = [one for one in status().get("conditions", []) if one["type"] == name]
         return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
 
-    wait_until(lambda: condition("Ready")[0] == "True", "Ready")
+    wait_until(lambda: condition("Ready")[0] == "True", "Ready", said=lambda: json.dumps(status()))
     before = status()["currentRevision"]
     client = Client(golden.url(NAME))
     client.start()
