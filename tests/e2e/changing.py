@@ -18,6 +18,9 @@ from noloss.driver import Driver
 from noloss.kube import Kube
 from noloss.services import STORY, lane, trained
 
+# kubectl's WebSockets keep the deadline of what was last written to standard input: a minute later all fails.
+EXEC = ["env", "KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false", "kubectl", "exec", "-i", "-n", TENANT, CLIENT]
+EXEC += ["--", PYTHON, "/client/count.py", "-"]
 LOAD_SECONDS = 1200.0
 GROUPS = 3
 
@@ -55,8 +58,7 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
     async with Kube() as kube:
         do = Changes(kube, TENANT, Containers(product), lambda *_: None)
         await do.scale(NAME, GROUPS)
-        command = ["kubectl", "exec", "-i", "-n", TENANT, CLIENT, "--", PYTHON, "/client/count.py", "-"]
-        driver = Driver(_plan(product.status()["status"]["url"]), command)
+        driver = Driver(_plan(product.status()["status"]["url"]), EXEC)
         await driver.start()
         try:
             await do.rollout(NAME)
