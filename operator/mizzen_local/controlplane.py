@@ -30,6 +30,7 @@ CONTROLLERS = (
     "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
+    "persistentvolumeclaim-protection-controller",  # else claims, and their namespaces, never end
     "pod-garbage-collector-controller",
     "replicaset-controller",
     "resourcequota-controller",

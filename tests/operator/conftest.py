@@ -26,6 +26,7 @@ CONTROLLERS = (
     "garbage-collector-controller",
     "job-controller",
     "namespace-controller",
+    "persistentvolumeclaim-protection-controller",
     "replicaset-controller",
     "serviceaccount-controller",
 )

@@ -546,7 +546,7 @@ def test_idle_means_no_write_and_kopf_leaves_no_trace(
                 for n in api.request("GET", "/api/v1/namespaces")["items"]
             )
         ),
-        30,
+        120,
         f"namespaces end: {others}",
     )
     assert writes(api)["POST", "inferenceservices/"] > 0
