@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAME = "golden"
+DEMO = Path("/opt/mizzen/models/demo")
+"""In the image: a pod has a /tmp of its own, where this checkout may lie."""
 PROMPT, EXPECTED = "<|user|>What is Mizzen?<|end|><|assistant|>", "Mizzen serves"
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
@@ -83,7 +85,7 @@ def wait_until(
 def golden(cluster: Any) -> Iterator[Any]:
     metadata = {"name": NAME, "namespace": "default"}
     kind = {"apiVersion": "mizzen.dev/v1alpha1", "kind": "InferenceService"}
-    cluster.apply({**kind, "metadata": metadata, "spec": spec(ROOT / "models/demo")})
+    cluster.apply({**kind, "metadata": metadata, "spec": spec(DEMO)})
     yield cluster
     cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
 

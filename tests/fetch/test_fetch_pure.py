@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mizzen.fetch.config import FetchConfig
@@ -96,6 +96,7 @@ NOTES = st.lists(
 
 
 @given(NOTES, st.integers(0, 40), st.integers(0, 40))
+@example(["8 0"], 8, 8)
 def test_notes_never_promise_more_than_the_data(
     tmp_path_factory: pytest.TempPathFactory, notes: list[str], size: int, there: int
 ) -> None:

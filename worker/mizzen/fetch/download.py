@@ -54,7 +54,7 @@ class Partial:
         """Bytes that are there."""
         return sum(self.there.values())
 
-    def starts(self) -> Iterable[int]:
+    def starts(self) -> range:
         """The start of every segment; none of an empty file."""
         return range(0, self.remote.size, self.segment)
 
@@ -75,7 +75,7 @@ class Partial:
             if len(words) != 2 or not all(word.isdecimal() for word in words):
                 continue  # the end of a line may be missing
             start, count = map(int, words)
-            if start % self.segment == 0 and start + count <= min(self.end(start), size):
+            if start in self.starts() and start + count <= min(self.end(start), size):
                 self.there[start] = max(count, self.there.get(start, 0))
 
     def note(self, start: int, count: int, descriptor: int) -> None:
