@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from mizzen.wire.keys import load_keys, write_keys
+from mizzen.wire.keys import KeyFolder, write_keys
 
 PROGRAM = """
 import json, sys
@@ -150,7 +150,7 @@ def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
     write_keys(tmp_path / "other")
     welcome = Welcome(PROTOCOL, "e", "i", "r", "demo", "h", {}, 128, 512, (), 16, 4, False)
     server = WireServer(
-        "tcp://127.0.0.1:*", load_keys(tmp_path / "keys", "engine"), welcome, {}, max_waiting=4
+        "tcp://127.0.0.1:*", KeyFolder(tmp_path / "keys", "engine"), welcome, {}, max_waiting=4
     )
     good = start(engine=[server.endpoint], keys=str(tmp_path / "keys"))
     bad = start(engine=[server.endpoint], keys=str(tmp_path / "other"))

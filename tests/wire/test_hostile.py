@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mizzen.core.output import Load
 from mizzen.wire.codec import encode
 from mizzen.wire.endpoint import UnsafeEndpoint, is_local, require_safe
-from mizzen.wire.keys import KeyFileError, WireKeys, load_keys, write_keys
+from mizzen.wire.keys import KeyFileError, WireKeys, load_ring, write_keys
 from mizzen.wire.messages import (
     PROTOCOL,
     Abort,
@@ -108,7 +108,11 @@ class TestKeys:
     @pytest.fixture
     def keys(self, tmp_path: Path) -> tuple[WireKeys, WireKeys]:
         write_keys(tmp_path / "keys")
-        return load_keys(tmp_path / "keys", "engine"), load_keys(tmp_path / "keys", "gateway")
+        engine, gateway = (load_ring(tmp_path / "keys", side) for side in ("engine", "gateway"))
+        (own,), (other,) = engine.own, gateway.own
+        return WireKeys(own.public, own.secret, *engine.peers), WireKeys(
+            other.public, other.secret, *gateway.peers
+        )
 
     def test_the_right_keys_are_served(
         self, make_bench: Callable[..., Any], keys: tuple[WireKeys, WireKeys]
@@ -170,13 +174,13 @@ class TestKeys:
         write_keys(tmp_path)
         (tmp_path / "gateway.public").write_text("short")
         with pytest.raises(KeyFileError, match=r"gateway\.public holds 5 characters"):
-            load_keys(tmp_path, "engine")
+            load_ring(tmp_path, "engine")
         (tmp_path / "gateway.public").write_text("~" * 40)
         with pytest.raises(KeyFileError, match=r"gateway\.public holds characters that Z85 does not have"):
-            load_keys(tmp_path, "engine")
+            load_ring(tmp_path, "engine")
         (tmp_path / "gateway.public").unlink()
         with pytest.raises(KeyFileError, match=r"cannot read the key file .*gateway\.public"):
-            load_keys(tmp_path, "engine")
+            load_ring(tmp_path, "engine")
 
     def test_the_secret_key_stays_out_of_logs(self, keys: tuple[WireKeys, WireKeys]) -> None:
         assert keys[0].secret.decode() not in repr(keys[0])

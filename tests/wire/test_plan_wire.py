@@ -12,7 +12,7 @@ import zmq
 
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.wire.endpoint import UnsafeEndpoint
-from mizzen.wire.keys import load_keys, write_keys
+from mizzen.wire.keys import load_ring, write_keys
 from mizzen.wire.plan_ring import PlanChannelStalled
 from mizzen.wire.plan_wire import PlanChannelBroken, PlanClient, PlanServer
 
@@ -21,9 +21,9 @@ LOCAL = "tcp://127.0.0.1:*"
 READ = """
 import sys
 from pathlib import Path
-from mizzen.wire.keys import load_keys
+from mizzen.wire.keys import load_ring
 from mizzen.wire.plan_wire import PlanClient
-client = PlanClient(sys.argv[1], load_keys(Path(sys.argv[2]), "engine"), int(sys.argv[3]))
+client = PlanClient(sys.argv[1], load_ring(Path(sys.argv[2]), "engine").own[0], int(sys.argv[3]))
 while not client.ended:
     plan = client.receive(60)
     if plan is not None:
@@ -45,7 +45,7 @@ def plan(step: int, tokens: int = 0) -> StepPlan:
 
 def test_two_processes_get_every_plan(tmp_path: Path) -> None:
     write_keys(tmp_path)
-    server = PlanServer(LOCAL, load_keys(tmp_path, "engine"), ranks=[1, 2], timeout_seconds=SECONDS)
+    server = PlanServer(LOCAL, load_ring(tmp_path, "engine").own[0], ranks=[1, 2], timeout_seconds=SECONDS)
     words = [sys.executable, "-c", READ, server.endpoint, str(tmp_path)]
     readers = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (1, 2)]
     try:
@@ -67,10 +67,10 @@ def test_who_has_no_keys_of_the_engine_is_not_let_in(tmp_path: Path) -> None:
     for folder in (ours, theirs):
         folder.mkdir()
         write_keys(folder)
-    keys = load_keys(ours, "engine")
+    keys = load_ring(ours, "engine").own[0]
     server = PlanServer(LOCAL, keys, ranks=[1])
     strangers = [
-        PlanClient(server.endpoint, load_keys(folder, side), 1)
+        PlanClient(server.endpoint, load_ring(folder, side).own[0], 1)
         for folder, side in ((theirs, "engine"), (ours, "gateway"))
     ]
     with pytest.raises(PlanChannelStalled, match="rank1 did not come"):

@@ -87,18 +87,6 @@ def _read(path: Path) -> bytes:
     return key
 
 
-def load_keys(folder: Path, side: str) -> WireKeys:
-    """Read the present keys of `side` ("engine" or "gateway") from a folder.
-
-    Raises:
-        KeyFileError: names the file that is missing or malformed.
-    """
-    other = SIDES[1 - SIDES.index(side)]
-    return WireKeys(
-        _read(folder / f"{side}.public"), _read(folder / f"{side}.secret"), _read(folder / f"{other}.public")
-    )
-
-
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
     """Read the keys of `side` of one or two generations; without `peers` its own pairs alone.
 

@@ -1,8 +1,8 @@
 """What the supervisors of a group's nodes tell each other, over TCP.
 
-Node 0 listens (ROUTER), the others connect (DEALER). Like plans (`mizzen.wire.plan_wire`), it is under the
-engine's own CURVE keys. Each side says several times a second how it is; who says nothing is gone. A process
-carries a random name of its `life`, so that one that was started again is not taken for the one before.
+Node 0 listens, the others connect (`mizzen.wire.group_socket`). Each side says several times a second how it
+is; who says nothing is gone. A process carries a random name of its `life`, so that one that was started
+again is not taken for the one before.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
-from mizzen.wire.allow import AllowList
-from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
+from mizzen.wire.group_socket import GroupListener, GroupMember
 from mizzen.wire.keys import KeyPair
 
 PROTOCOL = 1
@@ -21,7 +20,6 @@ FRAME_BYTES = 64 << 10
 FRAMES = 256
 UNSENT = 4
 """Frames that wait for a node 0 that is not there: what they say is old by then."""
-HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
 LINGER_SECONDS = 1.0
 
 
@@ -87,8 +85,8 @@ _to_leader = msgspec.msgpack.Decoder(ToLeader)
 _to_node = msgspec.msgpack.Decoder(ToNode)
 
 
-class NodeServer:
-    """Node 0's end. Used from one thread; nothing in it waits."""
+class NodeServer(GroupListener):
+    """Node 0's end. Nothing in it waits."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None) -> None:
         """Listen.
@@ -97,23 +95,8 @@ class NodeServer:
             UnsafeEndpoint: reachable from other machines, and no keys.
             ValueError: the endpoint is malformed, or cannot be bound.
         """
-        require_safe(endpoint, keys)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._allow = AllowList(self._context, [keys.public]) if keys else None
-        self._socket = socket = self._context.socket(zmq.ROUTER)
-        socket.sndhwm = socket.rcvhwm = FRAMES
-        socket.maxmsgsize = FRAME_BYTES
-        socket.linger = int(LINGER_SECONDS * 1000)
-        socket.ipv6 = "[" in endpoint
-        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
-        if keys:
-            secure_server(socket, keys)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
-        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        options = {zmq.SNDHWM: FRAMES, zmq.RCVHWM: FRAMES, zmq.MAXMSGSIZE: FRAME_BYTES}
+        super().__init__(endpoint, keys, linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[tuple[bytes, ToLeader]]:
         """Yield what has come, with the name of its connection; drops what is no message."""
@@ -133,14 +116,9 @@ class NodeServer:
         except zmq.ZMQError:
             pass
 
-    def close(self) -> None:
-        """Stop listening, once what was said is on its way."""
-        self._socket.close()
-        self._context.term()
 
-
-class NodeClient:
-    """Another node's end. Used from one thread; nothing in it waits."""
+class NodeClient(GroupMember):
+    """Another node's end. Nothing in it waits."""
 
     def __init__(self, endpoint: str, keys: KeyPair | None, name: str) -> None:
         """Connect to node 0, which may not listen, and whose name may not resolve yet.
@@ -149,20 +127,14 @@ class NodeClient:
             UnsafeEndpoint: on another machine, and no keys.
             ValueError: the endpoint is malformed.
         """
-        require_safe(endpoint, keys)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = socket = self._context.socket(zmq.DEALER)
-        socket.identity = name.encode()
-        socket.sndhwm, socket.rcvhwm = UNSENT, FRAMES
-        socket.maxmsgsize = FRAME_BYTES
-        socket.linger = int(LINGER_SECONDS * 1000)
-        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
-        socket.ipv6 = "[" in endpoint
-        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
-        if keys:
-            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-            socket.curve_serverkey = keys.public
-        socket.connect(endpoint)
+        options = {
+            zmq.SNDHWM: UNSENT,
+            zmq.RCVHWM: FRAMES,
+            zmq.MAXMSGSIZE: FRAME_BYTES,
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 1000,
+        }
+        super().__init__(endpoint, keys, name.encode(), linger_seconds=LINGER_SECONDS, options=options)
 
     def receive(self) -> Iterator[ToNode]:
         """Yield what has come; drops what is no message."""
@@ -180,7 +152,3 @@ class NodeClient:
             self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError:
             pass
-
-    def close(self) -> None:
-        """Leave, once what was said is on its way."""
-        self._context.destroy(linger=int(LINGER_SECONDS * 1000))

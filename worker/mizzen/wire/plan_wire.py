@@ -1,9 +1,8 @@
 """Plans from rank 0 to ranks of other pods, over TCP: the other form of the plan channel.
 
-Rank 0 listens (ROUTER); every other rank connects (DEALER), says who it is, and from then on gets numbered
-frames. Both ends have the engine's own CURVE keys, and nobody else is let in. ZMQ drops what a peer does not
-take and joins again after a lost connection: the numbers tell, and the channel then is broken rather than
-short.
+Rank 0 listens; every other rank connects (`mizzen.wire.group_socket`), says who it is, and from then on gets
+numbered frames. ZMQ drops what a peer does not take and joins again after a lost connection: the numbers
+tell, and the channel then is broken rather than short.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from collections.abc import Sequence
 import zmq
 
 from mizzen.core.plan import StepPlan
-from mizzen.wire.allow import AllowList
-from mizzen.wire.endpoint import heartbeats, require_safe, secure_server
-from mizzen.wire.keys import KeyPair, WireKeys
+from mizzen.wire.group_socket import GroupListener, GroupMember
+from mizzen.wire.keys import KeyPair
 from mizzen.wire.plan_ring import PlanChannelStalled
 from mizzen.wire.ring import decode_plan, encode_plan
 
@@ -25,7 +23,6 @@ FRAMES = 64
 """Frames that wait for a rank at most."""
 NUMBER = 8
 """Bytes of a frame's number."""
-HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
 RETRY_MILLISECONDS = 1
 
 
@@ -38,13 +35,13 @@ def name_of(rank: int) -> bytes:
     return b"rank%d" % rank
 
 
-class PlanServer:
-    """Rank 0's end. Used from one thread."""
+class PlanServer(GroupListener):
+    """Rank 0's end."""
 
     def __init__(
         self,
         endpoint: str,
-        keys: KeyPair | WireKeys | None,
+        keys: KeyPair | None,
         ranks: Sequence[int],
         timeout_seconds: float = 10.0,
     ) -> None:
@@ -54,28 +51,11 @@ class PlanServer:
             UnsafeEndpoint: reachable from other machines, and no keys.
             ValueError: the endpoint is malformed, or cannot be bound.
         """
-        require_safe(endpoint, keys)
+        options = {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: FRAMES, zmq.MAXMSGSIZE: 1024}
+        super().__init__(endpoint, keys, linger_seconds=timeout_seconds, options=options)
         self._timeout = timeout_seconds
         self._names = [name_of(rank) for rank in ranks]
         self._number = 0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._allow = AllowList(self._context, [keys.public]) if keys else None
-        self._socket = socket = self._context.socket(zmq.ROUTER)
-        socket.router_mandatory = True
-        socket.sndhwm = FRAMES
-        socket.maxmsgsize = 1024
-        socket.linger = int(timeout_seconds * 1000)
-        socket.ipv6 = "[" in endpoint
-        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
-        if keys:
-            secure_server(socket, keys)
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
-        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
-        """Where the other ranks connect; with the port that was chosen when `*` was asked for."""
 
     def wait(self, seconds: float) -> None:
         """Wait until every rank is here.
@@ -109,11 +89,6 @@ class PlanServer:
         except (PlanChannelStalled, PlanChannelBroken):
             pass
 
-    def close(self) -> None:
-        """Stop listening, once what was sent is on its way."""
-        self._socket.close()
-        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
-
     def _send(self, content: bytes) -> None:
         if self._socket.poll(0):
             name = self._socket.recv_multipart()[0]
@@ -138,29 +113,19 @@ class PlanServer:
                 raise PlanChannelBroken(f"{name.decode()} is gone: {error.strerror}") from None
 
 
-class PlanClient:
-    """Another rank's end. Used from one thread."""
+class PlanClient(GroupMember):
+    """Another rank's end."""
 
-    def __init__(self, endpoint: str, keys: KeyPair | WireKeys | None, rank: int) -> None:
+    def __init__(self, endpoint: str, keys: KeyPair | None, rank: int) -> None:
         """Connect to rank 0, which may not listen yet.
 
         Raises:
             UnsafeEndpoint: on another machine, and no keys.
             ValueError: the endpoint is malformed.
         """
-        require_safe(endpoint, keys)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = socket = self._context.socket(zmq.DEALER)
-        socket.identity = name_of(rank)
-        socket.rcvhwm = FRAMES
-        socket.linger = 0
-        socket.ipv6 = "[" in endpoint
-        heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
-        if keys:
-            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-            socket.curve_serverkey = keys.public
-        socket.connect(endpoint)
-        socket.send(HERE)
+        options = {zmq.RCVHWM: FRAMES}
+        super().__init__(endpoint, keys, name_of(rank), linger_seconds=0, options=options)
+        self._socket.send(HERE)
         self._number = 0
         self.ended = False
         """Nothing more comes."""
@@ -183,7 +148,3 @@ class PlanClient:
             self.ended = True
             return None
         return decode_plan(frame[NUMBER:])
-
-    def close(self) -> None:
-        """Leave."""
-        self._context.destroy(linger=0)
