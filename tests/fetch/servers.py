@@ -11,7 +11,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -99,7 +100,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in given.items():
             self.send_header(name, value)
         self.end_headers()
-        self._send(bytes(part), chunked="Transfer-Encoding" in given)
+        with self.server.sending():
+            self._send(bytes(part), chunked="Transfer-Encoding" in given)
 
     def _send(self, part: bytes, *, chunked: bool) -> None:
         faults, sent = self.server.faults, 0
@@ -146,9 +148,27 @@ class Server(ThreadingHTTPServer):
         self.faults = Faults()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.served: Counter[str] = Counter()
-        self.counting = threading.Lock()
+        self.counting = threading.Condition()
+        self._sending = 0
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """While a file is on its way."""
+        with self.counting:
+            self._sending += 1
+        try:
+            yield
+        finally:
+            with self.counting:
+                self._sending -= 1
+                self.counting.notify_all()
+
+    def settle(self) -> None:
+        """Wait until no file is on its way any more, also to those that are gone."""
+        with self.counting:
+            assert self.counting.wait_for(lambda: not self._sending, 60)
 
     def handle_error(self, *_: object) -> None:
         pass

@@ -246,6 +246,7 @@ def test_a_killed_fetch_goes_on_where_it_was(
     assert not (tmp_path / "to/.mizzen.json").exists() and noted >= 8 * 1024 * 1024
     hub.push({"config.json": b"moved", "model.safetensors": b"moved"})  # the branch moves on meanwhile
     hub.cdn.faults.gate.set()
+    hub.cdn.settle()
     hub.cdn.served.clear()
     second = start(hub, tmp_path / "to")
     assert second.wait(120) == 0, second.stderr
