@@ -35,15 +35,19 @@ class Credentials(Protocol):
         ...
 
 
-class Anonymous:
-    """Shows nothing."""
+class Shown:
+    """Shows the same in every request."""
+
+    def __init__(self, authorization: str = "") -> None:
+        """Show this `Authorization`; nothing when it is empty."""
+        self.authorization = authorization
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """No header."""
-        return {}
+        """What is shown."""
+        return {"Authorization": self.authorization} if self.authorization else {}
 
     def refused(self, url: str, response: httpx.Response) -> bool:
-        """Nothing to learn."""
+        """There is nothing else to show."""
         return False
 
 

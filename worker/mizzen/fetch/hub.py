@@ -8,31 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from mizzen.fetch.client import Client, Credentials, Refusal
+from mizzen.fetch.client import Client, Credentials, Refusal, Shown
 from mizzen.fetch.errors import FetchError
 from mizzen.fetch.plan import Choice, Plan, Remote, made
 from mizzen.fetch.source import HubSource
 
 ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-class Token:
-    """A bearer token."""
-
-    def __init__(self, token: str) -> None:
-        """Show this token; nothing when it is empty."""
-        self._token = token
-
-    def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """The token."""
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
-
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        """There is no other token."""
-        return False
 
 
 def credentials(text: str) -> Credentials:
@@ -44,7 +26,7 @@ def credentials(text: str) -> Credentials:
     token = text.strip()
     if not token.isascii() or len(token.split()) > 1:
         raise FetchError("--credentials must hold one token of the hub, and nothing else")
-    return Token(token)
+    return Shown(f"Bearer {token}" if token else "")
 
 
 def plan(

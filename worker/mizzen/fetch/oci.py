@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-from mizzen.fetch.client import Client, Credentials, Refusal, origin
+from mizzen.fetch.client import Client, Credentials, Refusal, Shown, origin
 from mizzen.fetch.errors import FetchError
 from mizzen.fetch.plan import Choice, Plan, Remote, made
 from mizzen.fetch.source import OciSource
@@ -41,19 +41,16 @@ BLOBS = "archives"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
-class RegistryLogin:
+class RegistryLogin(Shown):
     """Basic credentials, and the bearer tokens that a registry's own service gives for them."""
 
     def __init__(self, home: str, user: str, password: str) -> None:
         """Log in at the registry of the URL `home`; without a user as anybody."""
         self._home = home
-        self._basic = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
-        self._shown = f"Basic {self._basic}" if self._basic else ""
+        basic = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
+        self._basic = f"Basic {basic}" if basic else ""
+        super().__init__(self._basic)
         self.client: Client | None = None
-
-    def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """The newest token."""
-        return {"Authorization": self._shown} if self._shown else {}
 
     def refused(self, url: str, response: httpx.Response) -> bool:
         """Get a token where the registry says that one is given."""
@@ -64,25 +61,14 @@ class RegistryLogin:
             return False
         basic = self._basic if _same_owner(self._home, realm) else ""
         query = urlencode({key: given[key] for key in ("service", "scope") if key in given})
-        shows = _Basic(basic)
+        shows = Shown(basic)
         answer = self.client.get(f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", shows)
         try:
             body = json.loads(answer.content)
-            self._shown = f"Bearer {body.get('token') or body['access_token']}"
+            self.authorization = f"Bearer {body.get('token') or body['access_token']}"
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
         return True
-
-
-class _Basic:
-    def __init__(self, basic: str) -> None:
-        self._basic = basic
-
-    def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        return {"Authorization": f"Basic {self._basic}"} if self._basic else {}
-
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        return False
 
 
 def _same_owner(home: str, realm: str) -> bool:
