@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
 MAX_LABELS = 256
-TEXTS = [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]
 MAX_JOINED = 16 * 1024 * 1024
 """Characters or tokens of all prompts together: the query is in each of them."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
