@@ -141,18 +141,18 @@ def test_slow_rows_are_shared_out_and_each_is_filled_once(rows: int) -> None:
     fillers: Fillers[int] = Fillers(4)
     both, threads, filled = threading.Barrier(2), set(), []
 
-    def fill(row: int, of: int) -> None:
+    def fill(batch: list[int]) -> None:
         threads.add(threading.get_ident())
         if rows > 1 and len(filled) < 2:
-            filled.append((row, of))
+            filled.extend(batch)
             both.wait(60)  # the caller is held until another has come
         else:
-            filled.append((row, of))
+            filled.extend(batch)
 
     try:
         fillers._row_seconds = 1.0  # the step before was slow
-        fillers.run([(row, row * row) for row in range(rows)], fill)
-        assert sorted(filled) == [(row, row * row) for row in range(rows)]
+        fillers.run(list(range(rows)), fill)
+        assert sorted(filled) == list(range(rows))
         assert len(threads) == 0 if not rows else len(threads) >= min(rows, 2)
     finally:
         fillers.close()
@@ -167,3 +167,61 @@ def test_a_table_keeps_its_rows_as_it_grows() -> None:
     assert table.device.shape == (100, 3)
     assert table.device[2].tolist() == [7] * 3
     assert table.device[99].tolist() == [-1] * 3
+
+
+def test_a_match_that_breaks_ends_its_own_request_alone(
+    compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, slots = masks(), np.arange(4)
+    for slot in slots.tolist():
+        subject.start(slot, compiled[0].for_request(slot), np.empty(0, np.int32))
+    before = subject.bits(slots, slots).clone()
+    token = int(allowed(before[0].numpy())[0])
+    one_by_one = xgrammar.GrammarMatcher.accept_token
+
+    def breaking(matchers: list[Any], tokens: list[int]) -> list[bool]:
+        assert all(
+            one_by_one(matcher, token) for matcher, token in zip(matchers[:2], tokens[:2], strict=True)
+        )
+        raise RuntimeError("broken")
+
+    def accept(self: Any, token: int) -> bool:
+        if self is subject._matches[2].matcher:
+            raise RuntimeError("broken")
+        return one_by_one(self, token)
+
+    monkeypatch.setattr(xgrammar.BatchGrammarMatcher, "batch_accept_token", staticmethod(breaking))
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "accept_token", accept)
+    subject.sampled(slots, lambda: np.full(4, token))
+    after = subject.bits(slots, slots)
+    assert [(grammar.rid, reason) for grammar, reason in subject.take_faults()] == [(2, "grammar: broken")]
+    plain = xgrammar.GrammarMatcher(compiled[0].compiled)
+    one_by_one(plain, token)
+    wanted = np.zeros((1, WORDS), np.int32)
+    plain.fill_next_token_bitmask(wanted)
+    for slot in (0, 1, 3):
+        assert allowed(after[slot].numpy()).tolist() == allowed(wanted[0]).tolist()
+
+
+def test_a_mask_that_breaks_ends_its_own_request_alone(
+    compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, slots = masks(), np.arange(3)
+    for slot in slots.tolist():
+        subject.start(slot, compiled[0].for_request(slot), np.empty(0, np.int32))
+    fill, broken = xgrammar.GrammarMatcher.fill_next_token_bitmask, subject._matches[1].matcher
+
+    def fill_all(*given: Any) -> None:
+        raise RuntimeError("broken")
+
+    def fill_one(self: Any, bits: Any, index: int) -> bool:
+        if self is broken:
+            raise RuntimeError("broken")
+        return fill(self, bits, index)
+
+    monkeypatch.setattr(xgrammar.BatchGrammarMatcher, "batch_fill_next_token_bitmask", fill_all)
+    monkeypatch.setattr(xgrammar.GrammarMatcher, "fill_next_token_bitmask", fill_one)
+    bits = subject.bits(slots, slots).numpy()
+    assert [grammar.rid for grammar, _ in subject.take_faults()] == [1]
+    assert len(allowed(bits[1])) == gk.VOCABULARY
+    assert 0 < len(allowed(bits[0])) == len(allowed(bits[2])) < gk.VOCABULARY

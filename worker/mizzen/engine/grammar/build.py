@@ -12,6 +12,7 @@ import xgrammar
 
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.follow import with_followers
 from mizzen.engine.grammar.patterns import check_pattern, one_line
 from mizzen.engine.grammar.rules import json_rules
 from mizzen.engine.grammar.schema import check_schema, read_json
@@ -104,16 +105,21 @@ class Builder:
                 check_schema(schema)
 
     def _compile(self, kind: GrammarKind, text: str) -> xgrammar.CompiledGrammar:
+        of_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
+        grammar = with_followers(self._read(kind, text))
+        return (self._json if of_json else self._text).compile_grammar(grammar)
+
+    def _read(self, kind: GrammarKind, text: str) -> xgrammar.Grammar:
         if kind is GrammarKind.JSON_OBJECT:
-            return self._json.compile_grammar(JSON_OBJECT)
+            return xgrammar.Grammar.from_ebnf(JSON_OBJECT)
         if kind is GrammarKind.JSON_SCHEMA:
-            return self._json.compile_grammar(json_rules(text))
+            return xgrammar.Grammar.from_ebnf(json_rules(text))
         if kind is GrammarKind.REGEX:
-            return self._text.compile_regex(one_line(text))
+            return xgrammar.Grammar.from_regex(one_line(text))
         if kind is GrammarKind.EBNF:
-            return self._text.compile_grammar(text)
+            return xgrammar.Grammar.from_ebnf(text)
         tag = read_json(text, self._nesting)
-        return self._text.compile_structural_tag(json.dumps(compact(bounded_strings(tag))))
+        return xgrammar.Grammar.from_structural_tag(json.dumps(compact(bounded_strings(tag))))
 
 
 def schemas_of(tag: Any) -> list[Any]:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from mizzen.engine.machine import cpu_count
-
-MOST_THREADS = 12
-WORTH_SECONDS = 0.00015
-"""A thread is woken for as much work: to hand it over and to wait for its end takes a third of it."""
+WORTH_SECONDS = 0.0001
+"""A thread is woken for as much work: to hand it over and to wait for its end takes half of it."""
+BATCH_SECONDS = 0.00005
+"""Of work that a thread takes at a time: to take it costs microseconds with the interpreter's lock held."""
+FIRST_BATCH = 4
+"""Rows, while nothing is known of their time."""
 
 T = TypeVar("T")
 
@@ -24,29 +25,30 @@ class Fillers(Generic[T]):
     begins alone, and takes help once its rows turn out to be slow, or were in the step before.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        """Take the number of threads, the caller's among them; by default half of the processors."""
-        self._helpers = (threads or min(MOST_THREADS, max(1, cpu_count() // 2))) - 1
+    def __init__(self, threads: int) -> None:
+        """Take the number of threads, the caller's among them."""
+        self._helpers = threads - 1
         self._pool: ThreadPoolExecutor | None = None
         self._row_seconds = 0.0
         """Of the step before, in the mean."""
 
-    def run(self, rows: list[tuple[int, T]], fill: Callable[[int, T], None]) -> None:
-        """Call `fill` for each row, which lets the interpreter's lock go while it is slow."""
-        waiting = deque(rows)
-        helpers = self._call(waiting, fill, self._row_seconds)
+    def run(self, rows: list[T], fill: Callable[[list[T]], None]) -> None:
+        """Call `fill` with all rows, some at a time; it lets the interpreter's lock go while it is slow."""
+        size = max(1, int(BATCH_SECONDS / self._row_seconds)) if self._row_seconds else FIRST_BATCH
+        waiting = deque(rows[start : start + size] for start in range(0, len(rows), size))
+        helpers = self._call(waiting, fill, size * self._row_seconds)
         began, done = time.perf_counter(), 0
         while waiting:
             try:
-                row = waiting.popleft()
+                batch = waiting.popleft()
             except IndexError:  # a helper was faster
                 break
-            fill(*row)
-            done += 1
+            fill(batch)
+            done += len(batch)
             if not helpers and waiting:
                 took = time.perf_counter() - began
                 if took > WORTH_SECONDS:
-                    helpers = self._call(waiting, fill, took / done)
+                    helpers = self._call(waiting, fill, took / done * size)
         if done:
             self._row_seconds = (time.perf_counter() - began) / done
         for helper in helpers:
@@ -58,9 +60,9 @@ class Fillers(Generic[T]):
             self._pool.shutdown(wait=True)
 
     def _call(
-        self, waiting: deque[tuple[int, T]], fill: Callable[[int, T], None], row_seconds: float
+        self, waiting: deque[list[T]], fill: Callable[[list[T]], None], batch_seconds: float
     ) -> list[Future[None]]:
-        wanted = min(self._helpers, len(waiting) - 1, int(len(waiting) * row_seconds / WORTH_SECONDS))
+        wanted = min(self._helpers, len(waiting) - 1, int(len(waiting) * batch_seconds / WORTH_SECONDS))
         if wanted <= 0:
             return []
         if self._pool is None:
@@ -68,10 +70,10 @@ class Fillers(Generic[T]):
         return [self._pool.submit(self._help, waiting, fill) for _ in range(wanted)]
 
     @staticmethod
-    def _help(waiting: deque[tuple[int, T]], fill: Callable[[int, T], None]) -> None:
+    def _help(waiting: deque[list[T]], fill: Callable[[list[T]], None]) -> None:
         while True:
             try:
-                row = waiting.popleft()
+                batch = waiting.popleft()
             except IndexError:
                 return
-            fill(*row)
+            fill(batch)

@@ -30,6 +30,8 @@ ALL = -1
 """A word of a mask that allows everything."""
 FREE = "free"
 """Place of a row that allows everything."""
+FIRST_WORDS = 64
+"""Of a mask, in which nearly all have some token."""
 WATCHED_STEPS = 16
 """After a slow step, rows are timed one by one for so many steps."""
 
@@ -50,6 +52,8 @@ class Match:
     grammar: CompiledGrammar
     matcher: Any
     """`xgrammar.GrammarMatcher`; None once it is through, or has failed."""
+    steps: str = ""
+    """How far it had come at its last mask, in the matcher's words."""
 
     def place(self) -> str | None:
         """Return what the next mask follows from, for this request; None when that is not known.
@@ -58,18 +62,30 @@ class Match:
         what stands before a position does not change while a request runs.
         """
         state = self.matcher._debug_print_internal_state()
-        _, line, states = state.partition("\n")
+        self.steps, line, states = state.partition("\n")
         if not line or "budget" in states:  # a budget counts tokens, which no state tells
             return None
         return f"{states}{self.matcher.is_completed()}"
+
+    def moved(self) -> bool:
+        """Tell whether it has accepted a token since its last mask."""
+        if self.matcher.is_terminated():
+            return True
+        return not self.matcher._debug_print_internal_state().startswith(f"{self.steps}\n")
 
 
 class GrammarMasks:
     """Matchers of the slots whose requests have a grammar. Used from the thread that runs steps."""
 
     def __init__(
-        self, vocab_size: int, upload: OnDevice, counts: GrammarCounts, limits: GrammarLimits | None = None
+        self,
+        vocab_size: int,
+        upload: OnDevice,
+        counts: GrammarCounts,
+        limits: GrammarLimits | None = None,
+        threads: int = 1,
     ) -> None:
+        """Take the model's vocabulary, the device, what counts, and threads to fill masks with."""
         rest = vocab_size % 32
         self._tail = np.int32((1 << rest) - 1 if rest else ALL)
         """Bits of the last word that are tokens."""
@@ -82,7 +98,7 @@ class GrammarMasks:
         self._unread: deque[tuple[list[tuple[int, Match]], Tokens]] = deque()
         """Steps whose tokens are not matched yet: rows with their matches."""
         self._faults: deque[tuple[CompiledGrammar, str]] = deque()
-        self._fillers: Fillers[Match] = Fillers()
+        self._fillers: Fillers[tuple[int, Match]] = Fillers(threads)
         self._watch = 0
 
     @property
@@ -147,13 +163,32 @@ class GrammarMasks:
 
     def _advance(self, rows: list[tuple[int, Match]], tokens: NDArray[Any]) -> None:
         began, drawn = time.perf_counter(), tokens.tolist()
-        for row, match in rows:
-            if match.matcher is not None:
-                self._accept(match, drawn[row])
+        follows = [(match, drawn[row]) for row, match in rows if match.matcher is not None]
+        if self._watch:
+            for match, token in follows:
+                self._accept(match, token)
+        elif follows:
+            self._accept_all(follows)
         took = time.perf_counter() - began
         self._counts.mask_seconds += took
         if took > self._limits.mask_seconds:
             self._watch = WATCHED_STEPS
+
+    def _accept_all(self, follows: list[tuple[Match, int]]) -> None:
+        from xgrammar import BatchGrammarMatcher
+
+        matchers, tokens = [match.matcher for match, _ in follows], [token for _, token in follows]
+        try:
+            accepted = BatchGrammarMatcher.batch_accept_token(matchers, tokens)
+        except Exception:  # of one request, after those before it
+            for match, token in follows:
+                if not match.moved():
+                    self._accept(match, token)
+                elif match.matcher.is_terminated():
+                    match.matcher = None
+            return
+        for (match, token), well in zip(follows, accepted, strict=True):
+            self._accepted(match, token, well)
 
     def _accept(self, match: Match, token: int) -> bool:
         began = time.thread_time() if self._watch else 0.0
@@ -162,13 +197,17 @@ class GrammarMasks:
         except Exception as error:  # of this request alone, whatever it is
             self._fail(match, str(error))
             return False
-        if not accepted:
+        self._accepted(match, token, accepted)
+        slow = self._watch and time.thread_time() - began > self._limits.mask_seconds
+        if slow and match.matcher is not None:
+            self._fail(match, "to follow it takes too long: make it simpler")
+        return match.matcher is not None
+
+    def _accepted(self, match: Match, token: int, well: bool) -> None:
+        if not well:
             self._fail(match, f"token {token} does not conform to it")
         elif match.matcher.is_terminated():
             match.matcher = None
-        elif self._watch and time.thread_time() - began > self._limits.mask_seconds:
-            self._fail(match, "to follow it takes too long: make it simpler")
-        return match.matcher is not None
 
     def _fail(self, match: Match, reason: str) -> None:
         match.matcher = None
@@ -194,28 +233,48 @@ class GrammarMasks:
         if len(rows) < len(found):
             host[[slot for slot, _ in found if places[slot] == FREE]] = ALL
         began = time.perf_counter()
-        self._fillers.run(rows, self._fill_watched if self._watch else self._fill_one)
+        self._fillers.run(rows, self._fill_watched if self._watch else self._fill_all)
         self._watch = max(0, self._watch - 1)
         if time.perf_counter() - began > self._limits.mask_seconds:
             self._watch = WATCHED_STEPS
-        for slot, match in rows:
-            host[slot, -1] &= self._tail
-            if match.matcher is not None and not np.count_nonzero(host[slot]):
-                self._free(slot, match, "no token of this model can come next")
+        self._end_stuck(rows)
         return [slot for slot, _ in found]
 
+    def _end_stuck(self, rows: list[tuple[int, Match]]) -> None:
+        """End requests whose masks allow no token."""
+        if not rows:
+            return
+        host, filled = self._table.host, [slot for slot, _ in rows]
+        host[filled, -1] &= self._tail
+        some: list[bool] = np.any(host[filled, :FIRST_WORDS], axis=1).tolist()  # as good as always
+        for (slot, match), found in zip(rows, some, strict=True):
+            if not found and match.matcher is not None and not np.count_nonzero(host[slot]):
+                self._free(slot, match, "no token of this model can come next")
+
+    def _fill_all(self, rows: list[tuple[int, Match]]) -> None:
+        """Fill masks. Runs in any thread, for different rows at a time."""
+        from xgrammar import BatchGrammarMatcher
+
+        matchers, slots = [match.matcher for _, match in rows], [slot for slot, _ in rows]
+        try:
+            BatchGrammarMatcher(1).batch_fill_next_token_bitmask(matchers, self._table.host, slots)
+        except Exception:  # of one request, which is to be found
+            for slot, match in rows:
+                self._fill_one(slot, match)
+
     def _fill_one(self, slot: int, match: Match) -> None:
-        """Fill one mask. Runs in any thread, for different rows at a time."""
         try:
             match.matcher.fill_next_token_bitmask(self._table.host, slot)
         except Exception as error:
             self._free(slot, match, str(error))
 
-    def _fill_watched(self, slot: int, match: Match) -> None:
-        began = time.thread_time()
-        self._fill_one(slot, match)
-        if match.matcher is not None and time.thread_time() - began > self._limits.mask_seconds:
-            self._free(slot, match, "to find the tokens that may come next takes too long: make it simpler")
+    def _fill_watched(self, rows: list[tuple[int, Match]]) -> None:
+        for slot, match in rows:
+            began = time.thread_time()
+            self._fill_one(slot, match)
+            if match.matcher is not None and time.thread_time() - began > self._limits.mask_seconds:
+                text = "to find the tokens that may come next takes too long: make it simpler"
+                self._free(slot, match, text)
 
     def _free(self, slot: int, match: Match, reason: str) -> None:
         """Let a row draw anything, for its request ends."""

@@ -1,0 +1,149 @@
+"""Lookaheads that are given to the compiler leave masks as they are, and spare it work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import xgrammar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.engine.grammar import follow
+from mizzen.engine.grammar.follow import Followers, Unknown, optimised, with_followers
+
+END = 0
+TOKENS = [b"", *(bytes([byte]) for byte in range(256))]
+TOKENS += [
+    a + b for a in (b"a", b"b", b"ab", b",", b" ", b'"', "é".encode()) for b in (b"a", b"b", b",", b'"')
+]
+TOKENS += [
+    b"abab",
+    b"bbbb",
+    b"aaab",
+    b"a,b",
+    b'"a"',
+    b"ab,ab",
+    b"\xc3",
+    b"a\xc3",
+    b"\xa9b",
+    b"\x00",
+    b"a\x00",
+]
+COMPILER = xgrammar.GrammarCompiler(
+    xgrammar.TokenizerInfo(TOKENS, xgrammar.VocabType.RAW, vocab_size=len(TOKENS), stop_token_ids=[END]),
+    max_threads=1,
+    cache_enabled=False,
+)
+RECORDS = """
+root ::= "{" name ("," name){0,3} "}"
+name ::= [a-b] [a-b]{1,4} (" " [a-b]{1,4})?
+"""
+NAMES = ("one", "two", "three")
+ATOMS = ('"a"', '"b"', '"ab"', '","', "[ab]", "[^a]", "[a-z]{1,3}", '"é"', "[^,]{0,2}", '""')
+
+
+def bodies(later: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Make bodies that name later rules, and any behind a letter.
+
+    The compiler itself crashes on rules that begin with themselves.
+    """
+    named = (*later, *(f'"b" {name}' for name in NAMES))
+    parts = st.lists(st.sampled_from((*ATOMS, *named)), min_size=1, max_size=3).map(" ".join)
+    signs = st.sampled_from(("", "*", "?", "{1,3}", "+"))
+    repeated = st.tuples(parts, signs).map(lambda two: f"({two[0]}){two[1]}")
+    return st.lists(repeated | parts, min_size=1, max_size=3).map(" | ".join)
+
+
+BODIES = st.tuples(*(bodies(NAMES[place:]) for place in range(4)))
+
+
+def mask(matcher: Any) -> list[int]:
+    bits = np.zeros((1, -(-len(TOKENS) // 32)), np.int32)
+    matcher.fill_next_token_bitmask(bits)
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=len(TOKENS))).tolist()
+
+
+def same(grammar: xgrammar.Grammar, seed: int, steps: int = 30) -> None:
+    """Walk a grammar as it is and with lookaheads, and compare all masks."""
+    rng = np.random.default_rng(seed)
+    plain = xgrammar.GrammarMatcher(COMPILER.compile_grammar(grammar))
+    subject = xgrammar.GrammarMatcher(COMPILER.compile_grammar(with_followers(grammar)))
+    for _ in range(steps):
+        allowed = mask(plain)
+        assert mask(subject) == allowed
+        others = [token for token in allowed if token != END]
+        if not others:
+            return
+        token = int(rng.choice(others))
+        assert plain.accept_token(token)
+        assert subject.accept_token(token)
+
+
+@settings(max_examples=100, deadline=None)
+@given(BODIES, st.integers(0, 2**32))
+def test_masks_of_any_grammar_stay_the_same(made: tuple[str, ...], seed: int) -> None:
+    rules = [f"{name} ::= {body}" for name, body in zip(("root", *NAMES), made, strict=True)]
+    try:
+        grammar = xgrammar.Grammar.from_ebnf("\n".join(rules))
+        COMPILER.compile_grammar(grammar)
+    except RuntimeError:  # rules that call themselves without an end
+        return
+    same(grammar, seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_masks_of_tags_regular_expressions_and_schemas_stay_the_same(seed: int) -> None:
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "number"}}}}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    tags = {"type": "triggered_tags", "triggers": ["<a>"], "tags": [tag]}
+    same(xgrammar.Grammar.from_regex(r"(a|ab|abc){1,3}(b{2,7}y?)+[^z]*z"), seed)
+    same(xgrammar.Grammar.from_json_schema(json.dumps(schema)), seed)
+    same(xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": tags})), seed)
+
+
+def test_what_follows_is_found_and_spares_trials() -> None:
+    plain, helped = (
+        COMPILER.compile_grammar(one)
+        for one in (RECORDS, with_followers(xgrammar.Grammar.from_ebnf(RECORDS)))
+    )
+    without = [rule for rule in str(plain.grammar).split("\n") if rule and "(=" not in rule]
+    assert len(without) > 3
+    left = [rule.split()[0] for rule in str(helped.grammar).split("\n") if rule and "(=" not in rule]
+    assert left == ["root"] or set(left) <= {"root"}
+    assert "(=([ ,}]))" in str(helped.grammar)
+
+
+def test_the_compiler_writes_what_is_read_here() -> None:
+    written = json.loads(optimised(xgrammar.Grammar.from_ebnf(RECORDS)).serialize_json())
+    assert written["__VERSION__"] == follow.FORMAT
+    Followers(written).found()
+    with pytest.raises(Unknown):
+        Followers(written | {"__VERSION__": "v1"})
+    with pytest.raises(Unknown):
+        Followers(written | {"grammar_expr_data": [99, 0], "grammar_expr_indptr": [0]})
+
+
+def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = xgrammar.Grammar.from_ebnf(RECORDS)
+    for name, value in (("FORMAT", "v1"), ("MOST_PARTS", 5), ("MOST_TEXT", 5)):
+        with monkeypatch.context() as patched:
+            patched.setattr(follow, name, value)
+            assert with_followers(grammar) is grammar
+
+
+def test_what_is_written_grows_with_the_grammar_alone() -> None:
+    texts = [
+        "\n".join(
+            [
+                f"root ::= {' '.join(f'r{i}' for i in range(n))}",
+                *(f'r{i} ::= "a{i}" | [b-d]{{2}} "x"' for i in range(n)),
+            ]
+        )
+        for n in (20, 200)
+    ]
+    few, many = (len(optimised(xgrammar.Grammar.from_ebnf(text)).serialize_json()) for text in texts)
+    assert many < 15 * few
