@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import gemv, nvrtc, paged, reduce, share, skinny, wide  # noqa: E402
+from mizzen.kernels import gemv, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
 
 HOPPER = (9, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -35,8 +35,9 @@ def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...
         (skinny.SOURCE, "skinny", sizes(4096, 1), 8),
         (paged.SOURCE, "paged", attention(torch.bfloat16, True), 16),
         (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True), 8),
-        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, push=True), 1),
-        (reduce.SOURCE, "reduce", reduce.definitions(5120, 8, 32, push=False), 2),
+        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, "push"), 1),
+        (reduce.SOURCE, "reduce", reduce.definitions(5120, 8, 32, "read"), 1),
+        (reduce.SOURCE, "reduce", reduce.definitions(5120, 4, 32, "shared"), 1),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
@@ -91,6 +92,19 @@ def test_cuts_of_served_shapes() -> None:
             assert cut is not None and -(-rows // cut.rows) * cut.split <= wide.MULTIPROCESSORS
     assert wide.cut_of(4096, 100, 8) is None
     assert wide.cut_of(4096, 1024, 257) is None
+
+
+def test_every_measured_cut_serves_its_shape() -> None:
+    for (rows, columns), cuts in wide_cuts.CUTS.items():
+        for batch, cut in cuts.items():
+            assert batch in wide.BATCHES and wide.Cut(*cut).serves(rows, columns, batch), (
+                rows,
+                columns,
+                batch,
+            )
+    for (rows, columns), most in wide_cuts.WIDEST.items():
+        assert most in (0, *wide.BATCHES)
+        assert all(wide.cut_of(rows, columns, batch) for batch in wide.BATCHES if batch <= most)
 
 
 @pytest.mark.parametrize("name", ["tokens", "lookup"])

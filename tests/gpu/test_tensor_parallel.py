@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from small_models import FAMILIES, save_model
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
+from mizzen.parallel.device import WAYS
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 RANKS = [size for size in (2, 4, 8) if size <= GPUS]
@@ -26,6 +29,7 @@ pytestmark = [
     pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices"),
 ]
 VOCABULARY = 512
+ALLREDUCE = Path(__file__).parents[2] / "benchmarks/allreduce.py"
 SMALL: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
 
 
@@ -44,29 +48,72 @@ def asked(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, params
 
 
+class Alone:
+    """What one GPU answers, by family; each is asked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokens: dict[str, list[list[int]]] = {}
+
+    def model(self, family: str) -> Path:
+        """Return where the family's model lies."""
+        folder = self.folder / family
+        if not folder.exists():
+            folder.mkdir()
+            save_model(folder, family)
+        return folder
+
+    def __getitem__(self, family: str) -> list[list[int]]:
+        """Return the tokens of each request."""
+        if family not in self.tokens:
+            self.tokens[family] = tokens_of(self.model(family))
+        return self.tokens[family]
+
+
+def tokens_of(model: Path, **options: Any) -> list[list[int]]:
+    """Return what is generated for each request in float32, by a new process: later groups go by NCCL."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(generated, model, options).result()
+
+
+def generated(model: Path, options: dict[str, Any]) -> list[list[int]]:
+    """Return what is generated for each request, here."""
+    prompts, params = asked(12)
+    with LLM(model, device="cuda", dtype="float32", **SMALL, **options) as llm:
+        return [answer.token_ids for answer in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Tokens of one GPU, to compare with."""
+    return Alone(tmp_path_factory.mktemp("models"))
+
+
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_give_the_tokens_of_one(family: str, size: int, tmp_path: Path) -> None:
-    save_model(tmp_path, family)
+def test_ranks_give_the_tokens_of_one(family: str, size: int, alone: Alone) -> None:
     if size > 4:
         pytest.skip("the small model has four heads")
-    prompts, params = asked(12)
-    tokens = {}
-    for ranks in (1, size):
-        with LLM(tmp_path, device="cuda", dtype="float32", tensor=ranks, **SMALL) as llm:
-            tokens[ranks] = [answer.token_ids for answer in llm.generate(prompts, params)]
-    assert tokens[size] == tokens[1]
+    assert tokens_of(alone.model(family), tensor=size) == alone[family]
 
 
-@pytest.mark.parametrize("way", ["nccl", "one-shot", "two-shot", "fused", "auto"])
-def test_every_way_of_all_reduce_gives_the_same_tokens(way: str, tmp_path: Path) -> None:
-    save_model(tmp_path, "qwen3")
-    prompts, params = asked(12)
-    tokens = {}
-    for ranks in (1, 2):
-        with LLM(tmp_path, device="cuda", dtype="float32", tensor=ranks, all_reduce=way, **SMALL) as llm:
-            tokens[ranks] = [answer.token_ids for answer in llm.generate(prompts, params)]
-    assert tokens[2] == tokens[1]
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
+@pytest.mark.parametrize("size", RANKS[:2])
+def test_every_way_of_all_reduce_gives_the_same_tokens(size: int, way: str, alone: Alone) -> None:
+    assert tokens_of(alone.model("qwen3"), tensor=size, all_reduce=way) == alone["qwen3"]
+
+
+def test_a_process_can_have_one_group_after_another(alone: Alone) -> None:
+    for _ in range(2):
+        assert generated(alone.model("qwen3"), {"tensor": 2}) == alone["qwen3"]
+
+
+@pytest.mark.parametrize("size", RANKS[:2])
+def test_fused_sums_are_those_of_plain_operations(size: int) -> None:
+    """Kernels of bfloat16, which the float32 models above have no use for."""
+    command = [sys.executable, str(ALLREDUCE), "--ranks", str(size), "--part", "check"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def real_shape(folder: Path) -> None:
@@ -142,6 +189,7 @@ import os, sys, time
 import numpy as np, psutil
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
+from mizzen.engine.loop import StepFailed
 
 llm = LLM(sys.argv[1], device="cuda", tensor=2, skip_tokenizer=True, kv_cache_tokens=8192)
 children = psutil.Process().children()

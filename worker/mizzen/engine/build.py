@@ -21,6 +21,7 @@ from mizzen.engine.grammar.compiler import GrammarCompiler
 from mizzen.engine.grammar.intake import Grammars
 from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
+from mizzen.engine.machine import cpu_count
 from mizzen.engine.memory import KvNeed
 from mizzen.engine.parts import fitting_pages, make_kv, make_model, measured, take_kv_scales
 from mizzen.engine.profile import ProfiledRunner
@@ -37,6 +38,7 @@ from mizzen.weights.load import Progress, size_of
 
 Report = Callable[[str], None]
 """Called with the name of a phase of start-up as it begins."""
+MOST_MASK_THREADS = 12
 MakeMasks = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
 """Makes what masks tokens, from the model, its end tokens, and the way to the device."""
 
@@ -186,6 +188,11 @@ def assemble(
     )
 
 
+def mask_threads(options: EngineOptions) -> int:
+    """Return how many threads fill masks: by default half of the processors that the ranks leave."""
+    return options.mask_threads or min(MOST_MASK_THREADS, max(1, (cpu_count() - options.local_ranks) // 2))
+
+
 def load_engine(
     options: EngineOptions,
     report: Report = lambda phase: None,
@@ -212,7 +219,7 @@ def load_engine(
 
     def make_masks(config: ModelConfig, end_token_ids: tuple[int, ...], upload: Uploader) -> GrammarMasks:
         chosen = compiler or GrammarCompiler(options.model, config.vocab_size, end_token_ids)
-        masks = GrammarMasks(config.vocab_size, upload, chosen.counts)
+        masks = GrammarMasks(config.vocab_size, upload, chosen.counts, threads=mask_threads(options))
         grammars.append(Grammars(chosen, masks, compiler is not None))
         if options.device == "cuda":
             chosen.warm()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mizzen.core.options import check, option, required
 
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
-ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot", "fused")
+ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot")
 EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru", "priority")
 ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
@@ -40,6 +40,9 @@ class EngineOptions:
     )
     threads: int | None = option(None, "CPU threads of the model on cpu; all cores by default", low=1)
 
+    mask_threads: int | None = option(
+        None, "CPU threads for masks of structured output; by default up to 12, half of those left", low=1
+    )
     max_running_requests: int = option(256, "Requests that decode together", low=1, high=4096)
     max_waiting_requests: int = option(2048, "Requests that may queue in the engine", low=1)
     memory_fraction: float = option(

@@ -8,6 +8,7 @@ reduce.cu for how ranks reach one another. NVRTC compiles the kernel for each le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -16,9 +17,12 @@ from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
 SOURCE = source("reduce")
 VECTOR = 8
 """Numbers of bfloat16 in what a thread moves at once."""
-MOST_THREADS = 512
+MOST_THREADS = 1024
 LARGEST = 8192
 """Longest rows, in numbers."""
+Way = Literal["read", "push", "shared"]
+"""How rows go between ranks; see reduce.cu."""
+NUMBERS: dict[Way, int] = {"read": 0, "push": 1, "shared": 2}
 
 
 def threads_of(columns: int) -> int:
@@ -27,16 +31,19 @@ def threads_of(columns: int) -> int:
     return min(MOST_THREADS, -(-vectors // 32) * 32)
 
 
-def definitions(columns: int, ranks: int, room: int, *, push: bool) -> tuple[tuple[str, int], ...]:
+def definitions(columns: int, ranks: int, room: int, way: Way) -> tuple[tuple[str, int], ...]:
     """Return what the kernel is compiled with."""
     sizes = (("VECTORS", columns // VECTOR), ("THREADS", threads_of(columns)), ("RANKS", ranks))
-    return (*sizes, ("ROOM", room), ("PUSH", int(push)))
+    return (*sizes, ("ROOM", room), ("WAY", NUMBERS[way]))
 
 
-def region_bytes(columns: int, ranks: int, room: int, *, push: bool) -> int:
+def region_bytes(columns: int, ranks: int, room: int, way: Way) -> int:
     """Return the peer memory that rows of this length need, for `room` rows."""
     row = 2 * columns
-    return 2 * ranks * room * row * 2 if push else 2 * room * row + 4 * room * ranks
+    if way == "push":
+        return 2 * ranks * room * row * 2
+    areas = 2 if way == "shared" else 1
+    return 2 * areas * room * row + 4 * room * ranks
 
 
 def serves(x: torch.Tensor) -> bool:
@@ -50,7 +57,7 @@ class ReduceNorm:
     """The kernel for rows of one length, over regions of the ranks' memory that begin with zeros."""
 
     def __init__(
-        self, regions: Sequence[int], columns: int, rank: int, room: int, device: torch.device, *, push: bool
+        self, regions: Sequence[int], columns: int, rank: int, room: int, device: torch.device, way: Way
     ) -> None:
         """Compile it.
 
@@ -60,7 +67,7 @@ class ReduceNorm:
             rank: This one.
             room: Rows at most.
             device: Of this rank.
-            push: Which way rows go; see reduce.cu.
+            way: How rows go.
 
         Raises:
             CompileError: it cannot be compiled here.
@@ -72,7 +79,7 @@ class ReduceNorm:
         self.calls = torch.zeros(room, dtype=torch.int32, device=device)
         if device.index is None:
             raise CompileError("a device without a number")
-        sizes = definitions(columns, len(regions), room, push=push)
+        sizes = definitions(columns, len(regions), room, way)
         self.function = compiled(SOURCE, "reduce", sizes, device.index)
 
     def __call__(

@@ -22,7 +22,7 @@ PART = 8
 """Rows of x in half of a tensor core's tile."""
 PARTS = (1, 2, 4)
 """Halves that the kernel is compiled for."""
-WIDEST = ((8 << 20, 16), (128 << 20, 8), (256 << 20, 4))
+WIDEST = ((8 << 20, 16), (256 << 20, 4))
 """(weights at most, rows of x): for how many rows the kernel beats cuBLAS and `mizzen.kernels.wide`."""
 SOURCE = source("skinny")
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mizzen.kernels.nvrtc import checked, compiled, launch, source
+from mizzen.kernels.wide_cuts import CUTS, WIDEST
 
 COLUMNS = 64
 """Columns of a stage."""
@@ -73,11 +74,12 @@ class Cut:
 def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
     """Choose how to cut a product of `batch` rows by what was measured; None where nothing serves it.
 
-    Blocks for about all multiprocessors in one go; of long inner dimensions rather many parts than blocks of
-    few weight rows, each of which fetches all of x.
+    Of shapes that were not: blocks for about all multiprocessors in one go; of long inner dimensions rather
+    many parts than blocks of few weight rows, each of which fetches all of x.
     """
     batch = next((size for size in BATCHES if batch <= size), 0)
-    cut = Cut(*choose(rows, columns, batch))
+    measured = CUTS.get((rows, columns), {}).get(batch)
+    cut = Cut(*(measured or choose(rows, columns, batch)))
     return cut if batch and cut.serves(rows, columns, batch) else None
 
 
@@ -105,7 +107,7 @@ def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
     rows, columns = weight.shape
     if columns % COLUMNS or (gate and rows % 16) or rows > LARGEST:
         return 0
-    most = 256 if gate else 192 if columns >= 3072 else 64
+    most = WIDEST.get((rows, columns), 256 if gate else 192 if columns >= 3072 else 64)
     return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
 
 

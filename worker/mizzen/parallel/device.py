@@ -1,8 +1,7 @@
 """Collectives on CUDA: peer memory for small messages, NCCL for large ones.
 
-Peer memory is PyTorch's symmetric memory: a buffer of each rank that the others read over NVLink. One shot
-reads everything from everyone: least latency. Two shots reduce a share each and gather the shares: fewest
-bytes from four ranks on. All of it may be captured in graphs. NVLink multicast is not used.
+One shot reads everything from everyone: least latency. Two shots reduce a share each and gather the shares:
+fewest bytes from four ranks on. All of it may be captured in graphs.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from mizzen.parallel.collectives import side_by_side
+from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, everywhere, make_peer_memory
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,7 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 
 
 KIB = 1 << 10
-ALIGNMENT = 16
-"""Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
-WAYS = ("auto", "nccl", "one-shot", "two-shot", "fused")
-LARGEST = 16384 * KIB
-"""Bytes of the peer buffer."""
+WAYS = ("auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot")
 TOKEN_ROOM = 4608
 """Slots whose tokens are shared over peer memory at most."""
 LOOKUP_ROOM = 256
@@ -46,19 +42,28 @@ class Sizes:
     """Fused with the norm, rows sent to the others."""
     fused: int = 0
     """Fused with the norm, rows read by the others."""
+    shared: int = 0
+    """Fused with the norm, each rank adding up a share of the rows."""
+
+    @property
+    def largest_fused(self) -> int:
+        """Bytes that go fused with the norm at most."""
+        return max(self.push, self.fused, self.shared)
 
 
 TABLE = {
-    2: Sizes(one_shot=4096 * KIB, push=256 * KIB, fused=4096 * KIB),
-    4: Sizes(one_shot=512 * KIB, two_shot=8192 * KIB, push=128 * KIB, fused=512 * KIB),
-    8: Sizes(one_shot=256 * KIB, two_shot=16384 * KIB, push=64 * KIB, fused=256 * KIB),
+    2: Sizes(one_shot=256 * KIB, two_shot=8192 * KIB, push=192 * KIB, fused=8192 * KIB),
+    4: Sizes(one_shot=512 * KIB, two_shot=8192 * KIB, push=4 * KIB, fused=448 * KIB, shared=8192 * KIB),
+    8: Sizes(one_shot=256 * KIB, two_shot=16384 * KIB, push=64 * KIB, fused=256 * KIB, shared=8192 * KIB),
 }
 """By number of ranks; `benchmarks/allreduce.py` measures them."""
 FORCED = {
     "nccl": Sizes(),
     "one-shot": Sizes(one_shot=LARGEST),
     "two-shot": Sizes(two_shot=LARGEST),
-    "fused": Sizes(one_shot=LARGEST, push=512 * KIB, fused=LARGEST),
+    "push": Sizes(one_shot=LARGEST, push=LARGEST),
+    "fused": Sizes(one_shot=LARGEST, fused=LARGEST),
+    "fused-two-shot": Sizes(two_shot=LARGEST, shared=LARGEST),
 }
 """By way, where one is chosen by hand: taken wherever it can be."""
 
@@ -76,110 +81,28 @@ def sizes_of(way: str, ranks: int) -> Sizes:
     return TABLE.get(ranks, Sizes(one_shot=256 * KIB))
 
 
-class PeerMemory:
-    """A buffer that all ranks of a group read, and the operations over it."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, size: int) -> None:
-        """Allocate it; all ranks do so together.
-
-        Raises:
-            RuntimeError: the GPUs do not reach each other's memory.
-        """
-        self.group = group
-        self.device = device
-        self.name = group.group_name
-        self.buffer, _ = self.region(size)
-
-    def region(self, size: int) -> tuple[torch.Tensor, list[int]]:
-        """Allocate so many bytes of zeros on every rank; return this one's, and the addresses of all.
-
-        All ranks do so together, and not while a graph is captured.
-        """
-        import torch.distributed._symmetric_memory as symmetric
-
-        memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
-        handle = symmetric.rendezvous(memory, group=self.group)
-        if handle is None:
-            raise RuntimeError("peer memory has no rendezvous here")
-        memory.zero_()
-        everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
-        return memory, list(handle.buffer_ptrs)
-
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the part of the buffer that x goes through."""
-        return self.buffer[: x.numel() * x.element_size()].view(x.dtype).view(x.shape)
-
-    def one_shot(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks."""
-        return torch.ops.symm_mem.one_shot_all_reduce_copy(self.take(x), x, "sum", self.name)
-
-    def two_shot(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over ranks, in x."""
-        through = self.take(x).copy_(x)
-        torch.ops.symm_mem.two_shot_all_reduce_(through, "sum", self.name)
-        return x.copy_(through)
-
-
-def make_peer_memory(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | None:
-    """Make the peer memory of a group and try it; None, with a warning, where one rank finds it broken.
-
-    What is tried is each operation against NCCL, so that wiring that corrupts data is found at start-up.
-    """
-    memory, fault = None, ""
-    try:
-        memory = PeerMemory(group, device, LARGEST)
-    except Exception as error:  # of many kinds: drivers, containers and wiring all have their own
-        fault = f"{type(error).__name__}: {error}"
-    if not everywhere(memory is not None, group, device):
-        log.warning("all-reduce goes by NCCL alone: no peer memory %s", fault or "on another rank")
-        return None
-    if memory is not None and not everywhere(agrees(memory, group, device), group, device):
-        log.warning("all-reduce goes by NCCL alone: sums over peer memory are wrong")
-        return None
-    return memory
-
-
-def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether something is true on all ranks."""
-    flag = torch.tensor([int(fact)], device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MIN, group)
-    return bool(flag.item())
-
-
-def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether the operations over peer memory give NCCL's sums.
-
-    Every rank does all of them whatever it finds: one that stopped early would leave the others waiting.
-    """
-    good = True
-    generator = torch.Generator(device).manual_seed(group.rank())
-    for count in (1024, 65536):
-        # Whole numbers, so that every order of additions has the same sum.
-        x = torch.randint(-8, 8, (8, count), device=device, generator=generator).to(torch.bfloat16)
-        expected = x.clone()
-        dist.all_reduce(expected, group=group)
-        for operation in (memory.one_shot, memory.two_shot):
-            good = torch.equal(operation(x.clone()), expected) and good
-    return good
-
-
 class FusedNorm:
     """The sum over ranks fused with residual addition and norm, for rows of one length."""
 
     def __init__(self, memory: PeerMemory, columns: int, sizes: Sizes) -> None:
         """Allocate what it goes through; all ranks do so together."""
-        from mizzen.kernels.reduce import ReduceNorm, region_bytes
+        from mizzen.kernels.reduce import ReduceNorm, Way, region_bytes
 
         self.kernels: list[ReduceNorm] = []
         self.regions: list[torch.Tensor] = []
         ranks, rank = memory.group.size(), memory.group.rank()
-        for size, push in ((sizes.push, True), (sizes.fused, False)):
+        ways: tuple[tuple[int, Way], ...] = (
+            (sizes.push, "push"),
+            (sizes.fused, "read"),
+            (sizes.shared, "shared"),
+        )
+        for size, way in ways:
             room = size // (2 * columns)
             if not room:
                 continue
-            region, addresses = memory.region(region_bytes(columns, ranks, room, push=push))
+            region, addresses = memory.region(region_bytes(columns, ranks, room, way))
             self.regions.append(region)
-            self.kernels.append(ReduceNorm(addresses, columns, rank, room, memory.device, push=push))
+            self.kernels.append(ReduceNorm(addresses, columns, rank, room, memory.device, way))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -232,13 +155,15 @@ class NcclCollectives:
 class DeviceCollectives(NcclCollectives):
     """NCCL, and peer memory where a message is small."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, way: str) -> None:
-        """Set up both; all ranks do so together."""
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, way: str, *, first: bool = True
+    ) -> None:
+        """Set up both; all ranks do so together. `first`: this process was in no other group before."""
         super().__init__(group)
         self.sizes = sizes_of(way, self.size)
         self.peers: PeerMemory | None = None
         if self.sizes != Sizes():
-            self.peers = make_peer_memory(group, device)
+            self.peers = make_peer_memory(group, device, first=first)
         self.norms: dict[int, FusedNorm | None] = {}
         """By length of a row; None where it is not served here."""
         self.shared: dict[str, Any] = {}
@@ -264,7 +189,7 @@ class DeviceCollectives(NcclCollectives):
         from mizzen.kernels import reduce
 
         size = x.numel() * x.element_size()
-        if self.peers is None or size > max(self.sizes.push, self.sizes.fused) or not reduce.serves(x):
+        if self.peers is None or size > self.sizes.largest_fused or not reduce.serves(x):
             return None
         columns = x.shape[1]
         if columns not in self.norms:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import torch
@@ -89,6 +90,9 @@ def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.S
 class Group:
     """This rank and the others. `close` once nothing is in flight."""
 
+    met_on_device: ClassVar[bool] = False
+    """This process was in a group on CUDA."""
+
     def __init__(self, place: Place, check: Check = lambda: None) -> None:
         """Meet the other ranks.
 
@@ -160,7 +164,9 @@ class Group:
             raise RanksFailed("torch.distributed made no process group")
         from mizzen.parallel.device import DeviceCollectives
 
-        return DeviceCollectives(world, place.device, place.all_reduce)
+        first = not Group.met_on_device
+        Group.met_on_device = True
+        return DeviceCollectives(world, place.device, place.all_reduce, first=first)
 
 
 def _gloo(place: Place, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:

@@ -1,0 +1,113 @@
+"""Memory of each rank that the others read and write over NVLink, and what makes sure that it works.
+
+It is PyTorch's symmetric memory. NVLink multicast is not used.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import torch.distributed as dist
+
+log = logging.getLogger(__name__)
+
+ALIGNMENT = 16
+"""Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
+LARGEST = 16 << 20
+"""Bytes of the peer buffer."""
+
+
+class PeerMemory:
+    """A buffer that all ranks of a group read, and the operations over it."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, size: int) -> None:
+        """Allocate it; all ranks do so together.
+
+        Raises:
+            RuntimeError: the GPUs do not reach each other's memory.
+        """
+        self.group = group
+        self.device = device
+        self.name = group.group_name
+        self.buffer, _ = self.region(size)
+
+    def region(self, size: int) -> tuple[torch.Tensor, list[int]]:
+        """Allocate so many bytes of zeros on every rank; return this one's, and the addresses of all.
+
+        All ranks do so together, and not while a graph is captured.
+        """
+        import torch.distributed._symmetric_memory as symmetric
+
+        memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        handle = symmetric.rendezvous(memory, self.group)
+        if handle is None:
+            raise RuntimeError("peer memory has no rendezvous here")
+        memory.zero_()
+        everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
+        return memory, list(handle.buffer_ptrs)
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the part of the buffer that x goes through."""
+        return self.buffer[: x.numel() * x.element_size()].view(x.dtype).view(x.shape)
+
+    def one_shot(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks."""
+        return torch.ops.symm_mem.one_shot_all_reduce_copy(self.take(x), x, "sum", self.name)
+
+    def two_shot(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks, in x."""
+        through = self.take(x).copy_(x)
+        torch.ops.symm_mem.two_shot_all_reduce_(through, "sum", self.name)
+        return x.copy_(through)
+
+
+def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: bool) -> PeerMemory | None:
+    """Make the peer memory of a group and try it; None, with a warning, where one rank finds it broken.
+
+    What is tried is each operation against NCCL, so that wiring that corrupts data is found at start-up.
+    Nothing is where a rank was in another group before, and so not at its `first`: PyTorch keeps groups by
+    name and numbers meetings by process, so that such a rank and new ones would wait for each other for ever.
+    """
+    if not everywhere(first, group, device):
+        log.warning(
+            "all-reduce goes by NCCL alone and slower: this process had a tensor parallel model before, "
+            "start a new one"
+        )
+        return None
+    memory, fault = None, ""
+    try:
+        memory = PeerMemory(group, device, LARGEST)
+    except Exception as error:  # of many kinds: drivers, containers and wiring all have their own
+        fault = f"{type(error).__name__}: {error}"
+    if not everywhere(memory is not None, group, device):
+        log.warning("all-reduce goes by NCCL alone: no peer memory %s", fault or "on another rank")
+        return None
+    if memory is not None and not everywhere(agrees(memory, group, device), group, device):
+        log.warning("all-reduce goes by NCCL alone: sums over peer memory are wrong")
+        return None
+    return memory
+
+
+def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Tell whether something is true on all ranks."""
+    flag = torch.tensor([int(fact)], device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN, group)
+    return bool(flag.item())
+
+
+def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Tell whether the operations over peer memory give NCCL's sums.
+
+    Every rank does all of them whatever it finds: one that stopped early would leave the others waiting.
+    """
+    good = True
+    generator = torch.Generator(device).manual_seed(group.rank())
+    for count in (1024, 65536):
+        # Whole numbers, so that every order of additions has the same sum.
+        x = torch.randint(-8, 8, (8, count), device=device, generator=generator).to(torch.bfloat16)
+        expected = x.clone()
+        dist.all_reduce(expected, group=group)
+        for operation in (memory.one_shot, memory.two_shot):
+            good = torch.equal(operation(x.clone()), expected) and good
+    return good
