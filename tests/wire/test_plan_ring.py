@@ -130,3 +130,32 @@ def test_another_process_reads(ring: RingHandles) -> None:
         writer.end()
         out, _ = process.communicate(timeout=SECONDS)
     assert out.split() == [word for step in range(1, 200) for word in (str(step), str(step))]
+
+
+RESTLESS = """
+import os, sys
+from mizzen.wire.plan_ring import RingHandles, _Ring
+
+ring = _Ring(RingHandles(int(sys.argv[1]), tuple(map(int, sys.argv[2:]))))
+while not ring.written[0] & (1 << 62):
+    ring.sleeps[:] = 1
+    ring.sleeps[:] = 0
+"""
+"""Goes to sleep and wakes up all the time, as readers of another process do."""
+
+
+def test_readers_may_fall_asleep_while_a_plan_is_written() -> None:
+    handles = create_ring(7)
+    command = [sys.executable, "-c", RESTLESS, *map(str, handles.all)]
+    restless = subprocess.Popen(command, pass_fds=handles.all)
+    try:
+        writer, readers = RingWriter(handles), [RingReader(handles, i) for i in range(7)]
+        for _ in range(20_000):
+            writer.send(plan(1))
+            for reader in readers:
+                reader._ring.read[reader._reader] = writer._at  # taken, unread
+        assert restless.poll() is None
+    finally:
+        restless.kill()
+        restless.wait()
+        handles.close()

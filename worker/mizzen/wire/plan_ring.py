@@ -140,7 +140,8 @@ class RingWriter:
         ring.put(self._at, len(content).to_bytes(8, "little") + content)
         self._at += size
         ring.written[0] = self._at
-        for reader in ring.sleeps.nonzero()[0].tolist():
+        # Of a copy: readers write there meanwhile, and numpy counts first and collects then.
+        for reader in ring.sleeps.copy().nonzero()[0].tolist():
             os.eventfd_write(self._wake[reader], 1)
 
 
