@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import model_servers
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.run import Fetch
 from mizzen.fetch.store import Manifest
@@ -18,18 +17,9 @@ from mizzen.fetch.store import Manifest
 KIB = 1024
 
 
-def _servers() -> Any:
-    spec = importlib.util.spec_from_file_location("fetch_servers", Path(__file__).with_name("servers.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def servers() -> Any:
-    return _servers()
+    return model_servers
 
 
 @pytest.fixture(autouse=True)

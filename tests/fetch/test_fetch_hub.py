@@ -258,7 +258,7 @@ def test_a_stopped_fetch_ends_soon_and_keeps_what_came(hub: Any, model: Any, tmp
     hub.push(model)
     hub.cdn.faults.gate = threading.Event()
     message = tmp_path / "message"
-    process = start(hub, tmp_path / "to", "--termination-message", str(message), "--timeout-seconds", "1")
+    process = start(hub, tmp_path / "to", "--termination-message", str(message), "--timeout-seconds", "600")
     assert hub.cdn.faults.held.wait(120)
     process.terminate()
     assert process.wait(120) == 128 + signal.SIGTERM

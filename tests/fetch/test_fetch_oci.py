@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ import pytest
 
 from mizzen.fetch.errors import FetchError
 from mizzen.fetch.oci import _same_owner
+from model_servers import TITLE, Registry
 
 LAYER = "application/vnd.oci.image.layer.v1.tar"
-TITLE = "org.opencontainers.image.title"
 
 
 @pytest.fixture
@@ -25,12 +23,11 @@ def uri(registry: Any) -> str:
 
 @pytest.fixture
 def login(registry: Any, tmp_path: Path) -> str:
-    return write_login(tmp_path, registry.server.url.removeprefix("http://"), registry)
+    return write_login(tmp_path, registry.server.url.removeprefix("http://"))
 
 
-def write_login(folder: Path, host: str, registry: Any) -> str:
-    auth = base64.b64encode(f"{registry.USER}:{registry.PASSWORD}".encode()).decode()
-    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
+def write_login(folder: Path, host: str) -> str:
+    (folder / "config.json").write_text(Registry.login(host))
     return str(folder / "config.json")
 
 
@@ -46,21 +43,14 @@ def archive(files: dict[str, bytes], mode: str = "w", **members: tarfile.TarInfo
     return data.getvalue()
 
 
-def artifact(registry: Any, model: dict[str, bytes], key: str = TITLE) -> list[dict[str, Any]]:
-    return [
-        {"mediaType": "application/octet-stream", **registry.blob(data), "annotations": {key: name}}
-        for name, data in model.items()
-    ]
-
-
 @pytest.mark.parametrize("key", [TITLE, "org.cncf.model.filepath"])
 def test_an_artifact_comes_whole(
     registry: Any, fetch: Any, there: Any, model: Any, wanted: Any, uri: str, login: str, key: str
 ) -> None:
-    digest = registry.push("v1", artifact(registry, model, key))
+    digest = registry.push("v1", registry.artifact(model, key))
     manifest = fetch(uri, endpoint=registry.server.url, credentials=login)
     assert there() == wanted and manifest.revision == digest
-    registry.push("v1", artifact(registry, {"config.json": b"moved"}))
+    registry.push("v1", registry.artifact({"config.json": b"moved"}))
     assert fetch(uri, endpoint=registry.server.url, credentials=login) == manifest
 
 
@@ -94,7 +84,7 @@ def test_a_modelcar_gives_its_models_folder(
 
 
 def test_a_pinned_digest_is_checked(registry: Any, fetch: Any, model: Any, uri: str, login: str) -> None:
-    digest = registry.push("v1", artifact(registry, model))
+    digest = registry.push("v1", registry.artifact(model))
     pinned = f"{uri.removesuffix(':v1')}@{digest}"
     assert fetch(pinned, endpoint=registry.server.url, credentials=login).revision == digest
     registry.manifests[digest] = registry.manifests[digest] + b" "
@@ -105,7 +95,7 @@ def test_a_pinned_digest_is_checked(registry: Any, fetch: Any, model: Any, uri: 
 def test_cuts_in_blobs_are_outlived(
     registry: Any, fetch: Any, there: Any, model: Any, wanted: Any, uri: str, login: str
 ) -> None:
-    registry.push("v1", artifact(registry, model))
+    registry.push("v1", registry.artifact(model))
     registry.server.faults.cut_after, registry.server.faults.cuts = 24_000, 4
     fetch(uri, endpoint=registry.server.url, credentials=login)
     assert there() == wanted
@@ -114,10 +104,10 @@ def test_cuts_in_blobs_are_outlived(
 def test_a_wrong_login_is_refused(
     registry: Any, fetch: Any, model: Any, uri: str, login: str, tmp_path: Path
 ) -> None:
-    registry.push("v1", artifact(registry, model))
+    registry.push("v1", registry.artifact(model))
     with pytest.raises(FetchError, match="credentialsSecretRef"):
         fetch(uri, endpoint=registry.server.url)
-    write_login(tmp_path, "elsewhere.example", registry)
+    write_login(tmp_path, "elsewhere.example")
     with pytest.raises(FetchError, match="no login for 127"):
         fetch(uri, endpoint=registry.server.url, credentials=login)
 
@@ -125,7 +115,7 @@ def test_a_wrong_login_is_refused(
 def test_a_foreign_token_service_gets_no_password(
     registry: Any, servers: Any, fetch: Any, model: Any, uri: str, login: str
 ) -> None:
-    registry.push("v1", artifact(registry, model))
+    registry.push("v1", registry.artifact(model))
     thief = servers.Registry()
     registry.realm = thief.server.url.replace("127.0.0.1", "localhost") + "/token"
     with pytest.raises(FetchError, match="401"):

@@ -11,20 +11,14 @@ import pytest
 
 from mizzen.fetch.errors import Corrupt, FetchError
 from mizzen.fetch.sigv4 import Key, sign
+from model_servers import Bucket
 
 URI = "s3://models/llm/tiny"
-FILE = """
-[default]
-aws_access_key_id = AKIDEXAMPLE
-aws_secret_access_key = s3cr3t/key+with=signs
-aws_session_token = session-token
-region = eu-test-1
-"""
 
 
 @pytest.fixture
 def login(tmp_path: Path) -> str:
-    (tmp_path / "credentials").write_text(FILE)
+    (tmp_path / "credentials").write_text(Bucket.PROFILE)
     return str(tmp_path / "credentials")
 
 
@@ -80,7 +74,7 @@ def test_a_public_bucket_needs_no_key(bucket: Any, fetch: Any, there: Any, model
 
 def test_a_wrong_key_is_refused_and_not_shown(bucket: Any, fetch: Any, model: Any, tmp_path: Path) -> None:
     fill(bucket, model)
-    (tmp_path / "wrong").write_text(FILE.replace("signs", "sighs"))
+    (tmp_path / "wrong").write_text(Bucket.PROFILE.replace("signs", "sighs"))
     with pytest.raises(FetchError, match="credentialsSecretRef") as found:
         fetch(URI, endpoint=bucket.server.url, credentials=str(tmp_path / "wrong"))
     assert "s3cr3t" not in str(found.value)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import httpx
 
@@ -73,6 +75,8 @@ class Client:
         """Ask servers; `stop` ends every wait, `on_trouble` hears of what is tried again."""
         self._stop = stop
         self._abandoned = threading.Event()
+        self._streams: WeakSet[Any] = WeakSet()
+        self._lock = threading.Lock()
         self._attempts = attempts
         self._on_trouble = on_trouble
         self._http = httpx.Client(
@@ -88,8 +92,22 @@ class Client:
         self._http.close()
 
     def abandon(self) -> None:
-        """End what is under way in all threads, for one of them has failed."""
-        self._abandoned.set()
+        """End what is under way in all threads, also where a server is silent."""
+        with self._lock:
+            self._abandoned.set()
+            streams = list(self._streams)
+        for stream in streams:
+            _cut(stream)
+
+    def _trace(self, event: str, about: Mapping[str, Any]) -> None:
+        """Hear of connections as they are made; with TLS each is made twice, and the later one counts."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            stream = about["return_value"]
+            with self._lock:
+                self._streams.add(stream)
+                late = self._abandoned.is_set()
+            if late:
+                _cut(stream)
 
     def check(self) -> None:
         """Raise Stopped once an end is asked for."""
@@ -173,7 +191,9 @@ class Client:
         for _ in range(MAX_REDIRECTS + 2):
             shows = credentials.headers(method, url, given) if origin(url) == home else {}
             try:
-                request = self._http.build_request(method, url, headers={**given, **shows})
+                request = self._http.build_request(
+                    method, url, headers={**given, **shows}, extensions={"trace": self._trace}
+                )
                 response = self._http.send(request, stream=True)
             except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
                 raise Unreachable(f"{shown(url)} does not answer: {brief(error)}") from error
@@ -191,6 +211,12 @@ class Client:
             finally:
                 response.close()
         raise FetchError(f"{shown(url)} is the end of more than {MAX_REDIRECTS} redirects")
+
+
+def _cut(stream: Any) -> None:
+    """End a connection for whoever reads from it, which closing it would not."""
+    with suppress(OSError):
+        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 def _next(url: str, response: httpx.Response) -> str:

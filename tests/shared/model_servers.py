@@ -1,4 +1,4 @@
-"""A hub, a bucket and a registry on loopback, each with the faults that real ones have."""
+"""A hub, a bucket and a registry with the faults that real ones have, on loopback unless told otherwise."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 BLOCK = 8192
+TITLE = "org.opencontainers.image.title"
+HELD_SECONDS = 300
+"""A body that a gate holds goes on by itself after this long."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and the name by which others reach it; port 0 is any."""
+
+    bind: str = "127.0.0.1"
+    name: str = "127.0.0.1"
+    port: int = 0
+
+
+LOOPBACK = Address()
 
 
 @dataclass
@@ -110,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
             if faults.gate is not None and at >= len(part) // 2 and not faults.gate.is_set():
                 self.wfile.flush()
                 faults.held.set()
-                faults.gate.wait(60)
+                faults.gate.wait(HELD_SECONDS)
             if faults.cut_after and faults.cuts > 0 and sent >= faults.cut_after:
                 faults.cuts -= 1
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -142,15 +157,15 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, answer: Callable[[Handler], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, answer: Callable[[Handler], None], at: Address = LOOPBACK) -> None:
+        super().__init__((at.bind, at.port), Handler)
         self.answer = answer
         self.faults = Faults()
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.served: Counter[str] = Counter()
         self.counting = threading.Condition()
         self._sending = 0
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://{at.name}:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     @contextmanager
@@ -181,8 +196,7 @@ class Server(ThreadingHTTPServer):
 class Hub:
     """A model hub: an API, and large files at another host by a redirect that is signed."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
+    def __init__(self, api: Address = LOOPBACK, cdn: Address = LOOPBACK) -> None:
         self.large: set[str] = set()
         self.commits: dict[str, dict[str, bytes]] = {}
         self.branches: dict[str, str] = {}
@@ -191,8 +205,8 @@ class Hub:
         """Names that the API tells in place of the real ones."""
         self.promised: dict[str, str] = {}
         """Checksums that the API tells in place of the real ones."""
-        self.api = Server(self._api)
-        self.cdn = Server(self._cdn)
+        self.api = Server(self._api, api)
+        self.cdn = Server(self._cdn, cdn)
 
     def push(self, files: dict[str, bytes], branch: str = "main", large: set[str] | None = None) -> str:
         """Commit files to a branch; returns the commit."""
@@ -258,7 +272,16 @@ class Bucket:
         "models",
     )
 
-    def __init__(self) -> None:
+    PROFILE = f"""
+[default]
+aws_access_key_id = {ID}
+aws_secret_access_key = {SECRET}
+aws_session_token = {TOKEN}
+region = {REGION}
+"""
+    """A credentials file of AWS."""
+
+    def __init__(self, at: Address = LOOPBACK) -> None:
         self.objects: dict[str, bytes] = {}
         self.sha256: set[str] = set()
         """Keys whose checksum the server knows."""
@@ -267,7 +290,7 @@ class Bucket:
         self.encrypted: set[str] = set()
         self.public = False
         self.page = 2
-        self.server = Server(self._answer)
+        self.server = Server(self._answer, at)
 
     def tag(self, key: str) -> str:
         digest = hashlib.md5(self.objects[key]).hexdigest()
@@ -358,18 +381,31 @@ class Registry:
 
     USER, PASSWORD = "robot", "pass:word"
 
-    def __init__(self) -> None:
+    @classmethod
+    def login(cls, host: str) -> str:
+        """A config.json of Docker with the login of a registry of that name."""
+        auth = base64.b64encode(f"{cls.USER}:{cls.PASSWORD}".encode()).decode()
+        return json.dumps({"auths": {host: {"auth": auth}}})
+
+    def __init__(self, at: Address = LOOPBACK) -> None:
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, bytes] = {}
         self.private = True
         self.realm = ""
         self.basic_seen: list[str] = []
-        self.server = Server(self._answer)
+        self.server = Server(self._answer, at)
 
     def blob(self, data: bytes) -> dict[str, Any]:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         self.blobs[digest] = data
         return {"digest": digest, "size": len(data)}
+
+    def artifact(self, files: dict[str, bytes], key: str = TITLE) -> list[dict[str, Any]]:
+        """The layers of an artifact of files, as ORAS makes them."""
+        return [
+            {"mediaType": "application/octet-stream", **self.blob(data), "annotations": {key: name}}
+            for name, data in files.items()
+        ]
 
     def push(self, tag: str, layers: list[dict[str, Any]]) -> str:
         """Push a manifest of layers; returns its digest."""
