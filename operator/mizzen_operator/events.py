@@ -12,7 +12,8 @@ from typing import Any
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.kube import Kube, KubeError
-from mizzen_operator.rollout import stamp
+from mizzen_operator.memory import stamp
+from mizzen_operator.trouble import DEVICE_LOST, NODE_LOST
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,11 @@ def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
     return told
 
 
-MOVED = ("NodeLost",)
+MOVED = (DEVICE_LOST, NODE_LOST)
 
 
 def moves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """What became of groups whose node is lost, said once of each.
+    """What became of groups whose device or node is lost, said once of each.
 
     Args:
         before: groups of the status as it was.

@@ -24,7 +24,7 @@ from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pods, ranks_service
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
-from mizzen_operator.render.policy import policies
+from mizzen_operator.render.policy import fetch_policy, policies
 from mizzen_operator.revisions import Revisions
 
 logger = logging.getLogger(__name__)
@@ -154,9 +154,11 @@ class Executor:
             KubeError: the API server failed.
         """
         digests, require = self._memory(service).digests, partial(require_ours, service)
-        wanted, fresh = service.network_policy, not service.status
-        manifests = policies(service, self._config)
+        wanted, fresh, cached = service.network_policy, not service.status, service.access.cached
+        manifests, fetch = policies(service, self._config), fetch_policy(service, self._config)
         await self._applier.keep(manifests, digests, require, wanted=wanted, fresh=fresh)
+        fresh = fresh or not (cached or service.status.get("model"))
+        await self._applier.keep([fetch], digests, require, wanted=wanted and cached, fresh=fresh)
 
     async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from mizzen_operator.queue import Key
 
 if TYPE_CHECKING:  # what it sees: the clients that observe count in a registry that this one is a part of
-    from mizzen_operator.observe import Group
+    from mizzen_operator.groups import Group
 
 PREFIX = "mizzen_operator_"
 START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600)
@@ -166,10 +166,11 @@ class Fleet:
     def _groups(self, service: _Service, groups: Sequence[Group], now: datetime, *, first: bool) -> None:
         starting: list[datetime] = []
         started: set[str] = set()
+        ended = frozenset(group.name for group in groups if group.ended and not group.terminating)
         for group in groups:
             if not first:
                 restarts = group.restarts - service.seen.get(group.name, 0)
-                service.restarts += max(0, restarts)
+                service.restarts += max(0, restarts, group.name in ended - service.ended)
             created = _time(group.created) if group.created else now
             if group.routable or group.was_routable or group.ended:
                 started.add(group.name)
@@ -177,9 +178,6 @@ class Fleet:
                     self.starts.observe(_age(created, now))
             elif group.live:
                 starting.append(created)
-        ended = frozenset(group.name for group in groups if group.ended and not group.terminating)
-        if not first:
-            service.restarts += len(ended - service.ended)
         service.ended = ended
         service.oldest_start = min(starting, default=None)
         service.seen = {group.name: group.restarts for group in groups}

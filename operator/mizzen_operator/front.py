@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.keys import due
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.labelled import LabelledSecrets
+from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.render.budget import gateway_budget
 from mizzen_operator.render.gateway import Front, gateway_manifests
 from mizzen_operator.render.keys import (
@@ -39,7 +41,6 @@ from mizzen_operator.render.shared import (
     shared,
     shared_keys,
 )
-from mizzen_operator.rollout import stamp
 from mizzen_operator.shared import Sharing, share
 
 logger = logging.getLogger(__name__)

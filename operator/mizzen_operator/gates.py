@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from mizzen_operator import labels, rollout
 from mizzen_operator.api import InferenceService
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.groups import Group, write_refusal
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
-from mizzen_operator.observe import Group, write_refusal
+from mizzen_operator.memory import stamp
 from mizzen_operator.queue import Key
 from mizzen_operator.verify import Verifier
 
@@ -106,7 +107,7 @@ class Gates:
             "status": "True" if value else "False",
             "reason": reason,
             "message": message,
-            "lastTransitionTime": rollout.stamp(datetime.now(UTC)),
+            "lastTransitionTime": stamp(datetime.now(UTC)),
         }
         if not message and kind == labels.ROUTABLE:
             del condition["message"]

@@ -18,12 +18,13 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.groups import Group
 from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Group, owned
+from mizzen_operator.observe import owned
 from mizzen_operator.queue import Key
 from mizzen_operator.render import keys as render
-from mizzen_operator.rollout import stamp
 
 
 @dataclass(frozen=True, slots=True)

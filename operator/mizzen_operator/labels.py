@@ -37,6 +37,9 @@ ROTATE_KEYS = "mizzen.dev/rotate-keys"
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
 """Annotations of Secrets: when the keys of the present and of the next generation were made."""
 
+DEVICE_LOST_CODE = 3
+"""Exit code of an engine whose device is gone or broken: its pod has no other one."""
+
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
@@ -91,6 +94,11 @@ def controller_revision(service: str, revision: str) -> str:
 def engine_policy(service: str) -> str:
     """Name of the NetworkPolicy of a service's engines."""
     return f"{service}-engine"
+
+
+def fetch_policy(service: str) -> str:
+    """Name of the NetworkPolicy of the pods that fetch a service's model."""
+    return f"{service}-fetch"
 
 
 def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mizzen_operator import labels
-from mizzen_operator.observe import Group
+from mizzen_operator.groups import Group
 
 
 @dataclass(frozen=True, slots=True)

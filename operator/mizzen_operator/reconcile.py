@@ -9,23 +9,28 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels, rollout, status
-from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.download import Download, allowed, clocked, finished, held, pinned
 from mizzen_operator.events import Recorder, moves, news
 from mizzen_operator.execute import Executor
+from mizzen_operator.facts import Facts, Failure
 from mizzen_operator.fit import fit
 from mizzen_operator.front import SharedGateway, SharedGateways
 from mizzen_operator.gates import Gates
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.groups import Group
 from mizzen_operator.keys import Keys, Rotation, rotation
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.listen import GatewayListener
+from mizzen_operator.memory import recall
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.models import LOOK_SECONDS, Download, Models, allowed, clocked, held, pinned, recall
-from mizzen_operator.observe import Group, Observed, observe
+from mizzen_operator.models import LOOK_SECONDS, Models
+from mizzen_operator.observe import Observed, observe
+from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.plan import Action, CreateGroup, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
@@ -49,7 +54,7 @@ class Outcome:
 
     waits: bool = False
     settled: bool = True
-    failure: status.Failure | None = None
+    failure: Failure | None = None
     others: tuple[Key, ...] = ()
     again: float | None = None
 
@@ -130,7 +135,7 @@ class Reconciler:
             service = parse(body)
         except ApiError as error:
             logger.error("%s/%s: %s", key.namespace, key.name, error)
-            return Outcome(failure=status.Failure("WrongCRD", str(error)))
+            return Outcome(failure=Failure("WrongCRD", str(error)))
         return await self._step(key, service)
 
     def _forget(self, key: Key) -> None:
@@ -142,19 +147,20 @@ class Reconciler:
         self._gateways.forget(key)
         self._verifier.keep(key, ())
         self._autoscaler.seen(key, None)
+        self._models.told(key, None)
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
         self._autoscaler.seen(key, service.autoscaling)
         newest, now = revision(service, self._config), datetime.now(UTC)
         acknowledged, groups = Acknowledgements(), observed.groups
-        memory = rollout.recall(service.status)
+        memory = recall(service.status)
         deployment: Mapping[str, Any] = observed.deployment or {}
-        failure: status.Failure | None = None
+        failure: Failure | None = None
         gateway: _Gateway | None = None
         turn: Rotation | None = None
         fits = fit(service)
-        download: Download | None = recall(service)
+        download: Download | None = finished(service)
         self._executor.refresh(service, settled=observed.settled)
         try:
             gateway = await self._gateway(key, service, observed)
@@ -182,13 +188,13 @@ class Reconciler:
             await self._executor.budget(service)
             await self._executor.policies(service)
         except Refused as error:
-            failure = status.Failure(error.reason, str(error))
+            failure = Failure(error.reason, str(error))
         except KubeError as error:
             if error.code not in (400, 403, 422):
                 raise
-            failure = status.Failure("Rejected", f"the API server rejects a change: {error}")
+            failure = Failure("Rejected", f"the API server rejects a change: {error}")
         downloading = download is not None and not download.cached
-        facts = status.Facts(
+        facts = Facts(
             service,
             newest,
             engine_image(service, self._config),
@@ -204,7 +210,7 @@ class Reconciler:
             gateway.keys if gateway is not None else None,
             turn,
             fits,
-            download,
+            self._models.told(key, download),
         )
         await self._write(key, facts)
         waits = turn is not None or any(group.resting for group in groups)
@@ -269,7 +275,7 @@ class Reconciler:
             self._fronts.forget(key.namespace)
         return answer
 
-    async def _write(self, key: Key, facts: status.Facts) -> None:
+    async def _write(self, key: Key, facts: Facts) -> None:
         service = facts.service
         new = status.build(facts, datetime.now(UTC))
         self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
@@ -305,12 +311,12 @@ def _creates(action: Action, revision: str) -> bool:
     return isinstance(action, CreateGroup) and action.revision == revision
 
 
-def _refused(service: InferenceService) -> status.Failure:
+def _refused(service: InferenceService) -> Failure:
     secret = labels.SHARED_NAME if service.shared else labels.root_keys(service.name)
     whose = f"{labels.SERVICE}={service.name}"
     if service.shared:
         whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
-    return status.Failure(
+    return Failure(
         "TokenRefused",
         f"a gateway holds another token than Secret {secret}, which was made anew: "
         f"kubectl delete pods -l {whose} has all pods start with the new keys",

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import owned
+from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image
 from mizzen_operator.render.meta import metadata

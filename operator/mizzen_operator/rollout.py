@@ -1,19 +1,16 @@
-"""What a service's status remembers of its rollout from one look to the next: pure functions.
-
-Everything else follows from what is there. Remembered are the revision that served last with all its groups,
-how far the newest one came and when, failures of groups within the last hour, and what was given up.
-"""
+"""How a rollout goes on: what its memory learns from a look, and what the planner is asked for. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from mizzen_operator.api import InferenceService
-from mizzen_operator.observe import Group
+from mizzen_operator.groups import Group
+from mizzen_operator.memory import Failure, GivenUp, Memory, Progress, recall
 from mizzen_operator.plan import Wanted
 from mizzen_operator.render.meta import digest
 
@@ -23,98 +20,6 @@ MAX_FAILURES = 64
 MAX_MESSAGE = 1024
 RESTART_BUDGET = "RestartBudgetExceeded"
 VERIFICATION = "VerificationFailed"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the groups of a revision came.
-
-    Attributes:
-        groups: groups that were wanted.
-        serving: groups of the revision that served at most.
-        old: groups of other revisions that were left at least.
-        time: when one of these changed for the better last.
-    """
-
-    revision: str
-    groups: int
-    serving: int
-    old: int
-    time: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One failure of a group: its engine ended and was started again."""
-
-    group: int
-    name: str
-    revision: str
-    time: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A revision that is not tried again until the spec, replicas aside, changes.
-
-    Attributes:
-        spec: hash of the spec that was given up.
-        groups: numbers of the groups that failed too often.
-    """
-
-    revision: str
-    spec: str
-    groups: tuple[int, ...]
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What is remembered.
-
-    Attributes:
-        current: the revision that served last with all its groups; empty when none did.
-        given_up: of the spec as it is now; None when nothing of it was.
-    """
-
-    current: str = ""
-    progress: Progress | None = None
-    failures: tuple[Failure, ...] = ()
-    given_up: GivenUp | None = None
-
-    def as_status(self) -> dict[str, Any]:
-        """The fields of a status."""
-        found: dict[str, Any] = {"currentRevision": self.current}
-        if self.progress is not None:
-            one = self.progress
-            found["progress"] = {
-                "revision": one.revision,
-                "groups": one.groups,
-                "serving": one.serving,
-                "old": one.old,
-                "time": stamp(one.time),
-            }
-        if self.failures:
-            found["recentFailures"] = [
-                {"group": f.group, "name": f.name, "revision": f.revision, "time": stamp(f.time)}
-                for f in self.failures
-            ]
-        if self.given_up is not None:
-            one = self.given_up
-            found["givenUp"] = {
-                "revision": one.revision,
-                "spec": one.spec,
-                "groups": list(one.groups),
-                "reason": one.reason,
-                "message": one.message,
-            }
-        return {key: value for key, value in found.items() if value != ""}
-
-
-def stamp(time: datetime) -> str:
-    """A time as Kubernetes writes it, in whole seconds."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def spec_hash(service: InferenceService) -> str:
@@ -137,36 +42,6 @@ def refused(service: InferenceService, revision: str) -> bool:
         VERIFICATION,
         revision,
         spec_hash(service),
-    )
-
-
-def recall(status: Mapping[str, Any]) -> Memory:
-    """Read what a status remembers; what it does not hold, or not as it should, is forgotten."""
-    progress, given_up = status.get("progress"), status.get("givenUp")
-    return Memory(
-        current=status.get("currentRevision", ""),
-        progress=Progress(
-            progress.get("revision", ""),
-            progress.get("groups", 0),
-            progress.get("serving", 0),
-            progress.get("old", 0),
-            datetime.fromisoformat(progress["time"]),
-        )
-        if progress and "time" in progress
-        else None,
-        failures=tuple(
-            Failure(one["group"], one["name"], one.get("revision", ""), datetime.fromisoformat(one["time"]))
-            for one in status.get("recentFailures", ())
-        ),
-        given_up=GivenUp(
-            given_up["revision"],
-            given_up["spec"],
-            tuple(given_up.get("groups", ())),
-            given_up["reason"],
-            given_up["message"],
-        )
-        if given_up
-        else None,
     )
 
 
@@ -238,11 +113,10 @@ def _current(
 
 def _progress(
     service: InferenceService, before: Progress | None, revision: str, serving: int, old: int, now: datetime
-) -> Progress:
-    same = before is not None and (before.revision, before.groups) == (revision, service.groups)
-    if before is None or not same or service.rollout.paused:
-        if before is not None and same and (before.serving, before.old) == (serving, old):
-            return before  # paused: the clock begins anew with the first change
+) -> Progress | None:
+    if service.rollout.paused:
+        return None
+    if before is None or (before.revision, before.groups) != (revision, service.groups):
         return Progress(revision, service.groups, serving, old, now)
     if serving > before.serving or old < before.old:
         return Progress(revision, service.groups, max(serving, before.serving), min(old, before.old), now)
@@ -358,8 +232,8 @@ def overdue(service: InferenceService, memory: Memory, now: datetime) -> bool:
 
 
 def seconds_left(service: InferenceService, memory: Memory, now: datetime) -> float | None:
-    """Time until a rollout is overdue; None when nothing is waited for, or it is paused."""
-    if memory.progress is None or service.rollout.paused or done(service, memory):
+    """Time until a rollout is overdue; None when nothing is waited for, as while it is paused."""
+    if memory.progress is None or done(service, memory):
         return None
     return service.rollout.progress_deadline - (now - memory.progress.time).total_seconds()
 

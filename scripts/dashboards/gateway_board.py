@@ -147,6 +147,23 @@ ROUTES = Row(
         ),
     ),
 )  # fmt: skip
+STARTS = Row(
+    "Warm starts",
+    (
+        Panel(
+            "New engines filled",
+            "New engines a second whose cache was filled before requests were routed to them, by how that ended: "
+            "`done`; `needed`, for requests waited; `deadline` after `warmupTimeoutSeconds`; `failed`.",
+            "ops", (Query(grown("warmups_total", "result"), "{{result}}"),), stacked=True,
+        ),
+        Panel(
+            "Prefixes replayed",
+            "Tokens of the hottest prefixes that gateways replay into new engines, a second: in rollouts, scale-ups "
+            "and replacements.",
+            "short", (Query(grown("warmed_tokens_total"), "tokens"),),
+        ),
+    ),
+)  # fmt: skip
 ERRORS = Row(
     "Errors, and what was done about them",
     (
@@ -247,5 +264,5 @@ GATEWAY = Dashboard(
         Variable("service", "mizzen_gateway_requests_total", "Service"),
         Variable("model", "mizzen_gateway_requests_total", "Model"),
     ),
-    (TRAFFIC, LATENCY, ROUTES, ERRORS, PROCESS),
+    (TRAFFIC, LATENCY, ROUTES, STARTS, ERRORS, PROCESS),
 )

@@ -17,7 +17,9 @@ import pytest
 import yaml
 
 from mizzen_local.controlplane import ControlPlane, start_control_plane
+from mizzen_operator.api import InferenceService
 from mizzen_operator.kube import Ref
+from mizzen_operator.parse import parse
 
 ROOT = Path(__file__).parents[2]
 CONTROLLERS = (
@@ -186,6 +188,18 @@ def minimal() -> Callable[..., dict[str, Any]]:
         }
         body["spec"] = overlay(body["spec"], spec)
         return body
+
+    return make
+
+
+@pytest.fixture
+def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., InferenceService]:
+    """Makes a service as the operator reads it: what the API server has filled in, and nothing stored."""
+
+    def make(**spec: Any) -> InferenceService:
+        body = minimal(**spec)
+        body["metadata"]["namespace"] = "default"
+        return parse(api.create(body, dryRun="All"))
 
     return make
 

@@ -57,6 +57,10 @@ class Behaviour:
     """Uids of engines that are ready, and that no gateway can reach."""
     dead: set[str] = field(default_factory=set)
     """Uids of pods whose node nobody hears of any more: nothing ends there, and nothing is said."""
+    lost_devices: set[str] = field(default_factory=set)
+    """Uids of engines that end because their device is lost."""
+    broken_devices: set[str] = field(default_factory=set)
+    """Namespaces whose engines find no device that works when they start."""
     mounts: dict[str, float] = field(default_factory=dict)
     """Namespaces whose Secrets change in pods that run, with the seconds that it takes; nowhere else."""
     says: dict[str, str] = field(default_factory=dict)
@@ -216,6 +220,7 @@ class SimulatedNode:
         age = time.monotonic() - self._first_seen[meta["uid"]]
         started = meta["uid"] in self._ready_since or age >= self.behaviour.start  # it starts once
         running = started and not broken and meta["uid"] not in self.behaviour.unready
+        running = running and not self._device_lost(pod)
         if container == "gateway":
             self._serve_admin(pod)
         gates = [gate["conditionType"] for gate in spec.get("readinessGates", [])]
@@ -292,9 +297,18 @@ class SimulatedNode:
     def _broken(self, pod: dict[str, Any]) -> bool:
         return bool(self.behaviour.broken_models & set(pod["spec"]["containers"][0].get("args", [])))
 
+    def _device_lost(self, pod: dict[str, Any]) -> bool:
+        meta, name = pod["metadata"], pod["spec"]["containers"][0]["name"]
+        broken = meta["namespace"] in self.behaviour.broken_devices and name == "engine"
+        return broken or meta["uid"] in self.behaviour.lost_devices
+
     def _container_status(self, pod: dict[str, Any], running: bool, broken: bool) -> dict[str, Any]:
         spec = pod["spec"]["containers"][0]
         status = {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": running}
+        if self._device_lost(pod):
+            words = "device_lost: rank 0 failed: AcceleratorError: CUDA error: uncorrectable ECC error"
+            ended = {"exitCode": 3, "reason": "Error", "message": words}
+            return {**status, "restartCount": 0, "state": {"terminated": ended}}
         if broken:
             ended = {"exitCode": 1, "reason": "Error", "message": "no config.json in the model's folder"}
             return {
@@ -314,7 +328,7 @@ class SimulatedNode:
 
     def _connected(self, pod: dict[str, Any]) -> bool:
         since = self._ready_since.get(pod["metadata"]["uid"])
-        if pod["metadata"]["uid"] in self.behaviour.dead:
+        if pod["metadata"]["uid"] in self.behaviour.dead or self._device_lost(pod):
             return False
         reachable = pod["metadata"]["uid"] not in self.behaviour.unreachable
         return reachable and since is not None and time.monotonic() - since >= self.behaviour.connect

@@ -76,16 +76,31 @@ def test_full_engines_get_more_and_another_autoscaler_is_left_alone(
     assert (last["from"], last["to"], last["reason"]) == (1, 2, "SaturationAboveTarget")
 
 
-def test_where_an_autoscaler_of_kubernetes_scales_nothing_is_written(
-    scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
-) -> None:
+def other_autoscaler(api: Any, namespace: str) -> None:
     target = {"apiVersion": "mizzen.dev/v1alpha1", "kind": "InferenceService", "name": "demo"}
     api.request(
         "POST",
         f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers",
         {"metadata": {"name": "other"}, "spec": {"scaleTargetRef": target, "maxReplicas": 5}},
     )
+
+
+def test_where_an_autoscaler_of_kubernetes_scales_nothing_is_written(
+    scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
+) -> None:
+    other_autoscaler(api, namespace)
     node.behaviour.loads[namespace] = {"inFlight": 9, "pagesUsed": 95}
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 2})
     demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
     assert demo.body()["spec"]["replicas"] == 1
+
+
+def test_an_autoscaler_that_comes_later_is_seen_before_the_next_write(
+    scaled: Callable[..., Scaled], node: Any, api: Any, namespace: str
+) -> None:
+    demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    node.behaviour.loads[namespace] = {"inFlight": 9, "pagesUsed": 95}
+    demo.eventually(lambda: demo.body()["spec"]["replicas"] == 2, 120, "it looked for others and scaled")
+    other_autoscaler(api, namespace)  # the next of the operator's own accord would come a minute later
+    demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
+    assert demo.body()["spec"]["replicas"] == 2

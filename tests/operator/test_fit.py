@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.api import parse
+from marks import in_cluster
 from mizzen_operator.fit import fit
-
-cluster = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def filled(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    def make(**spec: Any) -> Any:
-        body = minimal(**spec)
-        body["metadata"]["namespace"] = "default"
-        return parse(api.create(body, dryRun="All"))
-
-    return make
 
 
 @pytest.mark.cluster
@@ -41,14 +28,14 @@ def filled(api: Any, minimal: Callable[..., dict[str, Any]]) -> Callable[..., An
     ],
 )
 def test_the_least_need_is_compared_with_what_may_be_taken(
-    filled: Any, parameters: str, dtype: str, tensor: int, memory: str, fits: bool
+    service: Any, parameters: str, dtype: str, tensor: int, memory: str, fits: bool
 ) -> None:
-    service = filled(
+    made = service(
         model={"parameters": parameters, "dtype": dtype},
         parallelism={"tensor": tensor},
         accelerator={"memory": memory},
     )
-    found = fit(service)
+    found = fit(made)
     assert found is not None
     assert found.fits == fits
     assert f"0.90 of {memory}" in found.words
@@ -57,21 +44,15 @@ def test_the_least_need_is_compared_with_what_may_be_taken(
 
 @pytest.mark.cluster
 @pytest.mark.xdist_group("control-plane")
-def test_nothing_is_said_without_both_numbers(filled: Any) -> None:
-    assert fit(filled()) is None
-    assert fit(filled(model={"parameters": "900T"})) is None
-    assert fit(filled(accelerator={"memory": "1Mi"})) is None
+def test_nothing_is_said_without_both_numbers(service: Any) -> None:
+    assert fit(service()) is None
+    assert fit(service(model={"parameters": "900T"})) is None
+    assert fit(service(accelerator={"memory": "1Mi"})) is None
     numbers = {"model": {"parameters": "900B"}, "accelerator": {"memory": "1Gi"}}
-    assert fit(filled(engine={"device": "CPU"}, **numbers)) is None
+    assert fit(service(engine={"device": "CPU"}, **numbers)) is None
 
 
-def _in_cluster(test: Any) -> Any:
-    for mark in cluster:
-        test = mark(test)
-    return test
-
-
-@_in_cluster
+@in_cluster
 def test_no_pod_is_made_of_what_cannot_fit_and_the_old_groups_stay(
     api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from mizzen_operator.fleet import Fleet
-from mizzen_operator.observe import Group
+from mizzen_operator.groups import Group
 from mizzen_operator.queue import Key
 
 KEY = Key("llm", "demo")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.api import InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.budget import engine_budget
 from mizzen_operator.render.engine import engine_pods, revision
@@ -18,16 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
 Make = Callable[..., InferenceService]
-
-
-@pytest.fixture
-def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Make:
-    def make(**spec: Any) -> InferenceService:
-        body = minimal(**spec)
-        body["metadata"]["namespace"] = "default"
-        return parse(api.create(body, dryRun="All"))
-
-    return make
 
 
 def option_of(pod: dict[str, Any], name: str) -> str:

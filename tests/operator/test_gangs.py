@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.observe import groups
+from mizzen_operator.groups import groups
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
 
@@ -104,7 +104,7 @@ def test_all_pods_of_a_group_come_and_the_leading_one_alone_is_routed_to(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("how", ["fails", "is deleted", "vanishes"])
+@pytest.mark.parametrize("how", ["fails", "loses its device", "is deleted", "vanishes"])
 def test_what_happens_to_one_pod_happens_to_its_group(
     which: int, how: str, service: Callable[..., Service]
 ) -> None:
@@ -117,6 +117,8 @@ def test_what_happens_to_one_pod_happens_to_its_group(
     )[which]
     if how == "fails":
         it.node.behaviour.failed.add(before[victim]["metadata"]["uid"])
+    elif how == "loses its device":
+        it.node.behaviour.lost_devices.add(before[victim]["metadata"]["uid"])
     else:
         options = {"gracePeriodSeconds": 0} if how == "vanishes" else {}
         it.api.delete("Pod", it.namespace, victim, **options)
@@ -128,7 +130,7 @@ def test_what_happens_to_one_pod_happens_to_its_group(
     it.until(replaced, "the group is made anew, and nothing of the former one is left")
     assert it.node.lowest[it.namespace] >= 1, "the other group served all the time"
     failures = [(one["group"], one["name"][-3:]) for one in it.status().get("recentFailures", [])]
-    assert failures == ([(0, "0-0")] if how == "fails" else [])
+    assert failures == ([(0, "0-0")] if how in ("fails", "loses its device") else [])
 
 
 def test_a_rollout_replaces_whole_groups_and_leaves_no_gap(service: Callable[..., Service]) -> None:

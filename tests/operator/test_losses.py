@@ -1,4 +1,4 @@
-"""Nodes are lost: groups move, nothing waits for what is gone, and the reason is said once."""
+"""Nodes and devices are lost: groups move, nothing waits for what is gone, and the reason is said once."""
 
 from __future__ import annotations
 
@@ -87,6 +87,39 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_end(fleet: Flee
     fleet.settle()
     assert len(fleet.engines()) == 2
     assert len(fleet.events("NodeLost")) == 1
+
+
+def test_a_group_whose_device_is_lost_moves(fleet: Fleet) -> None:
+    lost, kept = (pod["metadata"] for pod in fleet.engines())
+    fleet.node.behaviour.lost_devices.add(lost["uid"])
+    fleet.eventually(lambda: lost["uid"] not in {p["metadata"]["uid"] for p in fleet.engines()}, 60)
+    fleet.settle()
+    names = {pod["metadata"]["name"] for pod in fleet.engines()}
+    assert kept["name"] in names and lost["name"] not in names
+    [event] = fleet.events("DeviceLost")
+    assert lost["name"] in event["message"] and "uncorrectable ECC error" in event["message"]
+    assert event["type"] == "Warning"
+    [failure] = fleet.status()["recentFailures"]
+    assert failure["name"] == lost["name"]
+
+
+def test_a_group_that_finds_no_device_that_works_uses_up_its_budget(fleet: Fleet, api: Any) -> None:
+    behaviour = fleet.node.behaviour
+    behaviour.broken_devices.add(fleet.namespace)
+    kept = fleet.engines()[0]["metadata"]
+    patch = {"spec": {"lifecycle": {"maxGroupRestarts": 1}}}
+    api.patch("InferenceService", fleet.namespace, "demo", patch)
+
+    def failed() -> dict[str, str]:
+        found = fleet.status().get("conditions", [])
+        return next((one for one in found if one["type"] == "Failed" and one["status"] == "True"), {})
+
+    fleet.eventually(lambda: failed().get("reason") == "RestartBudgetExceeded", 120)
+    assert "failed more than 1 times within an hour (device_lost: rank 0 failed" in failed()["message"]
+    fleet.eventually(lambda: kept["name"] not in {p["metadata"]["name"] for p in fleet.engines()}, 60)
+    behaviour.broken_devices.clear()
+    api.patch("InferenceService", fleet.namespace, "demo", {"spec": {"lifecycle": {"maxGroupRestarts": 2}}})
+    fleet.settle()
 
 
 def test_a_users_own_toleration_holds(

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator import rollout, status
 from mizzen_operator.api import InferenceService, Rollout
 from mizzen_operator.apply import Refused
+from mizzen_operator.conditions import conditions as every_condition
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.groups import Group
+from mizzen_operator.memory import GivenUp, Memory, recall
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Group
 from mizzen_operator.render.budget import engine_budget, least
 from mizzen_operator.render.engine import revision
 from mizzen_operator.revisions import Revisions, manifest, restored
-from mizzen_operator.rollout import learn, overdue, recall, seconds_left
+from mizzen_operator.rollout import learn, overdue, seconds_left
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 TABLE = runpy.run_path(str(Path(__file__).with_name("test_status.py")))
@@ -101,6 +102,19 @@ def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -
 def test_a_paused_rollout_is_never_overdue() -> None:
     one = after(service(Rollout(paused=True, progress_deadline=10)), [])
     assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+
+
+def test_a_pause_costs_a_rollout_no_time() -> None:
+    going, halted = Rollout(progress_deadline=600), Rollout(paused=True, progress_deadline=600)
+    one = after(service(going, replicas=2), [group("a0"), group("a1")])
+    one = after(one, [group("a0"), group("b1")], 100, newest="b")
+    paused = after(replace(one, rollout=halted), [group("a0"), group("b1")], 200, newest="b")
+    later = after(paused, [group("a0"), group("b1")], 90_000, newest="b")
+    assert later.status == paused.status, "nothing is written meanwhile"
+    again = after(replace(later, rollout=going), [group("a0"), group("b1")], 90_000, newest="b")
+    memory = recall(again.status)
+    assert seconds_left(again, memory, NOW + timedelta(seconds=90_000)) == 600
+    assert overdue(again, memory, NOW + timedelta(seconds=90_600))
 
 
 def test_a_rollout_up_to_its_partition_is_done() -> None:
@@ -197,13 +211,13 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
                 FACTS,
                 service=service(Rollout(paused=True)),
                 groups=[OLD],
-                memory=rollout.Memory("b"),
+                memory=Memory("b"),
             ),
             "Ready",
             (False, "Paused"),
         ),
         (
-            replace(FACTS, service=service(Rollout(paused=True)), memory=rollout.Memory("a")),
+            replace(FACTS, service=service(Rollout(paused=True)), memory=Memory("a")),
             "Ready",
             (True, "AllGroupsServing"),
         ),
@@ -215,7 +229,7 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
                 FACTS,
                 service=service(Rollout(partition=1), replicas=2),
                 groups=[OLD, SERVING],
-                memory=rollout.Memory("b"),
+                memory=Memory("b"),
             ),
             "Ready",
             (True, "PartitionReached"),
@@ -225,7 +239,7 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
                 FACTS,
                 service=service(Rollout(partition=1), replicas=2),
                 groups=[SERVING],
-                memory=rollout.Memory("b"),
+                memory=Memory("b"),
             ),
             "Progressing",
             (True, "StartingGroups"),
@@ -233,7 +247,7 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
         (
             replace(
                 FACTS,
-                memory=rollout.Memory("b", given_up=rollout.GivenUp("a", "h", (0,), "Why", "because")),
+                memory=Memory("b", given_up=GivenUp("a", "h", (0,), "Why", "because")),
             ),
             "Failed",
             (True, "Why"),
@@ -241,7 +255,7 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
     ],
 )
 def test_conditions_of_a_rollout(facts: Any, name: str, expected: tuple[bool, str]) -> None:
-    assert {c.type: (c.status, c.reason) for c in status.conditions(facts)}[name] == expected
+    assert {c.type: (c.status, c.reason) for c in every_condition(facts)}[name] == expected
 
 
 class FakeKube:

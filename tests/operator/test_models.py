@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.api import InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.models import Download, allowed, clocked, held, read, recall
+from mizzen_operator.download import Download, allowed, clocked, finished, held, read, worth_telling
+from mizzen_operator.memory import Memory, Progress
 from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder
-from mizzen_operator.rollout import Memory, Progress
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
 
@@ -193,11 +193,9 @@ Make = Callable[..., InferenceService]
 
 
 @pytest.fixture
-def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Make:
+def service(service: Make) -> Make:
     def make(model: dict[str, Any] | None = None, **spec: Any) -> InferenceService:
-        body = minimal(model={**MODEL, **(model or {})}, **spec)
-        body["metadata"]["namespace"] = "default"
-        return parse(api.create(body, dryRun="All"))
+        return service(model={**MODEL, **(model or {})}, **spec)
 
     return make
 
@@ -282,11 +280,11 @@ def test_a_claim_goes_with_its_service_only_when_asked(service: Make) -> None:
 def test_only_a_finished_download_of_this_very_place_is_remembered(service: Make) -> None:
     one = service()
     known = {"place": cache_place(one), "folder": folder(one), "resolvedRevision": COMMIT, "totalBytes": 7}
-    assert recall(replace(one, status={"model": known})) is None
+    assert finished(replace(one, status={"model": known})) is None
     known["cachedTime"] = "2026-01-01T00:00:00Z"
-    found = recall(replace(one, status={"model": known}))
+    found = finished(replace(one, status={"model": known}))
     assert found is not None and found.revision == COMMIT and found.percent == 100
-    assert recall(replace(service({"source": "hf://a/b"}), status={"model": known})) is None
+    assert finished(replace(service({"source": "hf://a/b"}), status={"model": known})) is None
 
 
 # ---- pure ----
@@ -330,6 +328,25 @@ def test_nothing_is_made_of_a_model_that_is_not_there() -> None:
     assert allowed(actions, "new", BEGUN) == actions[1:] and held(wanted, BEGUN).paused
     for download in (None, cached):
         assert allowed(actions, "new", download) == actions and held(wanted, download) == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "seconds", "told"),
+    [
+        ({}, 1000.0, False),
+        ({"done": 449}, 29.0, False),
+        ({"done": 449}, 30.0, True),
+        ({"done": 450}, 1.0, True),
+        ({"rate": 7, "left": 9}, 29.0, False),
+        ({"rate": 7, "left": 9}, 30.0, True),
+        ({"waits": "the hub asks for a pause"}, 1.0, True),
+        ({"failed": "no room is left"}, 1.0, True),
+        ({"total": 1001}, 1.0, True),
+    ],
+)
+def test_a_download_is_told_when_it_has_news(change: dict[str, Any], seconds: float, told: bool) -> None:
+    said = replace(BEGUN, total=1000, done=400, rate=5, left=120)
+    assert worth_telling(said, replace(said, **change), seconds) is told
 
 
 def test_a_rollouts_clock_begins_when_the_model_is_there() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen_operator.observe import FIRST_REST_SECONDS
+from mizzen_operator.groups import FIRST_REST_SECONDS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.observe import Group, Member, rests
+from mizzen_operator.groups import Group, Member, rests
 from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted, plan
 
 

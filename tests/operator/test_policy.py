@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+FILES = {"source": "file:///models/demo", "cache": None}
+
 
 def open_to(policy: dict[str, Any]) -> dict[int, list[dict[str, Any]] | None]:
     """Who may reach which port of a policy's pods; None stands for anyone."""
@@ -45,6 +47,17 @@ def test_only_the_gateway_prometheus_and_the_operator_get_in(
     space = admin[0]["namespaceSelector"]["matchLabels"]
     assert space == {"kubernetes.io/metadata.name": "mizzen-system"}
     assert set(open_to(gateway)) == {8000, 8001}
+    model = {
+        "source": "hf://org/tiny",
+        "cache": {"mode": "PersistentVolumeClaim", "claimName": "weights", "size": "1Gi"},
+    }
+    api.patch("InferenceService", namespace, "demo", {"spec": {"model": model}})
+    eventually(lambda: names() == ["demo-engine", "demo-fetch", "demo-gateway"], 120)
+    fetch = api.get("NetworkPolicy", namespace, "demo-fetch")
+    assert fetch["spec"]["podSelector"]["matchLabels"]["mizzen.dev/component"] == "fetch"
+    assert open_to(fetch) == {8082: [admin[0]]}
+    api.patch("InferenceService", namespace, "demo", {"spec": {"model": FILES}})
+    eventually(lambda: names() == ["demo-engine", "demo-gateway"], 120)
     api.patch("InferenceService", namespace, "demo", {"spec": {"networkPolicy": "Disabled"}})
     eventually(lambda: names() == [], 120)
     api.delete("InferenceService", namespace, "demo")

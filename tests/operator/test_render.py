@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from mizzen.gateway.discover import parse_services
-from mizzen_operator.api import ApiError, InferenceService, parse
+from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import covers
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.gateway import dedicated, gateway_manifests
 from mizzen_operator.render.keys import EngineKeys, corrected, mounted_keys, read, restored_keys, root_keys
@@ -28,16 +29,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
 Make = Callable[..., InferenceService]
-
-
-@pytest.fixture
-def service(api: Any, minimal: Callable[..., dict[str, Any]]) -> Make:
-    def make(**spec: Any) -> InferenceService:
-        body = minimal(**spec)
-        body["metadata"]["namespace"] = "default"
-        return parse(api.create(body, dryRun="All"))
-
-    return make
 
 
 def render(service: InferenceService) -> dict[str, Any]:

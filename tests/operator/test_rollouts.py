@@ -42,7 +42,8 @@ from mizzen_operator.api import (
     Rollout,
     Verification,
 )
-from mizzen_operator.observe import Group, Member
+from mizzen_operator.groups import Group, Member
+from mizzen_operator.memory import recall, stamp
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Plan = Callable[..., list[planner.Action]]
@@ -161,7 +162,7 @@ class Cluster:
             if pod is None:
                 one = Group(action.name, uid, action.group, action.revision, action.incarnation, size=size)
                 held = bool(self.name) and action.revision == self.revision
-                pod = Pod(replace(one, held=held, created=rollout.stamp(self.now)), {})
+                pod = Pod(replace(one, held=held, created=stamp(self.now)), {})
                 self.pods[action.name] = pod
             if rank in pod.members:
                 return False
@@ -363,6 +364,27 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             )
 
         @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data())
+        def lose_its_device(self, data: st.DataObject) -> None:
+            """Its engine ends, and what kubelet starts in its place finds the same device."""
+            name = self.pick(data)
+            it = self.cluster.pods[name].group
+            lost = {"ended": True, "resting": not it.was_routable, "reason": "DeviceLost"}
+            restarts = it.restarts if it.ended else it.restarts + 1
+            self.cluster.change(name, containers_ready=False, routable=False, restarts=restarts, **lost)
+
+        @precondition(lambda self: any(p.group.reason == "DeviceLost" for p in self.cluster.pods.values()))
+        @rule(data=st.data())
+        def find_its_device_after_all(self, data: st.DataObject) -> None:
+            """Nobody has deleted the pod yet, and the engine was started again in it."""
+            pods = self.cluster.pods
+            name = data.draw(
+                st.sampled_from([n for n in sorted(pods) if pods[n].group.reason == "DeviceLost"])
+            )
+            if pods[name].group.size == 1:
+                self.cluster.change(name, ended=False, resting=False, containers_ready=True, reason="")
+
+        @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data(), ended=st.booleans())
         def be_deleted_or_evicted(self, data: st.DataObject, ended: bool) -> None:
             """One pod of a group, or the only one."""
@@ -392,7 +414,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def check_refused(self) -> None:
             """What is at rest after a revision has failed its golden prompts."""
             it, service = self.cluster, self.cluster.service
-            memory = rollout.recall(service.status)
+            memory = recall(service.status)
             found = memory.given_up
             if found is None or found.reason != rollout.VERIFICATION:
                 return
@@ -422,7 +444,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 rollout=replace(it.service.rollout, paused=False),
             )
             self.settle()
-            memory = rollout.recall(it.service.status)
+            memory = recall(it.service.status)
             groups, stay = it.service.groups, 0
             if memory.current not in ("", it.revision):
                 stay = min(it.service.rollout.partition, groups)

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marks import in_cluster
 from mizzen.wire import keys as wire
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.groups import Group
 from mizzen_operator.keys import KeyKeeper, due, rotation
 from mizzen_operator.kube import KubeError, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Group
 from mizzen_operator.render.keys import name_of
 
 ENGINES = "mizzen.dev/component=engine"
@@ -71,15 +72,6 @@ def port(api: Any, node: Any, operators: Any, namespace: str, eventually: Any) -
     node.behaviour = type(node.behaviour)()
     for one in api.list("InferenceService", namespace):
         api.delete("InferenceService", namespace, one["metadata"]["name"])
-
-
-cluster = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
-
-
-def in_cluster(test: Any) -> Any:
-    for mark in cluster:
-        test = mark(test)
-    return test
 
 
 @in_cluster

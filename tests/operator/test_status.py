@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from mizzen_operator import status
-from mizzen_operator.api import InferenceService, parse
-from mizzen_operator.observe import GatewayPod, Group, group
-from mizzen_operator.status import Facts, Failure
+from mizzen_operator.api import InferenceService
+from mizzen_operator.conditions import conditions as every_condition
+from mizzen_operator.facts import Facts, Failure
+from mizzen_operator.groups import Group, group
+from mizzen_operator.observe import GatewayPod
+from mizzen_operator.parse import parse
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SPEC: dict[str, Any] = {
@@ -95,7 +98,7 @@ GOOD = Facts(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
 
 
 def conditions(facts: Facts) -> dict[str, tuple[bool, str]]:
-    return {c.type: (c.status, c.reason) for c in status.conditions(facts)}
+    return {c.type: (c.status, c.reason) for c in every_condition(facts)}
 
 
 def test_all_is_well() -> None:
@@ -269,12 +272,40 @@ def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
     assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
 
 
+LOST = {"exitCode": 3, "reason": "Error", "message": "device_lost: rank 0 failed: ECC error\n"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "lost", "restarts"),
+    [
+        ([container(state={"terminated": LOST})], True, 3),
+        ([container(state={"running": {}}, lastState={"terminated": LOST})], True, 2),
+        (
+            [container(state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": LOST})],
+            True,
+            2,
+        ),
+        ([container(state={"running": {}}, lastState={"terminated": LOST}, ready=True)], False, 2),
+        ([container(state={"terminated": ENDED}, lastState={"terminated": LOST})], False, 2),
+        ([container(state={"running": {}}), container(name="proxy", state={"terminated": LOST})], False, 4),
+    ],
+)
+def test_an_engine_that_has_lost_its_device_is_not_waited_for(
+    containers: list[dict[str, Any]], lost: bool, restarts: int
+) -> None:
+    seen = group(pod(containers, [{"type": "mizzen.dev/routable", "status": "True"}]))
+    assert (seen.ended, seen.restarts) == (lost, restarts)
+    assert (seen.reason == "DeviceLost") is lost
+    if lost:
+        assert seen.message == "device_lost: rank 0 failed: ECC error"
+
+
 def test_a_gateway_that_waits_names_its_secrets() -> None:
     keys = {"secretNames": ["teams"], "fromLabel": True}
     gateway = {**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}
     down = {**DEPLOYED, "status": {**DEPLOYED["status"], "readyReplicas": 0}}
     facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
-    [ready] = [one for one in status.conditions(facts) if one.type == "GatewayReady"]
+    [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
     assert status.build(facts, NOW)["url"].startswith("https://")
 
@@ -291,7 +322,7 @@ def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str],
         "spec": {"template": {"spec": {"volumes": [{"name": name} for name in volumes]}}},
     }
     facts = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
-    [ready] = [one for one in status.conditions(facts) if one.type == "GatewayReady"]
+    [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
     words = "every request is 401, for no Secret has the label mizzen.dev/api-keys=demo-gateway"
     assert ready.status
     assert (words in ready.message) is closed

@@ -1,7 +1,8 @@
 """Looks at autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
 
 It is the only one that may: where a HorizontalPodAutoscaler has the service as its target too, nothing is
-written, and the service's condition ScalingActive says so.
+written, and the service's condition ScalingActive says so. It is looked for now and then, and before each
+write.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import ApiError, Autoscaling, parse
+from mizzen_operator.api import Autoscaling
 from mizzen_operator.autoscale.decide import EngineLoad, Memory, Sample, Scale, decide
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.queue import Key
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
 RIVALS_SECONDS = 60.0
-"""How often it is seen whether somebody else scales a service."""
+"""How often it is seen whether somebody else scales a service that need not be scaled."""
 AT_ONCE = 16
 
 
@@ -123,7 +125,7 @@ class Autoscaler:
         memory = scaled.memory or Memory(((now, service.replicas),))
         sample = read(await self._listener.look(key))
         scale, scaled.memory = decide(service.autoscaling, service.replicas, sample, memory, now)
-        if scale is not None:
+        if scale is not None and not await self._has_rival(key, scaled, older_than=0.0):
             await self._write(key, scaled, scale, body["metadata"]["resourceVersion"])
 
     async def _write(self, key: Key, scaled: _Scaled, scale: Scale, version: str) -> None:
@@ -140,8 +142,9 @@ class Autoscaler:
         }
         self._tell(key)
 
-    async def _has_rival(self, key: Key, scaled: _Scaled) -> bool:
-        if time.monotonic() - scaled.looked_for_rivals > RIVALS_SECONDS:
+    async def _has_rival(self, key: Key, scaled: _Scaled, older_than: float = RIVALS_SECONDS) -> bool:
+        """Whether somebody else scales a service, by a look that is no older."""
+        if time.monotonic() - scaled.looked_for_rivals > older_than:
             others = await self._kube.list(Ref("HorizontalPodAutoscaler", key.namespace))
             before, scaled.rival = scaled.rival, rival(others, key.name)
             scaled.looked_for_rivals = time.monotonic()

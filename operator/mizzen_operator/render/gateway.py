@@ -15,6 +15,7 @@ from mizzen_operator.render.meta import (
     POD_SECURITY,
     field_env,
     keys_volume,
+    liveness_probe,
     owner,
     probe,
     secret_volume,
@@ -295,8 +296,11 @@ def _container(front: Front, config: OperatorConfig) -> dict[str, Any]:
             {"name": "admin", "containerPort": labels.ADMIN_PORT, "protocol": "TCP"},
         ],
         "startupProbe": probe("/healthz", "admin", 1, 120),
-        "readinessProbe": probe("/readyz", "admin", 1, 3),
-        "livenessProbe": probe("/healthz", "admin", 10, 3),
+        # One that hangs is left within 3 s where others serve; a lone one that is late is better than none.
+        "readinessProbe": probe("/readyz", "admin", 1, 2, 1)
+        if front.gateway.replicas > 1
+        else probe("/readyz", "admin", 1, 3),
+        "livenessProbe": liveness_probe("admin"),
         "lifecycle": {"preStop": {"sleep": {"seconds": DEREGISTER_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "resources": {kind: dict(given) for kind, given in front.gateway.resources.items() if given},

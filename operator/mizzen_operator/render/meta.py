@@ -92,14 +92,23 @@ def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**manifest, "metadata": {**meta, "annotations": annotations}}
 
 
-def probe(path: str, port: str, period: int, failures: int) -> dict[str, Any]:
-    """An HTTP probe."""
+def probe(path: str, port: str, period: int, failures: int, timeout: int = 5) -> dict[str, Any]:
+    """An HTTP probe; times are in seconds."""
     return {
         "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period,
-        "timeoutSeconds": 5,
+        "timeoutSeconds": timeout,
         "failureThreshold": failures,
     }
+
+
+HUNG_GRACE_SECONDS = 10
+"""What does not answer its liveness probes has nothing to drain, nor hears that it should."""
+
+
+def liveness_probe(port: str) -> dict[str, Any]:
+    """Has what hangs killed and started again, after 35 to 45 s."""
+    return {**probe("/healthz", port, 10, 3), "terminationGracePeriodSeconds": HUNG_GRACE_SECONDS}
 
 
 def field_env(name: str, path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may reach engines and gateways. Probes of the node's kubelet always get through."""
+"""NetworkPolicies: who may reach engines, gateways and fetches. Probes of a node's kubelet always get in."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
     if service.shared:
         gateway = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWAY}
     prometheus = {"namespaceSelector": {}, "podSelector": {"matchLabels": PROMETHEUS}}
-    operator = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE: config.lease_namespace}},
-        "podSelector": {"matchLabels": OPERATOR},
-    }
+    operator = _operator(config)
     made = [
         _policy(
             metadata(service, labels.engine_policy(service.name), labels.ENGINE),
@@ -57,6 +54,20 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
             )
         )
     return made
+
+
+def fetch_policy(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
+    """The policy of the pods that fetch a service's model: the operator asks them how far they are."""
+    pods = {labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
+    meta = metadata(service, labels.fetch_policy(service.name), labels.FETCH)
+    return _policy(meta, pods, [_rule(labels.FETCH_PORT, _operator(config))])
+
+
+def _operator(config: OperatorConfig) -> dict[str, Any]:
+    return {
+        "namespaceSelector": {"matchLabels": {NAMESPACE: config.lease_namespace}},
+        "podSelector": {"matchLabels": OPERATOR},
+    }
 
 
 def _rule(port: int, *peers: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class Gathered:
             return httpx.Response(503, text=text)
 
     async def _each(self, request: Request) -> list[httpx.Response]:
-        return [await self._ask(request, port) for port in self._ports]
+        await request.body()  # read once, for all
+        return await asyncio.gather(*(self._ask(request, port) for port in self._ports))
 
     async def _all(self, request: Request) -> Response:
         """Answer as the first that is not well, or as all."""

@@ -132,6 +132,8 @@ class Metrics:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):
             self.resume_failures.labels(cause)
+        for result in ("done", "needed", "deadline", "failed"):
+            self.warmups.labels(result)
 
     def of(self, model: str) -> ModelMetrics:
         """Return what is counted for a model; for all that are not served, one and the same."""
