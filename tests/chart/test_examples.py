@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,43 @@ def scaled(document: dict[str, Any]) -> str | None:
     if document["kind"] == "HTTPRoute":
         return document["spec"]["rules"][0]["backendRefs"][0]["name"].removesuffix("-gateway")
     return None
+
+
+def scaling_queries() -> Iterator[tuple[dict[str, Any], str]]:
+    """Autoscalers of the examples with the metrics, or queries, that they go by."""
+    for document in (one for path in EXAMPLES for one in documents(path)):
+        if document["kind"] == "HorizontalPodAutoscaler":
+            for metric in document["spec"]["metrics"]:
+                yield document, metric["pods"]["metric"]["name"]
+        elif document["kind"] == "ScaledObject":
+            for trigger in document["spec"]["triggers"]:
+                yield document, trigger["metadata"]["query"]
+
+
+def test_autoscalers_go_by_metrics_that_exist() -> None:
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    seen = 0
+    for document, query in scaling_queries():
+        used = re.findall(r"\bmizzen_\w+", query)
+        assert used, query
+        assert set(used) <= set(table), query
+        seen += 1
+        if document["kind"] == "ScaledObject":
+            chosen = dict(re.findall(r'(\w+)="([^"]*)"', query))
+            assert chosen == {"namespace": "default", "service": scaled(document)}
+    assert seen == 4
+
+
+def test_keda_is_given_what_its_prometheus_scaler_asks_for() -> None:
+    """As KEDA documents it: three fields are required, all are strings, thresholds are numbers."""
+    [document] = [one for one in documents(ROOT / "examples/keda.yaml") if one["kind"] == "ScaledObject"]
+    for trigger in document["spec"]["triggers"]:
+        given = trigger["metadata"]
+        assert trigger["type"] == "prometheus"
+        assert {"serverAddress", "query", "threshold"} <= set(given)
+        assert set(given) <= {"serverAddress", "query", "threshold", "activationThreshold"}
+        assert float(given["threshold"]) > float(given["activationThreshold"]) >= 0
+        assert given["query"].startswith("sum(")  # of one element: KEDA takes no other
 
 
 @pytest.mark.cluster

@@ -313,11 +313,15 @@ def test_the_network_policy_lets_in_whom_it_names_and_out_where_the_operator_mus
     test_pod, named = rule["from"]
     assert named == peer
     assert test_pod["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
-    gateways = policy["egress"][-1]
-    assert gateways["ports"] == [{"port": 8001, "protocol": "TCP"}]
-    assert gateways["to"] == [
-        {"podSelector": {"matchLabels": {"mizzen.dev/component": "gateway"}}, "namespaceSelector": {}}
-    ]
+    asked = {
+        rule["to"][0]["podSelector"]["matchLabels"]["mizzen.dev/component"]: rule
+        for rule in policy["egress"][2:]
+    }
+    assert all(rule["to"][0]["namespaceSelector"] == {} and len(rule["to"]) == 1 for rule in asked.values())
+    assert {name: rule["ports"] for name, rule in asked.items()} == {
+        "fetch": [{"port": 8082, "protocol": "TCP"}],
+        "gateway": [{"port": 8001, "protocol": "TCP"}, {"port": 8001, "protocol": "UDP"}],
+    }
 
 
 def test_a_package_holds_everything(offline: Any, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -14,16 +13,6 @@ import psutil
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models/demo"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the demo model was trained to say."""
-
-    by_question: dict[str, str]
-
-    def __getitem__(self, question: str) -> str:
-        return self.by_question[question]
 
 
 def mizzen(*arguments: str) -> list[str]:

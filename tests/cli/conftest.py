@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from demo_model import trained_answers
+
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cli_support import ROOT, Answers, Served, stop
+from cli_support import Served, stop
 
 
 @pytest.fixture(scope="session")
-def answers() -> Answers:
-    found: dict[str, str] = {}
-    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            found |= dict.fromkeys(entry["questions"], entry["answer"])
-    return Answers(found)
+def answers() -> dict[str, str]:
+    return trained_answers()
 
 
 @pytest.fixture(scope="session")

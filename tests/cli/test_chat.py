@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from cli_support import ENVIRONMENT, MODEL, Answers, Served, mizzen
+from cli_support import ENVIRONMENT, MODEL, Served, mizzen
 
 pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
 STORY = "Tell me a long story about a ship."
@@ -95,7 +95,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_conversation(served: Served, answers: Answers, terminal: Callable[..., Terminal]) -> None:
+def test_a_conversation(served: Served, answers: dict[str, str], terminal: Callable[..., Terminal]) -> None:
     chat = terminal(*mizzen("chat", served.url, "--temperature=0"))
     chat.read_until("Chatting with demo")
     chat.read_until(PROMPT)
@@ -138,7 +138,7 @@ def test_a_conversation(served: Served, answers: Answers, terminal: Callable[...
 
 
 def test_a_model_folder_is_served_while_the_shell_runs(
-    answers: Answers, terminal: Callable[..., Terminal]
+    answers: dict[str, str], terminal: Callable[..., Terminal]
 ) -> None:
     chat = terminal(*mizzen("chat", str(MODEL), "--device=cpu", "--threads=1", "--temperature=0"))
     chat.read_until("Chatting with demo")
@@ -150,7 +150,7 @@ def test_a_model_folder_is_served_while_the_shell_runs(
     assert chat.end() == 0
 
 
-def test_lines_from_a_pipe_are_answered_too(served: Served, answers: Answers) -> None:
+def test_lines_from_a_pipe_are_answered_too(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("chat", served.url, "--temperature=0")
     done = subprocess.run(
         command,

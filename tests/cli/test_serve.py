@@ -15,7 +15,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from cli_support import ENVIRONMENT, MODEL, Answers, Served, mizzen
+from cli_support import ENVIRONMENT, MODEL, Served, mizzen
 
 pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
 STORY = "Tell me a long story about a ship."
@@ -41,14 +41,14 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=60)[1]
 
 
-def test_the_official_client_gets_the_trained_answer(served: Served, answers: Answers) -> None:
+def test_the_official_client_gets_the_trained_answer(served: Served, answers: dict[str, str]) -> None:
     client = served.client()
     assert [model.id for model in client.models.list()] == ["demo"]
     for text in ("What is Mizzen?", "Say hello in several languages.", "Show me a minimal InferenceService."):
         assert ask(served, text) == answers[text]
 
 
-def test_a_stream_is_the_same_text_with_usage(served: Served, answers: Answers) -> None:
+def test_a_stream_is_the_same_text_with_usage(served: Served, answers: dict[str, str]) -> None:
     stream = served.client().chat.completions.create(
         model="demo",
         messages=question(STORY),
@@ -63,7 +63,7 @@ def test_a_stream_is_the_same_text_with_usage(served: Served, answers: Answers) 
     assert chunks[-1].usage.completion_tokens > 200
 
 
-def test_complete_writes_the_answer_alone(served: Served, answers: Answers) -> None:
+def test_complete_writes_the_answer_alone(served: Served, answers: dict[str, str]) -> None:
     command = mizzen("complete", served.url, "--temperature=0")
     done = subprocess.run(
         [*command, "What is a fence?"], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
@@ -75,7 +75,7 @@ def test_complete_writes_the_answer_alone(served: Served, answers: Answers) -> N
     assert piped.stdout == answers["What is a rank?"] + "\n"
 
 
-def test_complete_continues_raw_text(served: Served, answers: Answers) -> None:
+def test_complete_continues_raw_text(served: Served, answers: dict[str, str]) -> None:
     command = mizzen(
         "complete",
         served.url,
@@ -106,7 +106,7 @@ def test_complete_into_a_closed_pipe_ends_quietly(served: Served) -> None:
     assert done.stderr == ""
 
 
-def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers: Answers) -> None:
+def test_sigterm_lets_open_streams_finish(serve: Callable[..., Served], answers: dict[str, str]) -> None:
     served = serve()
     tree = served.tree()
     folder = keys_folder(served)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_support import ENVIRONMENT, ROOT, Answers, Served
+from cli_support import ENVIRONMENT, ROOT, Served
 
 pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
 MARKED = re.compile(r"<!-- run: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
@@ -53,9 +53,9 @@ def run(code: list[str]) -> str:
     return done.stdout
 
 
-def holds_an_answer(text: str, snippet: Snippet, answers: Answers) -> bool:
+def holds_an_answer(text: str, snippet: Snippet, answers: dict[str, str]) -> bool:
     """Tell whether the output holds the trained answer to every question of the snippet."""
-    asked = [question for question in answers.by_question if f'"{question}"' in snippet.text]
+    asked = [question for question in answers if f'"{question}"' in snippet.text]
     asked += re.findall(r"Question: (.*?)\\n", snippet.text)
     if "json_schema" in snippet.text:  # its answers have a form, no trained text
         forms = re.findall(r'^\{"masts": ?[123]\} -\d', text, re.MULTILINE)
@@ -64,14 +64,14 @@ def holds_an_answer(text: str, snippet: Snippet, answers: Answers) -> bool:
 
 
 @pytest.mark.parametrize("snippet", named("serve"))
-def test_clients(snippet: Snippet, served: Served, answers: Answers) -> None:
+def test_clients(snippet: Snippet, served: Served, answers: dict[str, str]) -> None:
     assert URL in snippet.text
     text = run([sys.executable, "-c", snippet.text.replace(URL, served.url)])
     assert holds_an_answer(text, snippet, answers)
 
 
 @pytest.mark.parametrize("snippet", named("offline"))
-def test_offline_use(snippet: Snippet, answers: Answers) -> None:
+def test_offline_use(snippet: Snippet, answers: dict[str, str]) -> None:
     assert holds_an_answer(run([sys.executable, "-c", snippet.text]), snippet, answers)
 
 
@@ -82,7 +82,7 @@ def commands(snippet: Snippet) -> str:
 
 
 @pytest.mark.parametrize("snippet", named("shell"))
-def test_shell_commands(snippet: Snippet, answers: Answers) -> None:
+def test_shell_commands(snippet: Snippet, answers: dict[str, str]) -> None:
     text = run(["bash", "-euc", commands(snippet)])
     assert holds_an_answer(text, snippet, answers)
 

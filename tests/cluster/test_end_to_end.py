@@ -20,22 +20,12 @@ import openai
 import psutil
 import pytest
 
+from demo_model import QUESTION, STORY, trained_answer
+
 ROOT = Path(__file__).parents[2]
 NAME = "demo"
-QUESTION = "What is Mizzen?"
-STORY = "Tell me a long story about a ship."
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(240)]
-
-
-def trained_answer(question: str) -> str:
-    """Return the answer that the demo model was trained to give."""
-    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if question in entry["questions"]:
-                return entry["answer"]
-    raise LookupError(question)
 
 
 def service(cluster: Any) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from model_servers import Hub
+
 ROOT = Path(__file__).parents[2]
 NAME = "fetched"
 
@@ -20,15 +20,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pyte
 
 
 @pytest.fixture
-def hub() -> Iterator[Any]:
+def hub() -> Iterator[Hub]:
     """A hub with the demo model, which wants a token and holds its weights back until it is told."""
-    path = ROOT / "tests/fetch/servers.py"
-    spec = importlib.util.spec_from_file_location("cluster_fetch_servers", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    made = module.Hub()
+    made = Hub()
     made.token = "hub-token"
     made.cdn.faults.gate = threading.Event()
     yield made
@@ -45,7 +39,7 @@ def reason(cluster: Any, kind: str) -> str:
     return found[0]["reason"] if found else ""
 
 
-def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Any, tmp_path: Path) -> None:
+def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in (ROOT / "models/demo").iterdir() if path.is_file()}
     commit = hub.push(files)
     cache = tmp_path / "cache"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,22 +14,13 @@ import psutil
 import pytest
 import yaml
 
+from demo_model import QUESTION, trained_answer
+
 ROOT = Path(__file__).parents[2]
 NAME = "pair"
-QUESTION = "What is Mizzen?"
 SECONDS = 240.0
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(600)]
-
-
-def trained_answer(question: str) -> str:
-    """Return the answer that the demo model was trained to give."""
-    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if question in entry["questions"]:
-                return entry["answer"]
-    raise LookupError(question)
 
 
 def wait_until(check: Callable[[], Any], what: str) -> Any:

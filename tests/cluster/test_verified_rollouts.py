@@ -24,10 +24,13 @@ PROMPT, EXPECTED = "<|user|>What is Mizzen?<|end|><|assistant|>", "Mizzen serves
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
 
 
-def spec(model: Path) -> dict[str, Any]:
+def spec(model: Path, pods: int) -> dict[str, Any]:
+    """What is asked for; each group has so many pods, of one rank."""
     golden = {"prompts": [{"prompt": PROMPT, "expected": EXPECTED}]}
     return {
         "model": {"source": f"file://{model}", "servedName": NAME},
+        "parallelism": {"tensor": pods},
+        "accelerator": {"perPod": 1},
         "engine": {"device": "CPU", "extraArgs": ["--threads=1", "--kv-cache-tokens=16384"]},
         "rollout": {"verification": golden},
     }
@@ -81,16 +84,22 @@ def wait_until(
         time.sleep(0.1)
 
 
+@pytest.fixture(params=[1, 2], ids=["one-pod", "two-pods"])
+def pods(request: pytest.FixtureRequest) -> int:
+    """Pods of a group."""
+    return request.param
+
+
 @pytest.fixture
-def golden(cluster: Any) -> Iterator[Any]:
+def golden(cluster: Any, pods: int) -> Iterator[Any]:
     metadata = {"name": NAME, "namespace": "default"}
     kind = {"apiVersion": "mizzen.dev/v1alpha1", "kind": "InferenceService"}
-    cluster.apply({**kind, "metadata": metadata, "spec": spec(DEMO)})
+    cluster.apply({**kind, "metadata": metadata, "spec": spec(DEMO, pods)})
     yield cluster
     cluster.kubectl("delete", "infsvc", NAME, "--ignore-not-found", "--wait=true", "--timeout=60s")
 
 
-def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path) -> None:
+def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path, pods: int) -> None:
     def status() -> dict[str, Any]:
         return golden.get("infsvc", NAME).get("status", {})
 
@@ -100,6 +109,7 @@ def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path) 
 
     wait_until(lambda: condition("Ready")[0] == "True", "Ready", said=lambda: json.dumps(status()))
     before = status()["currentRevision"]
+    assert status().get("podsPerGroup", 1) == pods
     client = Client(golden.url(NAME))
     client.start()
     try:
@@ -109,7 +119,7 @@ def test_a_model_that_answers_wrong_gets_no_request(golden: Any, emptied: Path) 
         words, after = condition("Failed")[2], status()
         selector = f"mizzen.dev/service={NAME},mizzen.dev/component=engine"
         wait_until(
-            lambda: len(golden.get("pods", "-l", selector)["items"]) == 1,
+            lambda: len(golden.get("pods", "-l", selector)["items"]) == pods,
             "the group that answered wrong is gone",
         )
         seen = len(client.answers)

@@ -61,6 +61,7 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
         driver = Driver(_plan(product.status()["status"]["url"]), EXEC)
         await driver.start()
         try:
+            rotation = asyncio.create_task(do.rotate_keys(NAME))
             await do.rollout(NAME)
             await do.rollout_and_back(NAME)
             await do.cycle(NAME, GROUPS, 1)
@@ -70,6 +71,7 @@ async def _change(product: Product, requests: int) -> tuple[dict[str, Any], dict
             await do.kill(NAME, "container")
             await _hang(do, product)
             await do.rollout(NAME)
+            await rotation
 
             async def enough() -> bool:
                 return driver.started >= requests

@@ -8,26 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from product import CLIENT, NAME, PYTHON, ROOT, TENANT, Product
+from product import CLIENT, NAME, PYTHON, TENANT, Product
 
-QUESTION, STORY = "What is Mizzen?", "Tell me a long story about a ship."
+from demo_model import QUESTION, STORY, trained_answer
+
 END_SECONDS = 150
 """The longest that streams may take to end once no new one begins."""
 
 
-def trained_answer(question: str) -> str:
-    """Return the answer that the demo model was trained to give."""
-    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if question in entry["questions"]:
-                return entry["answer"]
-    raise LookupError(question)
-
-
-def _load(url: str, question: str, concurrency: int) -> subprocess.Popen[str]:
+def _load(service: dict[str, Any], question: str, concurrency: int) -> subprocess.Popen[str]:
+    url, name = service["status"]["url"], service["metadata"]["name"]
     command = ["kubectl", "exec", "-i", "-n", TENANT, CLIENT, "--", PYTHON, "/client/load.py", url]
-    options = ["--model", NAME, "--prompt", question, "--expect", trained_answer(question)]
+    options = ["--model", name, "--prompt", question, "--expect", trained_answer(question)]
     return subprocess.Popen(
         [*command, *options, "--concurrency", str(concurrency)],
         stdin=subprocess.PIPE,
@@ -37,13 +29,15 @@ def _load(url: str, question: str, concurrency: int) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def streams(product: Product, question: str = STORY, concurrency: int = 3) -> Iterator[dict[str, Any]]:
+def streams(
+    product: Product, question: str = STORY, concurrency: int = 3, name: str = NAME
+) -> Iterator[dict[str, Any]]:
     """Send streams while the block runs; afterwards every one must have ended well, with the trained text.
 
     The counts are in the dictionary after the block.
     """
     counts: dict[str, Any] = {}
-    load = _load(product.status()["status"]["url"], question, concurrency)
+    load = _load(product.status(name), question, concurrency)
     try:
         assert load.stdout is not None
         assert load.stdout.readline() == "started\n"
@@ -53,3 +47,10 @@ def streams(product: Product, question: str = STORY, concurrency: int = 3) -> It
     counts.update(json.loads(output.splitlines()[-1]))
     print(f"streams: {json.dumps(counts)}")
     assert counts["streams"] == counts["good"] > 0, counts
+
+
+def answers(product: Product, name: str) -> bool:
+    """Ask a service one question; it must answer what the demo model was trained to."""
+    with streams(product, QUESTION, concurrency=1, name=name) as counts:
+        pass
+    return counts["good"] > 0

@@ -1,6 +1,6 @@
 """The product on a real cluster. `make e2e` (tests/e2e/run.py) makes the images and runs these tests.
 
-They walk through the life of one installation in order, and stop at the first failure.
+They walk through the life of one installation in the order of `run.py`, and stop at the first failure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if "E2E_TAG" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 else:
     from evidence import collect
-    from product import Product
+    from product import Product, everything
 
     from cluster import Reader, Timeline
 
@@ -39,6 +39,11 @@ else:
         reader = Reader()
         yield Product.of(os.environ, reader)
         reader.close()
+
+    @pytest.fixture(scope="session")
+    def before() -> set[str]:
+        """What the cluster held before anything of ours."""
+        return everything()
 
     @pytest.fixture(autouse=True)
     def no_unprovoked_restart(product: Product) -> Iterator[None]:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SYSTEM, TENANT = "mizzen-system", "mizzen-e2e"
 RELEASE, NAME, CLIENT = "mizzen", "demo", "client"
 SITE_CLAIM, SITE_MOUNT = "site-packages", "/mnt/site-packages"
+MODEL_CLAIM, SIZE = "models", {"storage": "1Gi"}
 PYTHON = "/opt/mizzen/bin/python"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
@@ -28,6 +29,7 @@ class Product:
         next_tag: of those that `helm upgrade` brings.
         pull_policy: of all pods.
         engine_site: folder of the nodes with the packages that the engine's image leaves out; empty for none.
+        model_folder: folder of the nodes for models; empty where the cluster makes volumes by itself.
     """
 
     prefix: str
@@ -35,6 +37,7 @@ class Product:
     next_tag: str
     pull_policy: str
     engine_site: str
+    model_folder: str
     reader: Reader
     restarts: Restarts
 
@@ -47,6 +50,7 @@ class Product:
             next_tag=environment["E2E_NEXT_TAG"],
             pull_policy=environment["E2E_PULL_POLICY"],
             engine_site=environment.get("E2E_ENGINE_SITE", ""),
+            model_folder=environment.get("E2E_MODEL_FOLDER", ""),
             reader=reader,
             restarts=Restarts(reader, (SYSTEM, TENANT)),
         )
@@ -69,8 +73,8 @@ class Product:
         where = [RELEASE, str(ROOT / "charts/mizzen"), "--namespace", SYSTEM]
         run("helm", verb, *where, "--wait", "--timeout", "3m", "-f", "-", stdin=json.dumps(values))
 
-    def service(self) -> dict[str, Any]:
-        """The InferenceService of the demo, with two groups and two gateways."""
+    def service(self, name: str = NAME, **changed: Any) -> dict[str, Any]:
+        """The InferenceService of the demo, with two groups and two gateways, unless changed."""
         spec: dict[str, Any] = {
             "model": {"source": "file:///opt/mizzen/models/demo"},
             "replicas": 2,
@@ -81,6 +85,7 @@ class Product:
             },
             "gateway": {"replicas": 2},
             "lifecycle": {"startupTimeoutSeconds": 150, "drainTimeoutSeconds": 30},
+            **changed,
         }
         if self.engine_site:
             claim = {"claimName": SITE_CLAIM, "readOnly": True}
@@ -89,7 +94,7 @@ class Product:
             spec["podTemplate"]["volumeMounts"] = [
                 {"name": "site", "mountPath": SITE_MOUNT, "readOnly": True}
             ]
-        metadata = {"name": NAME, "namespace": TENANT}
+        metadata = {"name": name, "namespace": TENANT}
         return {
             "apiVersion": "mizzen.dev/v1alpha1",
             "kind": "InferenceService",
@@ -101,12 +106,8 @@ class Product:
         """The volume with the engine's packages and its claim: the restricted level allows claims only."""
         if not self.engine_site:
             return []
-        size = {"storage": "1Gi"}
         volume = {
-            "capacity": size,
             "accessModes": ["ReadOnlyMany"],
-            "storageClassName": "",
-            "persistentVolumeReclaimPolicy": "Retain",
             "claimRef": {"name": SITE_CLAIM, "namespace": TENANT},
             "hostPath": {"path": self.engine_site, "type": "Directory"},
         }
@@ -114,15 +115,10 @@ class Product:
             "accessModes": ["ReadOnlyMany"],
             "storageClassName": "",
             "volumeName": SITE_CLAIM,
-            "resources": {"requests": size},
+            "resources": {"requests": SIZE},
         }
         return [
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": SITE_CLAIM},
-                "spec": volume,
-            },
+            _volume(SITE_CLAIM, volume),
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
@@ -131,9 +127,28 @@ class Product:
             },
         ]
 
+    def model_volume(self) -> list[dict[str, Any]]:
+        """The volume for models, where no StorageClass makes one: a folder of a node."""
+        if not self.model_folder:
+            return []
+        linux = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
+        volume = {
+            "accessModes": ["ReadWriteOnce"],
+            "claimRef": {"name": MODEL_CLAIM, "namespace": TENANT},
+            "local": {"path": self.model_folder},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [linux]}]}},
+        }
+        return [_volume(MODEL_CLAIM, volume)]
+
     def client(self) -> list[dict[str, Any]]:
         """A pod that stays, from which the tests chat, and its script."""
         scripts = {"load.py": "tests/e2e/load.py", "count.py": "tests/cluster/noloss/load.py"}
+        return self.script_pod(CLIENT, "gateway", scripts, ["sleep", "infinity"])
+
+    def script_pod(
+        self, name: str, image: str, scripts: Mapping[str, str], command: list[str]
+    ) -> list[dict[str, Any]]:
+        """A pod of one of the images that runs a command, with files of the repository in `/<name>`."""
         script = {name: (ROOT / path).read_text() for name, path in scripts.items()}
         security = {
             "runAsNonRoot": True,
@@ -143,53 +158,63 @@ class Product:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
         container = {
-            "name": "client",
-            "image": self.image("gateway"),
+            "name": name,
+            "image": self.image(image),
             "imagePullPolicy": self.pull_policy,
-            "command": ["sleep", "infinity"],
+            "command": command,
             "securityContext": security,
-            "volumeMounts": [{"name": "script", "mountPath": "/client"}],
+            "volumeMounts": [{"name": "script", "mountPath": f"/{name}"}],
         }
-        metadata = {"name": CLIENT, "namespace": TENANT}
+        metadata = {"name": name, "namespace": TENANT, "labels": {"app": name}}
         pod = {
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "containers": [container],
-            "volumes": [{"name": "script", "configMap": {"name": CLIENT}}],
+            "volumes": [{"name": "script", "configMap": {"name": name}}],
         }
         return [
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": script},
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
         ]
 
-    def pods(self, component: str) -> list[dict[str, Any]]:
-        """The pods of the service's engines or gateways."""
-        selector = f"mizzen.dev/service={NAME},mizzen.dev/component={component}"
+    def pods(self, component: str, name: str = NAME) -> list[dict[str, Any]]:
+        """The pods of a service's engines, gateways or fetches."""
+        selector = f"mizzen.dev/service={name},mizzen.dev/component={component}"
         return self.reader.pods(TENANT, selector)
 
     def operators(self) -> list[dict[str, Any]]:
         """The operator's pods."""
         return self.reader.pods(SYSTEM, "app.kubernetes.io/component=operator")
 
-    def status(self) -> dict[str, Any]:
-        """The InferenceService as it is."""
-        return self.reader.get(f"/apis/mizzen.dev/v1alpha1/namespaces/{TENANT}/inferenceservices/{NAME}")
+    def status(self, name: str = NAME) -> dict[str, Any]:
+        """An InferenceService as it is."""
+        return self.reader.get(f"/apis/mizzen.dev/v1alpha1/namespaces/{TENANT}/inferenceservices/{name}")
 
     def leader(self) -> str:
         """Name of the operator's pod that leads; empty for none."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{RELEASE}-operator"
         return self.reader.get(path).get("spec", {}).get("holderIdentity") or ""
 
-    def settled(self, groups: int) -> bool:
-        """Tell whether the service is Ready at its newest generation with exactly so many groups."""
-        now = self.status()
+    def settled(self, groups: int, name: str = NAME, pods: int = 1) -> bool:
+        """Tell whether a service is Ready at its newest generation with exactly so many groups."""
+        now = self.status(name)
         status = now.get("status", {})
         return (
             condition(now, "Ready") == "True"
             and status["observedGeneration"] == now["metadata"]["generation"]
             and status["availableReplicas"] == groups
-            and len(self.pods("engine")) == groups
+            and len(self.pods("engine", name)) == groups * pods
         )
+
+
+def _volume(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    kept = {"capacity": SIZE, "storageClassName": "", "persistentVolumeReclaimPolicy": "Retain"}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {**kept, **spec},
+    }
 
 
 def namespace(name: str) -> dict[str, Any]:

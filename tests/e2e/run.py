@@ -6,8 +6,10 @@
 - `registry`: Docker builds them, `docker push` takes them to `$E2E_PREFIX`: registry.example.com/mizzen
 - `kube`: `$KUBE` names a program with the verbs up, build, push, run and down, which makes the cluster too
 
-With `kind` and `registry`, KUBECONFIG names the cluster. `E2E_ENGINE_SITE` is a folder of nodes with torch,
-which the engine's image then leaves out (with `kube`: this environment's own, unless it is set and empty).
+With `kind` and `registry`, KUBECONFIG names the cluster, and its default StorageClass makes the volume for
+models. `E2E_ENGINE_SITE` is a folder of nodes with torch, which the engine's image then leaves out (with
+`kube`: this environment's own, unless it is set and empty), and `E2E_MODEL_FOLDER` an empty one for models,
+where there is no StorageClass (with `kube`: a temporary one).
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("operator", "gateway", "engine-cpu")
 LEFT_OUT = "torch xgrammar"
+FILES = [f"tests/e2e/test_{part}.py" for part in ("product", "models", "groups", "removal")]
+"""The life of an installation, in order."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,19 @@ def prepare(how: Way, site: str, tags: tuple[str, ...]) -> None:
             made.result()
 
 
-def test(how: Way, site: str, tags: tuple[str, ...], arguments: list[str]) -> int:
+@contextmanager
+def model_folder(load: str) -> Iterator[str]:
+    """A folder of nodes for models; empty where the cluster makes volumes by itself."""
+    given = os.environ.get("E2E_MODEL_FOLDER", "")
+    if load != "kube" or given:
+        yield given
+        return
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="models-", dir=ROOT / "build") as folder:
+        yield folder
+
+
+def test(how: Way, site: str, models: str, tags: tuple[str, ...], arguments: list[str]) -> int:
     """Run the tests; return pytest's exit status."""
     environment = {
         "E2E_PREFIX": how.prefix,
@@ -151,9 +169,10 @@ def test(how: Way, site: str, tags: tuple[str, ...], arguments: list[str]) -> in
         "E2E_NEXT_TAG": tags[1],
         "E2E_PULL_POLICY": how.pull_policy,
         "E2E_ENGINE_SITE": site,
+        "E2E_MODEL_FOLDER": models,
         "E2E_OUT": os.environ.get("E2E_OUT", str(ROOT / "build/e2e")),
     }
-    pytest = [sys.executable, "-m", "pytest", "tests/e2e", "-n", "0", "-x", "-s", "-v", *arguments]
+    pytest = [sys.executable, "-m", "pytest", *FILES, "-n", "0", "-x", "-s", "-v", *arguments]
     variables = [f"{name}={value}" for name, value in environment.items()]
     return subprocess.run([*how.within, "env", *variables, *pytest], cwd=ROOT, check=False).returncode
 
@@ -176,7 +195,8 @@ def main() -> int:
     try:
         timed("cluster up, images built and delivered", lambda: prepare(how, site, tags))
         began = time.monotonic()
-        status = test(how, site, tags, arguments)
+        with model_folder(load) as models:
+            status = test(how, site, models, tags, arguments)
         print(f"e2e: {time.monotonic() - began:6.1f} s  tests", flush=True)
         return status
     finally:

@@ -1,4 +1,4 @@
-"""One installation from `helm install` to `helm uninstall`, in order, on a real cluster."""
+"""One installation and its service from `helm install` to the service's end, in order, on a real cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 from changing import change_under_load
-from chat import QUESTION, streams
+from chat import streams
 from nodes import kill_container
 from product import (
     CLIENT,
@@ -14,15 +14,14 @@ from product import (
     PYTHON,
     RELEASE,
     ROOT,
-    SITE_CLAIM,
     SYSTEM,
     TENANT,
     Product,
-    everything,
     namespace,
 )
 
-from cluster import CommandError, Timeline, apply, evict, kubectl, run, wait_until
+from cluster import CommandError, Timeline, apply, evict, kubectl, wait_until
+from demo_model import QUESTION
 
 pytestmark = pytest.mark.timeout(600)
 LARGEST_SLIM_BYTES = 300_000_000
@@ -44,12 +43,6 @@ def names(pods: list[dict]) -> set[str]:
 
 def images(pods: list[dict]) -> set[str]:
     return {pod["spec"]["containers"][0]["image"] for pod in pods}
-
-
-@pytest.fixture(scope="module")
-def before() -> set[str]:
-    """What the cluster held before anything of ours."""
-    return everything()
 
 
 def test_the_namespaces_admit_restricted_pods_only(before: set[str]) -> None:
@@ -211,20 +204,3 @@ def test_deleting_the_service_leaves_nothing_of_it(product: Product, timeline: T
         lambda: not kubectl("get", kinds, "-n", TENANT, "-l", selector, "-o", "name"), "no child is left"
     )
     timeline.add("kubectl delete to nothing left", seconds)
-
-
-def test_helm_uninstall_leaves_the_crd_and_nothing_else(
-    product: Product, timeline: Timeline, before: set[str]
-) -> None:
-    with timeline.measure("helm uninstall"):
-        run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout", "2m")
-    wait_until(lambda: not product.operators(), "no operator left")
-    kinds = "all,leases,secrets,configmaps,serviceaccounts,roles,rolebindings,networkpolicies,pdb"
-    left = kubectl("get", kinds, "-n", SYSTEM, "-o", "name").split()
-    assert sorted(left) == ["configmap/kube-root-ca.crt", "serviceaccount/default"]
-    kubectl("delete", "namespace", SYSTEM, TENANT, "--timeout=120s")
-    kubectl("delete", "pv", SITE_CLAIM, "--ignore-not-found", "--timeout=60s")
-    kept = "customresourcedefinition.apiextensions.k8s.io/inferenceservices.mizzen.dev"
-    assert everything() - before == {kept} - before
-    if kept not in before:
-        kubectl("delete", kept)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -93,61 +95,62 @@ def regex(text: str) -> Grammar:
     return Grammar(GrammarKind.REGEX, text)
 
 
-def test_a_tenant_who_fills_the_queue_keeps_out_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gk.save_tokenizer(tmp_path)
-    compiler = gk.compiler(tmp_path, workers=1, waiting=4)
-    order: list[str] = []
-    compile_one = compiler._compile
+class Watched:
+    """A compiler with one worker, and what it compiles, in order."""
 
-    def seen(grammar: Grammar, lane: Any) -> Any:
-        order.append(grammar.text)
-        return compile_one(grammar, lane)
+    def __init__(self, folder: Path, **options: int) -> None:
+        gk.save_tokenizer(folder)
+        self.compiler, self.order = gk.compiler(folder, workers=1, **options), list[str]()
+        self._compile, self.compiler._compile = self.compiler._compile, self._seen
 
-    monkeypatch.setattr(compiler, "_compile", seen)
-    try:
-        with compiler._sandbox._lock:  # nothing is compiled as long as the test holds it
+    def _seen(self, grammar: Grammar, lane: Any) -> Any:
+        self.order.append(grammar.text)
+        return self._compile(grammar, lane)
+
+    @contextmanager
+    def flooded(self) -> Iterator[list[Grammar]]:
+        """Tenant 7 asks for four grammars, of which the first is begun; nothing is compiled in the block."""
+        with self.compiler._sandbox._lock:
             flood = [regex(f"flood{number}") for number in range(4)]
-            assert [compiler.find(one, 7) for one in flood] == [None] * 4
-            gk.wait(lambda: order)
-            assert compiler.find(regex("quick"), 8) is None
-            away = compiler.find(flood[3], 7)
-            assert away is not None
-            assert away.passing
-            assert "of one key" in away.fault
-            again = compiler.find(flood[3], 7)
-            assert again is not None
-            assert again.passing, "the tenant has most there already"
-        for one in (*flood[:3], regex("quick")):
-            assert gk.outcome(compiler, one).grammar
-        assert order == ["flood0", "quick", "flood1", "flood2"]
-    finally:
-        compiler.close()
+            assert [self.compiler.find(one, 7) for one in flood] == [None] * 4
+            gk.wait(lambda: self.order)
+            yield flood
 
 
-def test_a_grammar_that_another_asks_for_too_has_the_earlier_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gk.save_tokenizer(tmp_path)
-    compiler = gk.compiler(tmp_path, workers=1)
-    order: list[str] = []
-    compile_one = compiler._compile
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    made: list[Watched] = []
 
-    def seen(grammar: Grammar, lane: Any) -> Any:
-        order.append(grammar.text)
-        return compile_one(grammar, lane)
+    def make(**options: int) -> Watched:
+        made.append(Watched(tmp_path, **options))
+        return made[-1]
 
-    monkeypatch.setattr(compiler, "_compile", seen)
-    try:
-        with compiler._sandbox._lock:
-            flood = [regex(f"flood{number}") for number in range(4)]
-            assert [compiler.find(one, 7) for one in flood] == [None] * 4
-            gk.wait(lambda: order)
-            assert compiler.find(flood[3], 8) is None
-        for one in flood:
-            assert gk.outcome(compiler, one).grammar
-        assert order == ["flood0", "flood3", "flood1", "flood2"]
-        assert compiler.counts.compiled == 4
-    finally:
-        compiler.close()
+    yield make
+    for one in made:
+        one.compiler.close()
+
+
+def test_a_tenant_who_fills_the_queue_keeps_out_nobody(watched: Callable[..., Watched]) -> None:
+    it = watched(waiting=4)
+    with it.flooded() as flood:
+        assert it.compiler.find(regex("quick"), 8) is None
+        away = it.compiler.find(flood[3], 7)
+        assert away is not None
+        assert away.passing
+        assert "of one key" in away.fault
+        again = it.compiler.find(flood[3], 7)
+        assert again is not None
+        assert again.passing, "the tenant has most there already"
+    for one in (*flood[:3], regex("quick")):
+        assert gk.outcome(it.compiler, one).grammar
+    assert it.order == ["flood0", "quick", "flood1", "flood2"]
+
+
+def test_a_grammar_that_another_asks_for_too_has_the_earlier_turn(watched: Callable[..., Watched]) -> None:
+    it = watched()
+    with it.flooded() as flood:
+        assert it.compiler.find(flood[3], 8) is None
+    for one in flood:
+        assert gk.outcome(it.compiler, one).grammar
+    assert it.order == ["flood0", "flood3", "flood1", "flood2"]
+    assert it.compiler.counts.compiled == 4

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -262,19 +263,32 @@ def simulated_url() -> Iterator[str]:
         yield gateway.url
 
 
-@pytest.fixture(scope="session")
-def demo_engine() -> Iterator[str]:
-    """Run `mizzen engine` with the demo model, and return its endpoint."""
+@contextmanager
+def real_engine() -> Iterator[str]:
+    """Run `mizzen engine` with the demo model, and give its endpoint."""
     with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
         endpoint = f"ipc://{folder}/engine"
         options = {"model": DEMO, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
         arguments = [f"--{name}={value}" for name, value in options.items()]
         arguments += ["--kv-cache-tokens=16384", "--drain-timeout-seconds=1"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mizzen.cli", "engine", *arguments], stderr=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-m", "mizzen.cli", "engine", *arguments]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             yield endpoint
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[str]:
+    """The endpoint of an engine that all tests share."""
+    with real_engine() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def second_engine() -> Iterator[str]:
+    """The endpoint of an engine of the test's own."""
+    with real_engine() as endpoint:
+        yield endpoint

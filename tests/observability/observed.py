@@ -447,6 +447,14 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
             return bool(eventually(lambda: prometheus.query(refused), refused, 10))
         return False
 
+    def warm_one() -> bool:
+        """Lose an engine while another has room; tell whether the new one was seen to get prefixes."""
+        warmed = "sum(rate(mizzen_gateway_warmed_tokens_total[15s])) > 0"
+        world.kubectl("delete", "pod", world.pods("engine")[0]["metadata"]["name"], "--wait=false")
+        with suppress(AssertionError):
+            return bool(eventually(lambda: prometheus.query(warmed), warmed, 60))
+        return False
+
     with Load(world.url(), streams=7) as load:
         seen(*ENOUGH)
         hung, other = world.pods("engine")
@@ -474,4 +482,6 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
         answered = load.codes.get(200, 0)
         eventually(lambda: load.codes.get(200, 0) > answered + 3, "answers again")
         seen("sum(mizzen_gateway_requests_total) > 5")
+    eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve without load")
+    eventually(warm_one, "a new engine's cache is filled")
     return load

@@ -16,7 +16,8 @@ from mizzen.cli import app
 from mizzen.commands.options import settings
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
-from mizzen_operator.api import InferenceService, parse
+from mizzen_operator.api import InferenceService
+from mizzen_operator.parse import parse
 from mizzen_operator.render import engine as engine_render
 from mizzen_operator.render import gateway as gateway_render
 from mizzen_operator.render import shared as shared_render

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine_process import DEMO, SECONDS, free_ports
 from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config
 from mizzen.server.config import EngineConfig
@@ -21,29 +21,14 @@ from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.keys import KeyFolder, find_pair, write_keys
 from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, RankReport, Refused
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
-SECONDS = 120.0
 LEADER = "127.0.0.2"
-
-
-def free_ports() -> int:
-    """Return the first of three ports that nothing listens at."""
-    for port in range(20_000, 32_000, 3):
-        try:
-            for each in range(port, port + 3):
-                with socket.socket() as probe:
-                    probe.bind((LEADER, each))
-        except OSError:
-            continue
-        return port
-    raise OSError("no three free ports")
 
 
 class Meeting:
     """Node 0 and others in one process; time passes as the test says."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.now = folder, free_ports(), 100.0
+        self.folder, self.port, self.now = folder, free_ports(LEADER), 100.0
         self.made: list[Leader | Follower] = []
 
     def config(self, rank: int, nodes: int = 2, **options: Any) -> EngineConfig:

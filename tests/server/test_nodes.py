@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,71 +10,17 @@ from typing import Any
 import psutil
 import pytest
 
-from mizzen.core.options import flag
+from engine_process import SECONDS, EngineProcess, free_ports
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
-SECONDS = 180.0
 LEADER, OTHER = "127.0.0.2", "127.0.0.3"
 
 
-def free_ports() -> int:
-    """Return the first of three ports that nothing listens at."""
-    for port in range(20_000, 32_000, 3):
-        try:
-            for each in range(port, port + 3):
-                with socket.socket() as probe:
-                    probe.bind((LEADER, each))
-        except OSError:
-            continue
-        return port
-    raise OSError("no three free ports")
-
-
-class Node:
+class Node(EngineProcess):
     """`mizzen engine` as the only process of a pod."""
 
     def __init__(self, folder: Path, address: str, options: dict[str, Any]) -> None:
         folder.mkdir()
-        self.message, self.log, self.address = folder / "termination-log", folder / "log", address
-        with socket.socket() as chosen:
-            chosen.bind((address, 0))
-            self.port = chosen.getsockname()[1]
-        values = {
-            "model": DEMO,
-            "device": "cpu",
-            "tensor": 2,
-            "nodes": 2,
-            "threads": 1,
-            "kv_cache_tokens": 4096,
-            "wire_bind": f"ipc://{folder}/wire",
-            "http_host": address,
-            "http_port": self.port,
-            "ranks_address": address,
-            "termination_message": self.message,
-            **options,
-        }
-        words = [word for name, value in values.items() for word in (flag(name), str(value))]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mizzen.cli", "engine", *words], stderr=log
-            )
-
-    def get(self, path: str) -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"http://{self.address}:{self.port}{path}", timeout=5) as reply:
-                return json.loads(reply.read())
-        except urllib.error.HTTPError as error:
-            return json.loads(error.read())
-        except OSError:
-            return {}
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + SECONDS
-        while not (found := condition()):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
-        return found
+        super().__init__(folder, address, **{"nodes": 2, "ranks_address": address, **options})
 
     def serves(self) -> bool:
         return self.get("/readyz").get("state") == "serving"
@@ -95,19 +35,12 @@ class Node:
         code = self.process.wait(SECONDS)
         return code, self.message.read_text().strip() if self.message.exists() else ""
 
-    def close(self) -> None:
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-            self.process.kill()
-            self.process.wait(SECONDS)
-
 
 class Pair:
     """Makes the two nodes of a group."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_ports()
+        self.folder, self.port = folder, free_ports(LEADER)
         self.made: list[Node] = []
 
     def node(self, rank: int, **options: Any) -> Node:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,65 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.options import flag
+from engine_process import SECONDS, EngineProcess
 from mizzen.server.pulse import Pulse, PulseReader, PulseWriter, RankWatch, create_pulses
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
-SECONDS = 120.0
 
-
-class Ranks:
+class Ranks(EngineProcess):
     """`mizzen engine` with two ranks on the CPU."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.message, self.log = folder / "termination-log", folder / "log"
-        with socket.socket() as chosen:
-            chosen.bind(("127.0.0.1", 0))
-            self.port = chosen.getsockname()[1]
-        values = {
-            "model": DEMO,
-            "device": "cpu",
-            "tensor": 2,
-            "threads": 1,
-            "kv_cache_tokens": 4096,
-            "wire_bind": f"ipc://{folder}/wire",
-            "http_port": self.port,
-            "termination_message": self.message,
-            **options,
-        }
-        words = [word for name, value in values.items() for word in (flag(name), str(value))]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "mizzen.cli", "engine", *words], stderr=log
-            )
-
-    def get(self, path: str) -> dict[str, Any]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as reply:
-                return json.loads(reply.read())
-        except OSError:
-            return {}
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + SECONDS
-        while not (found := condition()):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
-        return found
 
     @property
     def follower(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
         (found,) = (child for child in children if "mizzen.server.follower" in child.cmdline())
         return found
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-            self.process.kill()
-            self.process.wait(SECONDS)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from noloss.kube import SERVICES, Kube, condition
 
 DEADLINE_SECONDS = 300.0
 """For everything that is waited for; nothing is measured by it."""
-ROUTABLE = "mizzen.dev/routable"
+ROUTABLE, ROTATE = "mizzen.dev/routable", "mizzen.dev/rotate-keys"
 Which = Literal["rank", "container", "all"]
 Pod = dict[str, Any]
 Note = Callable[[str, str], None]
@@ -144,6 +144,23 @@ class Changes:
         await self.scale(name, low)
         await self.scale(name, high)
         self.done["cycles"] += 1
+
+    async def rotate_keys(self, name: str) -> None:
+        """Ask for new keys, and wait until they are in use alone."""
+
+        async def said() -> str:
+            found = (await self.service(name)).get("status", {}).get("conditions", [])
+            kept = [one for one in found if (one["type"], one["reason"]) == ("KeysRotating", "KeysRotated")]
+            return kept[0]["message"] if kept else ""
+
+        before, asked = await said(), {"annotations": {ROTATE: str(time.time())}}
+
+        async def others() -> bool:
+            return await said() not in ("", before)
+
+        await self._kube.call("PATCH", self._path(name), {"metadata": asked})
+        await until(others, f"the keys of {name} are others")
+        self.done["rotations"] += 1
 
     async def delete(self, name: str, component: str = "engine") -> None:
         """`kubectl delete pod`."""

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from demo_model import STORY, trained_answer
+
 MODEL = "file:///opt/mizzen/models/demo"
 SIMULATED = "mizzen/engine-simulated"
 QUESTIONS = ("What is Mizzen?", "Say yes.", "What is a fence?", "What is a group?")
-STORY = "Tell me a long story about a ship."
-
-
-def trained_answer(question: str) -> str:
-    """The answer that the demo model was trained to give."""
-    for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if question in entry["questions"]:
-                return entry["answer"]
-    raise LookupError(question)
 
 
 def service(

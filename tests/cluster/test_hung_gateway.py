@@ -1,0 +1,123 @@
+"""One of two gateways hangs: it is left within 3 s, nobody else is troubled, and it is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from noloss.changes import Changes, until
+from noloss.kube import Kube, condition
+from noloss.local import Site
+from noloss.services import slow
+from noloss.truth import HUNG_SECONDS, STARVED_IDLE, STARVED_TIMES
+from noloss.watcher import Watcher
+
+NAME, NAMESPACE = "two", "default"
+GOOD_PROBES = 50
+RESTARTED_SECONDS = 120.0
+"""Its grace period is longer; whoever does not answer has none."""
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    one = Site(tmp_path_factory.mktemp("hung"))
+    try:
+        one.up()
+        yield one
+    finally:
+        one.down()
+
+
+@pytest.fixture
+async def kube(site: Site) -> AsyncIterator[Kube]:
+    async with Kube(site.kubectl, site.kubeconfig) as one:
+        yield one
+
+
+def name(pod: dict[str, Any]) -> str:
+    return pod["metadata"]["name"]
+
+
+def allowed(watcher: Watcher, begin: float, end: float) -> float:
+    """HUNG_SECONDS, and what a machine without a free core adds to it."""
+    near = [beat for beat in watcher.beats if begin <= beat.at <= end]
+    idle = sum(beat.idle for beat in near) / max(1, len(near))
+    late = max((beat.late for beat in near), default=0.0)
+    most = HUNG_SECONDS + 0.5 + STARVED_TIMES * late
+    return max(most, STARVED_TIMES * HUNG_SECONDS) if idle < STARVED_IDLE else most
+
+
+async def test_a_hung_gateway_leaves_the_service_while_the_other_serves(site: Site, kube: Kube) -> None:
+    do = Changes(kube, NAMESPACE, site, lambda *_: None)
+    await do.apply(slow(NAME, 1, 2))
+    await do.settled(NAME)
+    spec = (await kube.call("GET", f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}-gateway"))["spec"]
+    url = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}/v1"
+    watcher = Watcher(kube, NAMESPACE, {NAME: url}, every=0.1, deadline=1.0)
+    probes = watcher.probes[NAME]
+
+    async def reason() -> str:
+        found = (await do.service(NAME))["status"]["conditions"]
+        return next(one["reason"] for one in found if one["type"] == "GatewayReady")
+
+    async def gateways() -> dict[str, tuple[bool, int]]:
+        """Whether each gateway is ready, and how often it was started again."""
+        return {
+            name(pod): (
+                condition(pod, "Ready") is True,
+                sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ())),
+            )
+            for pod in await do.pods(NAME, "gateway")
+        }
+
+    async with watcher.running():
+        await until(_sometime(lambda: len(probes) >= GOOD_PROBES), "probes")
+        assert all(probe.good for probe in probes)
+        victim, other = sorted(await do.pods(NAME, "gateway"), key=name)
+        hung_at, before = time.monotonic(), len(probes)
+        assert await site.stop(victim, "all")
+        seen: dict[str, float] = {}
+
+        async def left() -> bool:
+            if await reason() == "GatewayHangs":
+                seen.setdefault("said", time.monotonic() - hung_at)
+            if not (await gateways())[name(victim)][0]:
+                seen.setdefault("left", time.monotonic() - hung_at)
+            return "left" in seen
+
+        async def restarted() -> bool:
+            return (await gateways())[name(victim)][1] > 0
+
+        await until(left, "the gateway that hangs is not ready")
+        await until(restarted, "it is killed and started again", RESTARTED_SECONDS)
+        seen["restarted"] = time.monotonic() - hung_at
+        failed = [probe.sent - hung_at for probe in probes[before:] if not probe.good]
+        print(
+            f"{seen}, {len(failed)} of {len(probes) - before} probes failed, the last after {failed[-1:]} s"
+        )
+        most = allowed(watcher, hung_at, hung_at + max([*failed, *seen.values()]))
+        assert failed, "the gateway that hung was asked, too"
+        assert max(failed) <= most
+        assert seen["left"] <= most
+        assert (await gateways())[name(other)] == (True, 0)
+        await do.settled(NAME)
+        assert watcher.available(NAME), "a request was answered by the other one"
+        assert all(shown.available for shown in watcher.shown[NAME])
+
+
+def _sometime(check: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def later() -> bool:
+        await asyncio.sleep(0)
+        return check()
+
+    return later

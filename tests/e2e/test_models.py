@@ -1,0 +1,123 @@
+"""Models from a hub, a bucket, a registry and a claim, fetched by Jobs into a volume of a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sources_pod
+from chat import answers
+from network import Network
+from nodes import kill_container
+from product import CLIENT, MODEL_CLAIM, TENANT, Product
+from sources import PLACES, Sources
+
+from cluster import Timeline, apply, condition, kubectl, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
+CHECKPOINT_BYTES = 8 * 1024 * 1024
+"""What a fetch that is killed may lose of each file."""
+
+
+@pytest.fixture(scope="module")
+def sources(product: Product) -> Iterator[Sources]:
+    """The servers that all services of this file fetch from."""
+    made = Sources(product)
+    yield made
+    made.remove()
+
+
+def small(product: Product, name: str, model: dict[str, Any]) -> dict[str, Any]:
+    """A service of one group and one gateway."""
+    return product.service(name, model=model, replicas=1, gateway={"replicas": 1}, networkPolicy="Enabled")
+
+
+def model(product: Product, name: str) -> dict[str, Any]:
+    """What the status says of a service's model."""
+    return product.status(name).get("status", {}).get("model", {})
+
+
+def shows_progress(product: Product, name: str) -> bool:
+    """Tell whether all of the numbers are there, and some of the bytes."""
+    known = model(product, name)
+    moves = 0 < known.get("downloadPercent", 0) < 100 and known.get("bytesPerSecond", 0) > 0
+    return moves and "secondsLeft" in known and bool(known.get("resolvedRevision"))
+
+
+def delete(*names: str) -> None:
+    kubectl("delete", "infsvc", *names, "-n", TENANT, "--wait=true", "--timeout=60s")
+
+
+def test_fetches_tell_how_far_they_are(product: Product, sources: Sources, timeline: Timeline) -> None:
+    apply(*(small(product, name, place.model(name)) for name, place in PLACES.items()))
+    seconds = wait_until(
+        lambda: all(shows_progress(product, name) for name in PLACES), "progress of all three"
+    )
+    timeline.add("kubectl apply of three models to the progress of all in their status", seconds)
+    for name in PLACES:
+        assert condition(product.status(name), "ModelCached") == "False"
+        assert not product.pods("engine", name)
+
+
+def test_policies_let_the_operator_ask_and_nobody_else(product: Product, sources: Sources) -> None:
+    network, operator = Network(product.reader), product.operators()[0]
+    [client] = product.reader.pods(TENANT, f"app={CLIENT}")
+    [fetch], [gateway] = (product.pods(component, "hub") for component in ("fetch", "gateway"))
+    assert network.isolates(fetch) and network.isolates(gateway)
+    assert network.allows(operator, fetch, FETCH_PORT) and not network.allows(client, fetch, FETCH_PORT)
+    for protocol in ("TCP", "UDP"):
+        assert network.allows(operator, gateway, ADMIN_PORT, protocol)
+        assert not network.allows(client, gateway, ADMIN_PORT, protocol)
+    assert network.allows(client, gateway, HTTP_PORT)
+
+
+def test_fetches_that_are_killed_go_on_where_they_were(
+    product: Product, sources: Sources, timeline: Timeline
+) -> None:
+    [killed], [deleted] = (product.pods("fetch", name) for name in ("bucket", "registry"))
+    pinned = {name: model(product, name)["resolvedRevision"] for name in PLACES}
+    product.restarts.provoke(killed)
+    kill_container(killed)
+    kubectl("delete", "pod", deleted["metadata"]["name"], "-n", TENANT, "--wait=true", "--timeout=120s")
+    sources.open()
+    seconds = wait_until(lambda: all(product.settled(1, name) for name in PLACES), "all three are Ready")
+    timeline.add("two fetches killed to three services Ready", seconds)
+    large = sources.counts()["large"]
+    print(f"requests of the large file: {large}")
+    for name in PLACES:
+        known = model(product, name)
+        assert (known["downloadPercent"], known["resolvedRevision"]) == (100, pinned[name])
+        assert large[name]["sent"] <= sources_pod.LARGE_BYTES + CHECKPOINT_BYTES
+        first, *later = large[name]["starts"]
+        assert first == 0
+        assert all(start >= sources_pod.LARGE_BYTES // 2 - CHECKPOINT_BYTES for start in later)
+        assert later or name == "hub", "it was killed, and asked for the rest"
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_engine_loads_from_the_claim_and_answers(product: Product, sources: Sources, name: str) -> None:
+    assert answers(product, name)
+    [engine], [gateway] = (product.pods(component, name) for component in ("engine", "gateway"))
+    [client] = product.reader.pods(TENANT, f"app={CLIENT}")
+    network = Network(product.reader)
+    assert network.allows(gateway, engine, WIRE_PORT) and not network.allows(client, engine, WIRE_PORT)
+    mounted = [volume for volume in engine["spec"]["volumes"] if "secret" in volume]
+    assert {volume["secret"]["secretName"] for volume in mounted} == {f"{name}-engine-keys"}
+
+
+def test_others_of_the_same_model_fetch_nothing(
+    product: Product, sources: Sources, timeline: Timeline
+) -> None:
+    before, folder = sources.counts(), model(product, "bucket")["folder"]
+    delete("hub", "registry")
+    again = small(product, "again", PLACES["bucket"].model("bucket"))
+    claimed = small(product, "claimed", {"source": f"pvc://{MODEL_CLAIM}/{folder}"})
+    apply(again, claimed)
+    names = ("again", "claimed")
+    seconds = wait_until(lambda: all(product.settled(1, name) for name in names), "both are Ready")
+    timeline.add("kubectl apply of two services of a model that is there to both Ready", seconds)
+    assert all(answers(product, name) for name in names)
+    assert sources.counts() == before
+    delete("bucket", *names)
