@@ -69,6 +69,14 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
+def collectives_of(group: Group, way: str) -> DeviceCollectives:
+    """Return collectives of the group's ranks that reduce in one way."""
+    known = group.collectives
+    if not isinstance(known, DeviceCollectives):
+        raise TypeError("the ranks have no GPUs")
+    return DeviceCollectives(known.group, group.place.device, way)
+
+
 def report(group: Group, what: str) -> None:
     """Say on the error output what is being measured: a collective that hangs is the last one told."""
     if not group.rank:
@@ -80,7 +88,7 @@ def sweep(group: Group, rounds: int) -> Times:
     results: Times = {}
     device = group.place.device
     for way in ("nccl", "one-shot", "two-shot"):
-        collectives = DeviceCollectives(group.collectives.group, device, way)  # type: ignore[attr-defined]
+        collectives = collectives_of(group, way)
         for size in SIZES:
             x = torch.ones(size // 2, dtype=torch.bfloat16, device=device).view(-1, 512)
             if way != "nccl" and not collectives.serves(x):
@@ -97,8 +105,8 @@ def fused(group: Group, rounds: int) -> Times:
 
     results: Times = {}
     device = group.place.device
-    ones = {way: DeviceCollectives(group.collectives.group, device, way) for way in FUSED}  # type: ignore[attr-defined]
-    plain = {way: DeviceCollectives(group.collectives.group, device, way) for way in ("one-shot", "two-shot")}  # type: ignore[attr-defined]
+    ones = {way: collectives_of(group, way) for way in FUSED}
+    plain = {way: collectives_of(group, way) for way in ("one-shot", "two-shot")}
     for columns in COLUMNS:
         weight = torch.ones(columns, dtype=torch.bfloat16, device=device)
         for rows in ROWS:
@@ -126,7 +134,7 @@ def check(group: Group) -> None:
     """Compare the fused kernels with plain operations, so that no wrong kernel is timed."""
     device = group.place.device
     for way, columns in itertools.product(FUSED, COLUMNS):
-        made = DeviceCollectives(group.collectives.group, device, way)  # type: ignore[attr-defined]
+        made = collectives_of(group, way)
         for rows in ROWS:
             generator = torch.Generator(device).manual_seed(group.rank * 1000 + rows)
             x = torch.randn(rows, columns, device=device, generator=generator).to(torch.bfloat16)

@@ -1,7 +1,8 @@
 """Loopback addresses of one cluster.
 
-On Linux all of 127.0.0.0/8 is loopback and needs no root. Services live in 127.96.0.0/16 and pods in
-127.97.0.0/16; each cluster on the machine takes a /22 of both. The claim is an abstract Unix socket that
+On Linux all of 127.0.0.0/8 is loopback and needs no root. Each cluster on the machine takes a /22 of
+127.97.0.0/16 for its pods, and for its services a /16 from 127.128.0.0 on: more than a thousand of them fit.
+The claim is an abstract Unix socket that
 the cluster's processes keep open, so that it ends with them, however they end.
 """
 
@@ -21,7 +22,7 @@ class Addresses:
     """The addresses of cluster `index` (0..63) of this machine.
 
     Attributes:
-        index: which /22 is taken.
+        index: which ranges are taken.
     """
 
     index: int
@@ -29,7 +30,7 @@ class Addresses:
     @property
     def services(self) -> ipaddress.IPv4Network:
         """The range of ClusterIPs."""
-        return ipaddress.IPv4Network(f"127.96.{4 * self.index}.0/22")
+        return ipaddress.IPv4Network(f"127.{128 + self.index}.0.0/16")
 
     @property
     def host(self) -> str:

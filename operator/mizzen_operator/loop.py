@@ -24,10 +24,12 @@ WAIT_LIMIT_SECONDS = 5.0
 """How rarely a service is looked at of which a group rests."""
 API_KEYS_SECONDS = 5.0
 """How often Secrets with API keys are listed while a gateway finds them by their label."""
+RECENT_SECONDS = 60.0
+"""What has changed so shortly before this replica leads may have been nobody's any more: it goes first."""
 
 
 class Loop:
-    """The leading replica's work; while another leads, what changes is not even remembered."""
+    """The leading replica's work; while another leads, what changes is remembered for a while alone."""
 
     def __init__(
         self,
@@ -45,6 +47,8 @@ class Loop:
         self._queue = WorkQueue()
         self._began: dict[Key, float] = {}
         self._leads = False
+        self._recent: dict[Key, float] = {}
+        """Services that have changed while another replica led, the latest last."""
         self._besides = besides
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,14 +56,18 @@ class Loop:
         metrics.queue_age.set_function(self._queue.age)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, beginning with a look at every service; looks under way end first.
+        """Work until `stop` is set; looks under way end first.
+
+        It begins with a look at every service, of what has changed of late and what is not observed first.
 
         Raises:
             KubeError: the services cannot be listed.
         """
         self._leads = True
-        for key in await self._services():
-            self._queue.add(key)
+        recent, self._recent = self._recent, {}
+        since = time.monotonic() - RECENT_SECONDS
+        for key, observed in (await self._services()).items():
+            self._queue.add(key, aside=observed and recent.get(key, since) <= since)
         workers = [
             asyncio.create_task(self._work(), name=f"worker {number}")
             for number in range(self._config.workers)
@@ -104,6 +112,12 @@ class Loop:
         """Have a service looked at soon."""
         if self._leads:
             self._queue.add(key)
+            return
+        now = time.monotonic()
+        self._recent.pop(key, None)
+        self._recent[key] = now
+        while (oldest := next(iter(self._recent))) != key and self._recent[oldest] < now - RECENT_SECONDS:
+            del self._recent[oldest]
 
     async def _work(self) -> None:
         while True:
@@ -142,7 +156,7 @@ class Loop:
             return "waits"
         self._queue.forget(key)
         if not outcome.settled:
-            self._queue.add(key, self._config.recheck_seconds)
+            self._queue.add(key, self._config.recheck_seconds, aside=True)
         return "ok"
 
     def _failed(self, key: Key, reason: str, message: str) -> None:
@@ -164,11 +178,17 @@ class Loop:
     async def _resync(self) -> None:
         """Look at every service once in a while, spread over that time: for what no watch tells of."""
         for key in await self._services():
-            self._queue.add(key, random.uniform(0, self._config.resync_seconds))
+            self._queue.add(key, random.uniform(0, self._config.resync_seconds), aside=True)
 
-    async def _services(self) -> list[Key]:
+    async def _services(self) -> dict[Key, bool]:
+        """All services, and whether their status is of their spec as it is."""
         found = await self._kube.list(Ref(labels.KIND, self._config.namespace))
-        return [Key(body["metadata"]["namespace"], body["metadata"]["name"]) for body in found]
+        return {
+            Key(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
+            == meta["generation"]
+            for body in found
+            for meta in (body["metadata"],)
+        }
 
     async def _api_keys(self) -> None:
         """Look at the services whose gateway lacks a Secret with API keys, or has one too many."""

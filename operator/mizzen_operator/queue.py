@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
 
 
 class Key(NamedTuple):
@@ -20,23 +21,41 @@ class Key(NamedTuple):
 
 
 class WorkQueue:
-    """Keys with the time at which they are due; each is held once, so the number of services bounds it."""
+    """Keys with the time at which they are due; each is held once, so the number of services bounds it.
+
+    What has changed goes before what is looked at to be on the safe side, `aside`: a sweep over a thousand
+    services holds nobody up. What has waited aside for PATIENCE_SECONDS waits like the others from then on.
+    """
 
     def __init__(self) -> None:
         self._due: dict[Key, float] = {}
-        self._heap: list[tuple[float, Key]] = []
+        self._aside: set[Key] = set()
+        self._first: list[tuple[float, Key]] = []
+        self._later: list[tuple[float, Key]] = []
         self._running: set[Key] = set()
         self._attempts: dict[Key, int] = {}
         self._changed = asyncio.Event()
 
-    def add(self, key: Key, delay: float = 0.0) -> None:
-        """Have a key worked on after `delay` seconds; an earlier time that was asked for before stands."""
+    def add(self, key: Key, delay: float = 0.0, *, aside: bool = False) -> None:
+        """Have a key worked on after `delay` seconds; an earlier time that was asked for before stands.
+
+        Args:
+            key: what to work on.
+            delay: in seconds.
+            aside: others that are due go first, unless the key waits among them already.
+        """
         due = time.monotonic() + delay
-        if due >= self._due.get(key, float("inf")):
+        known = self._due.get(key, float("inf"))
+        ahead = not aside and key in self._aside and delay <= 0
+        if due >= known and not ahead:
             return
-        self._due[key] = due
+        self._due[key] = min(due, known)
+        if not aside:
+            self._aside.discard(key)
+        elif known == float("inf"):
+            self._aside.add(key)
         if key not in self._running:
-            self._push(due, key)
+            self._push(key)
 
     async def get(self) -> Key:
         """Wait for the next due key and take it; every `get` is followed by `done`."""
@@ -55,7 +74,7 @@ class WorkQueue:
         """Give a key back; if it was added meanwhile, it waits again."""
         self._running.discard(key)
         if key in self._due:
-            self._push(self._due[key], key)
+            self._push(key)
 
     def retry(self, key: Key, limit: float = MAX_BACKOFF_SECONDS) -> float:
         """Add a key with a delay that doubles with each retry, up to `limit` seconds; returns the delay."""
@@ -68,8 +87,8 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Drop every key that waits."""
-        self._due.clear()
-        self._heap.clear()
+        for held in (self._due, self._aside, self._first, self._later):
+            held.clear()
 
     def forget(self, key: Key) -> None:
         """Let the next retry of a key be its first."""
@@ -85,23 +104,33 @@ class WorkQueue:
         due = [at for key, at in self._due.items() if key not in self._running]
         return max(0.0, time.monotonic() - min(due, default=float("inf")))
 
-    def _push(self, due: float, key: Key) -> None:
-        heapq.heappush(self._heap, (due, key))
+    def _push(self, key: Key) -> None:
+        heapq.heappush(self._later if key in self._aside else self._first, (self._due[key], key))
         self._changed.set()
 
     def _pop(self) -> tuple[Key | None, float | None]:
         """A due key, or the seconds until the next one; None for both when nothing waits."""
-        while self._heap:
-            due, key = self._heap[0]
-            if self._due.get(key) != due or key in self._running:
-                heapq.heappop(self._heap)  # was moved forward, or is pushed again when it is done
-                continue
-            wait = due - time.monotonic()
-            if wait > 0:
-                return None, wait
-            heapq.heappop(self._heap)
-            del self._due[key]
-            if self._heap:
-                self._changed.set()  # another worker may take the next one
-            return key, None
-        return None, None
+        now = time.monotonic()
+        first, later = self._head(self._first, aside=False), self._head(self._later, aside=True)
+        if later - now <= -PATIENCE_SECONDS or (first > now >= later):
+            heap = self._later
+        elif first <= now:
+            heap = self._first
+        else:
+            wait = min(first, later) - now
+            return None, None if wait == float("inf") else wait
+        _, key = heapq.heappop(heap)
+        del self._due[key]
+        self._aside.discard(key)
+        if self._due:
+            self._changed.set()  # another worker may take the next one
+        return key, None
+
+    def _head(self, heap: list[tuple[float, Key]], *, aside: bool) -> float:
+        """When the first key of a heap is due; entries are dropped that were moved or are under way."""
+        while heap:
+            due, key = heap[0]
+            if self._due.get(key) == due and (key in self._aside) == aside and key not in self._running:
+                return due
+            heapq.heappop(heap)
+        return float("inf")

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator import labels, rollout, status
+from mizzen_operator import labels, rollout
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.download import Download, allowed, clocked, finished, held, pinned
-from mizzen_operator.events import Recorder, moves, news
 from mizzen_operator.execute import Executor
 from mizzen_operator.facts import Facts, Failure
 from mizzen_operator.fit import fit
@@ -31,11 +30,12 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.models import LOOK_SECONDS, Models
 from mizzen_operator.observe import Observed, observe
 from mizzen_operator.parse import ApiError, parse
-from mizzen_operator.plan import Action, CreateGroup, plan
+from mizzen_operator.plan import Action, CreateGroup, DeleteGroup, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions
 from mizzen_operator.verify import Verifier
+from mizzen_operator.writer import StatusWriter
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,8 @@ class Reconciler:
         self._models = Models(kube, config, metrics)
         self._executor = Executor(kube, config, metrics, self._labelled, self._revisions)
         self._fronts = SharedGateways(kube, config, metrics, self._labelled)
-        self._recorder = Recorder(kube)
+        self._writer = StatusWriter(kube, metrics)
         self._sharing: set[Key] = set()
-        self._true: dict[Key, frozenset[str]] = {}
 
     def sharing(self, namespace: str) -> list[Key]:
         """Services that share the namespace's gateway, as far as they were looked at."""
@@ -141,9 +140,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._executor.forget(key)
         self._labelled.forget(Where(key.namespace, labels.gateway_name(key.name)))
-        self._count(key, frozenset())
-        self._true.pop(key, None)
-        self._metrics.fleet.forget(key)
+        self._writer.forget(key)
         self._gateways.forget(key)
         self._verifier.keep(key, ())
         self._autoscaler.seen(key, None)
@@ -184,6 +181,8 @@ class Reconciler:
             if fits is not None and not fits.fits:
                 actions = [one for one in actions if not _creates(one, newest)]
             actions = allowed(actions, newest, download)
+            if any(isinstance(action, DeleteGroup) for action in actions):
+                service = await self._writer.remember(service, memory)
             await self._executor.groups(pinned(service, download), newest, actions)
             await self._executor.budget(service)
             await self._executor.policies(service)
@@ -212,7 +211,7 @@ class Reconciler:
             fits,
             self._models.told(key, download),
         )
-        await self._write(key, facts)
+        await self._writer.write(key, facts)
         waits = turn is not None or any(group.resting for group in groups)
         changed = gateway is not None and gateway.shared is not None and gateway.shared.changed
         others = tuple(other for other in self.sharing(key.namespace) if other != key) if changed else ()
@@ -274,37 +273,6 @@ class Reconciler:
             self._executor.forget(key)
             self._fronts.forget(key.namespace)
         return answer
-
-    async def _write(self, key: Key, facts: Facts) -> None:
-        service = facts.service
-        new = status.build(facts, datetime.now(UTC))
-        self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
-        self._metrics.fleet.seen(key, service.groups, facts.groups, new)
-        if new == service.status:
-            return
-        manifest = {
-            "apiVersion": labels.API_VERSION,
-            "kind": labels.KIND,
-            "metadata": {"name": service.name, "namespace": service.namespace, "uid": service.uid},
-            "status": new,
-        }
-        try:
-            await self._kube.apply(manifest, "status")
-        except KubeError as error:
-            if error.code != 404:
-                raise
-            return
-        old = service.status
-        told = news(old.get("conditions", []), new["conditions"])
-        await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
-
-    def _count(self, key: Key, true: frozenset[str]) -> None:
-        before = self._true.get(key, frozenset())
-        for name in true - before:
-            self._metrics.services.labels(name).inc()
-        for name in before - true:
-            self._metrics.services.labels(name).dec()
-        self._true[key] = true
 
 
 def _creates(action: Action, revision: str) -> bool:

@@ -48,7 +48,6 @@ def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
     return json.loads(last), lines
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", sorted(LADDERS))
 def test_a_ladder_tells_figure_limit_and_share(name: str) -> None:
     options, result = LADDERS[name]
@@ -59,7 +58,6 @@ def test_a_ladder_tells_figure_limit_and_share(name: str) -> None:
     assert any(line.split()[-1].endswith("%") or "% " in line for line in lines[2:])
 
 
-@pytest.mark.timeout(120)
 def test_parts_are_turned_off_one_by_one() -> None:
     told, lines = ladder("prefill", "--work", "1x16", "--ablate")
     assert list(told["variants"]) == ["all on", "graphs off", "overlap off", "prefix cache off", "fusion off"]

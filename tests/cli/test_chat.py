@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cli_support import ENVIRONMENT, MODEL, Served, mizzen
 
-pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("cli")]
 STORY = "Tell me a long story about a ship."
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 PROMPT = ">"

@@ -9,7 +9,7 @@ import sys
 import pytest
 from cli_support import ENVIRONMENT, ROOT, Served
 
-pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("cli")]
 COMMAND = [sys.executable, str(ROOT / "benchmarks/online.py")]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_support import Served
 
-pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("cli")]
 
 
 def say(served: Served) -> None:

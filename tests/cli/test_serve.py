@@ -17,7 +17,7 @@ import psutil
 import pytest
 from cli_support import ENVIRONMENT, MODEL, Served, mizzen
 
-pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("cli")]
 STORY = "Tell me a long story about a ship."
 
 

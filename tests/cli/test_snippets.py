@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_support import ENVIRONMENT, ROOT, Served
 
-pytestmark = [pytest.mark.xdist_group("cli"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("cli")]
 MARKED = re.compile(r"<!-- run: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 COMMANDS = re.compile(
     r"(?:<!-- (run|skip): ([^\n]+?) -->\n)?```(?:console|sh|bash|shell)\n(.*?)```", re.DOTALL

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 MARKED = re.compile(r"<!-- run: cluster -->\n```\w+\n(.*?)```", re.DOTALL)
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def blocks() -> list[object]:

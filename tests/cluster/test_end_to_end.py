@@ -25,7 +25,7 @@ from demo_model import QUESTION, STORY, trained_answer
 ROOT = Path(__file__).parents[2]
 NAME = "demo"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def service(cluster: Any) -> dict[str, Any]:

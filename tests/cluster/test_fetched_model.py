@@ -16,7 +16,7 @@ from model_servers import Hub
 ROOT = Path(__file__).parents[2]
 NAME = "fetched"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 NAME = "pair"
 SECONDS = 240.0
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def wait_until(check: Callable[[], Any], what: str) -> Any:
@@ -106,8 +106,8 @@ def test_a_killed_rank_of_a_worker_pod_has_its_group_replaced_while_others_answe
     after = pairs.pods()
     new = sorted(set(after) - set(before))
     assert new == sorted(f"{leader[:-1]}1{end}" for end in ("", "-1"))
-    [failure] = pairs.cluster.get("infsvc", NAME)["status"]["recentFailures"]
-    assert failure["name"] == leader
+    status = pairs.cluster.get("infsvc", NAME)["status"]
+    assert [one["name"] for one in status.get("recentFailures", [])] == [leader], status
     assert "rank_died: rank 1" in pairs.cluster.logs(
         worker
     ) or "was killed by signal 9" in pairs.cluster.logs(worker)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SPACE = "quay"
 LABEL = "mizzen.dev/api-keys"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:

@@ -19,7 +19,6 @@ from mizzen_local import process
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.xdist_group("cluster-life"),
-    pytest.mark.timeout(300, func_only=True),
 ]
 REPOSITORY = Path(__file__).parents[2]
 

@@ -20,7 +20,6 @@ import pytest
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.xdist_group("cluster-node"),
-    pytest.mark.timeout(240, func_only=True),
 ]
 
 SERVE = """

@@ -14,7 +14,7 @@ import yaml
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAME = "seldom"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def sleepy() -> dict[str, Any]:

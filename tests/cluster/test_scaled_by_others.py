@@ -32,7 +32,7 @@ AT_ONCE = {
     "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
 }
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def wait_until(check: Callable[[], Any], what: str) -> None:

@@ -11,7 +11,6 @@ from product import CLIENT, TENANT, Product
 
 from cluster import Timeline, apply, kubectl, wait_until
 
-pytestmark = pytest.mark.timeout(600)
 NAME = "pair"
 RANKS_PORT = 5560
 

@@ -15,7 +15,6 @@ from sources import PLACES, Sources
 
 from cluster import Timeline, apply, condition, kubectl, wait_until
 
-pytestmark = pytest.mark.timeout(600)
 FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 """What a fetch that is killed may lose of each file."""

@@ -23,7 +23,6 @@ from product import (
 from cluster import CommandError, Timeline, apply, evict, kubectl, wait_until
 from demo_model import QUESTION
 
-pytestmark = pytest.mark.timeout(600)
 LARGEST_SLIM_BYTES = 300_000_000
 COMPONENTS = {
     "operator": ("kubernetes", "cryptography"),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from product import RELEASE, SITE_CLAIM, SYSTEM, TENANT, Product, everything
 
 from cluster import Timeline, kubectl, run, wait_until
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_helm_uninstall_leaves_the_crd_and_nothing_else(

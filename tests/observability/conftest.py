@@ -55,9 +55,12 @@ def past(prometheus_programs: Path, tmp_path_factory: pytest.TempPathFactory) ->
             world.deploy()
             eventually(lambda: world.conditions(BROKEN).get("Failed"), "the other service has failed")
             load = live_through(world, prometheus)
+            # Queries over time see steps of a second: what an instant has shown last shall be seen by some.
+            time.sleep(3)
+            ended = time.time()
             if os.environ.get("PLOTS"):
-                plot(prometheus, began, time.time(), os.environ["PLOTS"])
-            yield Past(prometheus, began, time.time(), load.codes)
+                plot(prometheus, began, ended, os.environ["PLOTS"])
+            yield Past(prometheus, began, ended, load.codes)
         finally:
             prometheus.close()
     finally:

@@ -16,7 +16,7 @@ RULES = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))
 CASES = Path(__file__).parent / "alerts"
 SEVERITIES = {"critical", "warning", "info"}
 
-pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("observability")]
 
 
 def rules() -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ QUIET = {
 }
 """Metrics of which nothing but a zero is seen in this test, and why."""
 
-pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("observability")]
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ FOLDER = ROOT / "charts/mizzen/dashboards"
 Check = Callable[[dict[str, str]], str]
 BOARDS = sorted(path.stem for path in FOLDER.glob("*.json"))
 
-pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("observability")]
 
 
 @pytest.fixture(scope="module")

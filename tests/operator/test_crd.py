@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from marks import CONTROL_PLANE
 from mizzen.gateway.tenants.keys import parse_files
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds/inferenceservices.yaml"
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+pytestmark = CONTROL_PLANE
 
 HUB: dict[str, Any] = {
     "source": "hf://Qwen/Qwen3-8B@main",

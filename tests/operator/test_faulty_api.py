@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from marks import CONTROL_PLANE
 from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane
 
@@ -23,7 +24,7 @@ PROXY = Path(__file__).parents[1] / "cluster/noloss/api_faults.py"
 ENGINES = "mizzen.dev/component=engine"
 SHARE = 0.1
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+pytestmark = CONTROL_PLANE
 
 
 class Faults:
@@ -191,6 +192,31 @@ def test_what_met_a_conflict_is_done_again(
     faults.refuse(method, path)
     demo(spec)
     assert faults.refused()
+
+
+def test_a_failure_is_counted_also_where_the_look_ends_in_its_middle(
+    demo: Callable[..., None], api: Any, node: Any, faults: Faults, namespace: str
+) -> None:
+    """The pods that show it are deleted in that look, and the next one sees but their end."""
+    spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}}
+    api.patch("InferenceService", namespace, "demo", {"spec": spec})
+
+    def status() -> dict[str, Any]:
+        return api.get("InferenceService", namespace, "demo")["status"]
+
+    def pairs() -> bool:
+        names = {pod["metadata"]["name"] for pod in api.list("Pod", namespace, ENGINES)}
+        there = status()
+        serving = {group["name"] for group in there["groups"] if len(group.get("pods", ())) == 2}
+        return there["availableReplicas"] == 2 == len(serving & names) and len(names) == 4
+
+    wait(pairs, "two groups of two pods serve")
+    lost = next(pod for pod in api.list("Pod", namespace, ENGINES) if pod["spec"].get("readinessGates"))
+    faults.refuse("POST", "/pods")  # of the group's replacement, once the group was deleted
+    node.behaviour.failed.add(lost["metadata"]["uid"])
+    wait(faults.refused, "a pod of the new group was refused")
+    wait(lambda: pairs() and lost["metadata"]["name"] not in str(status()["groups"]), "the group is replaced")
+    assert [one["name"] for one in status().get("recentFailures", [])] == [lost["metadata"]["name"]]
 
 
 def test_a_conflict_on_its_lease_costs_no_leadership(api: Any, operators: Any, faults: Faults) -> None:

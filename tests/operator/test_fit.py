@@ -12,8 +12,7 @@ from marks import in_cluster
 from mizzen_operator.fit import fit
 
 
-@pytest.mark.cluster
-@pytest.mark.xdist_group("control-plane")
+@in_cluster
 @pytest.mark.parametrize(
     ("parameters", "dtype", "tensor", "memory", "fits"),
     [
@@ -42,8 +41,7 @@ def test_the_least_need_is_compared_with_what_may_be_taken(
     assert ("raise spec.parallelism.tensor" in found.words) == (not fits)
 
 
-@pytest.mark.cluster
-@pytest.mark.xdist_group("control-plane")
+@in_cluster
 def test_nothing_is_said_without_both_numbers(service: Any) -> None:
     assert fit(service()) is None
     assert fit(service(model={"parameters": "900T"})) is None

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from marks import CONTROL_PLANE
 from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.budget import engine_budget
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.policy import policies
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+pytestmark = CONTROL_PLANE
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
 Make = Callable[..., InferenceService]

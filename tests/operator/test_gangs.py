@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from marks import CONTROL_PLANE
 from mizzen_operator.groups import groups
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+pytestmark = CONTROL_PLANE
 
 ENGINES = "mizzen.dev/component=engine"
 SECONDS = 120.0

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
 
+from marks import CONTROL_PLANE, in_cluster
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.tenants.gate import Tenants
 from mizzen_local.controlplane import ControlPlane
@@ -27,8 +28,6 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.gateway import Front
 
 LABEL = "mizzen.dev/api-keys"
-
-cluster = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
 
 
 def secret(name: str, second: int = 0, **more: Any) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def port(
 class TestLive:
     """Secrets come and go, and nobody touches the service."""
 
-    pytestmark = cluster
+    pytestmark = CONTROL_PLANE
 
     def test_secrets_are_mounted_and_left(self, port: Port, mode: str, gateway: str) -> None:
         port.label("before", gateway)
@@ -182,8 +181,7 @@ class TestLive:
         port.eventually(idle, 90)
 
 
-@pytest.mark.cluster
-@pytest.mark.xdist_group("control-plane")
+@in_cluster
 def test_a_gateway_that_does_not_ask_takes_no_labelled_secret(port: Port) -> None:
     port.label("team", "demo-gateway")
     port.create("demo", fromLabel=False)
@@ -214,8 +212,7 @@ async def client(kubeconfig: Path) -> Kube:
     return Kube(configuration, Metrics())
 
 
-@pytest.mark.cluster
-@pytest.mark.xdist_group("control-plane")
+@in_cluster
 async def test_news_is_what_differs_from_the_last_look_and_no_value_is_read(
     control_plane: ControlPlane, api: Any, namespace: str
 ) -> None:
@@ -250,8 +247,7 @@ async def _news(secrets: LabelledSecrets, wanted: list[Where]) -> list[Where]:
     return news
 
 
-@pytest.mark.cluster
-@pytest.mark.xdist_group("control-plane")
+@in_cluster
 async def test_without_the_right_the_failure_says_which(
     control_plane: ControlPlane, api: Any, namespace: str, tmp_path: Path
 ) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+from marks import CONTROL_PLANE
+
+pytestmark = CONTROL_PLANE
 
 
 @dataclass

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marks import CONTROL_PLANE
 from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.download import Download, allowed, clocked, finished, held, read, worth_telling
@@ -20,7 +21,7 @@ from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+pytestmark = CONTROL_PLANE
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

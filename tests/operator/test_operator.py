@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from marks import CONTROL_PLANE
 from mizzen_operator.groups import FIRST_REST_SECONDS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+pytestmark = CONTROL_PLANE
 
 ENGINES = "mizzen.dev/component=engine"
 

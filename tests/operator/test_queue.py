@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mizzen_operator.connection import TokenBucket
-from mizzen_operator.queue import Key, WorkQueue
+from mizzen_operator.queue import PATIENCE_SECONDS, Key, WorkQueue
 
 A, B = Key("n", "a"), Key("n", "b")
 
@@ -99,3 +99,50 @@ async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
     for _ in range(30):
         await bucket.take()
     assert time.monotonic() - began > 0.19
+
+
+async def order(queue: WorkQueue) -> list[Key]:
+    """All keys that are due, as they come."""
+    found = []
+    while queue.depth():
+        found.append(await queue.get())
+        queue.done(found[-1])
+    return found
+
+
+async def test_what_is_aside_waits_for_the_others() -> None:
+    queue = WorkQueue()
+    sweep = [Key("n", str(number)) for number in range(5)]
+    for key in sweep:
+        queue.add(key, aside=True)
+    queue.add(A)
+    queue.add(sweep[3])  # it has changed
+    queue.add(A, aside=True)  # and is none of the others for that
+    assert await order(queue) == [sweep[3], A, *sweep[:3], sweep[4]]
+    assert await empty(queue)
+
+
+async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None:
+    queue = WorkQueue()
+    queue.add(A, 30, aside=True)
+    queue.add(B, 0.05, aside=True)
+    queue.add(A)
+    assert await queue.get() == A
+    assert await queue.get() == B
+    queue.add(A, aside=True)
+    queue.done(A)
+    queue.done(B)
+    assert await order(queue) == [A]
+
+
+async def test_nothing_waits_aside_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, now = WorkQueue(), 100.0
+    monkeypatch.setattr("mizzen_operator.queue.time.monotonic", lambda: now)
+    queue.add(A, aside=True)
+    now += PATIENCE_SECONDS - 1
+    queue.add(B)
+    assert await queue.get() == B
+    queue.done(B)
+    queue.add(B)
+    now += 1
+    assert await order(queue) == [A, B]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from marks import CONTROL_PLANE
 from mizzen.gateway.discover import parse_services
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import covers
@@ -25,7 +26,7 @@ from mizzen_operator.render.model import model_path
 from mizzen_operator.render.shared import services_config_map, shared
 from mizzen_operator.shared import share
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+pytestmark = CONTROL_PLANE
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
 Make = Callable[..., InferenceService]

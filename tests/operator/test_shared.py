@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import zmq
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)]
+from marks import CONTROL_PLANE
+
+pytestmark = CONTROL_PLANE
 
 NAME = "mizzen-shared"
 SHARED = ("Deployment", "Service", "ServiceAccount", "RoleBinding", "Secret", "ConfigMap")

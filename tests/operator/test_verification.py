@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from marks import in_cluster
 from mizzen_operator.api import Prompt, Verification
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
@@ -158,14 +159,7 @@ def demo(api: Any, namespace: str, eventually: Any, body: Any) -> Demo:
     return Demo(api, namespace, eventually)
 
 
-cluster = pytest.mark.cluster
-alone = pytest.mark.xdist_group("control-plane")
-patient = pytest.mark.timeout(300)
-
-
-@cluster
-@alone
-@patient
+@in_cluster
 def test_the_first_revision_serves_once_it_answers_right(node: Any, body: Any, demo: Demo) -> None:
     node.behaviour.mute.add(demo.namespace)
     body(replicas=2, rollout={"verification": GOLDEN})
@@ -177,9 +171,7 @@ def test_the_first_revision_serves_once_it_answers_right(node: Any, body: Any, d
     assert {(name, "2 + 2 =") for name in names} <= set(node.asked), "every group was asked"
 
 
-@cluster
-@alone
-@patient
+@in_cluster
 def test_a_first_revision_that_answers_wrong_is_refused_until_the_spec_changes(
     node: Any, body: Any, demo: Demo
 ) -> None:
@@ -194,9 +186,7 @@ def test_a_first_revision_that_answers_wrong_is_refused_until_the_spec_changes(
     assert "givenUp" not in demo.status()
 
 
-@cluster
-@alone
-@patient
+@in_cluster
 def test_a_revision_that_answers_wrong_is_rolled_back_without_a_gap(node: Any, body: Any, demo: Demo) -> None:
     node.behaviour.says["/other"] = "5"
     body(replicas=2, rollout={"verification": GOLDEN})
@@ -221,9 +211,7 @@ def test_a_revision_that_answers_wrong_is_rolled_back_without_a_gap(node: Any, b
     assert demo.revisions() == {old}
 
 
-@cluster
-@alone
-@patient
+@in_cluster
 def test_a_pause_keeps_the_group_that_answered_wrong_and_routes_nothing_to_it(
     node: Any, body: Any, demo: Demo
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,15 +21,21 @@ from mizzen.core.options import flag
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
 """For everything that is waited for."""
+FIRST_PORT, PORTS, PORTS_EACH = 20_000, 12_000, 600
+"""Below those that the kernel gives away."""
 
 
 def free_ports(address: str, count: int = 3) -> int:
     """Return the first of some consecutive ports that nothing listens at.
 
+    Each process of the tests has ports of its own: what one has found, or tries just now, no other one takes.
+
     Raises:
         OSError: there are none.
     """
-    for port in range(20_000, 32_000, count):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = FIRST_PORT + worker % (PORTS // PORTS_EACH) * PORTS_EACH
+    for port in range(first, first + PORTS_EACH - count, count):
         try:
             for each in range(port, port + count):
                 with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Marks of tests in files whose other tests need less."""
+"""Marks that tests of several files share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
+CONTROL_PLANE = [pytest.mark.cluster, pytest.mark.xdist_group("control-plane")]
+"""Of tests that need the control plane which tests of the operator share: `pytestmark`."""
+
 
 def in_cluster(test: Test) -> Test:
-    """Mark a test that needs the control plane which tests of the operator share."""
-    for mark in (pytest.mark.cluster, pytest.mark.xdist_group("control-plane"), pytest.mark.timeout(300)):
+    """Mark such a test in a file whose other tests need less."""
+    for mark in CONTROL_PLANE:
         test = mark(test)
     return test

@@ -141,16 +141,20 @@ class Strain:
         self._beats = beats
 
     def allowed(self, wrong: Wrong) -> float:
-        """How long a status may be wrong at that time.
+        """How long a status may be wrong at that time."""
+        return self.stretched(wrong.allowed, wrong.begin - 1, wrong.end + 1)
+
+    def stretched(self, strict: float, begin: float, end: float) -> float:
+        """How long something may take between two times.
 
         The strict figure, and STARVED_TIMES the longest time by which this process itself came late
         meanwhile; where less of the cores than STARVED_IDLE was idle, STARVED_TIMES the strict figure.
         """
-        near = [beat for beat in self._beats if wrong.begin - 1 <= beat.at <= wrong.end + 1]
+        near = [beat for beat in self._beats if begin <= beat.at <= end]
         late = max((beat.late for beat in near), default=0.0)
         idle = sum(beat.idle for beat in near) / len(near) if near else 1.0
-        most = wrong.allowed + STARVED_TIMES * late
-        return max(most, STARVED_TIMES * wrong.allowed) if idle < STARVED_IDLE else most
+        most = strict + STARVED_TIMES * late
+        return max(most, STARVED_TIMES * strict) if idle < STARVED_IDLE else most
 
 
 def summary(found: Iterable[Wrong]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 
 
 KIB = 1 << 10
-WAYS = ("auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot")
 TOKEN_ROOM = 4608
 """Slots whose tokens are shared over peer memory at most."""
 LOOKUP_ROOM = 256
@@ -66,6 +65,8 @@ FORCED = {
     "fused-two-shot": Sizes(two_shot=LARGEST, shared=LARGEST),
 }
 """By way, where one is chosen by hand: taken wherever it can be."""
+WAYS = ("auto", *FORCED)
+"""Values of `--all-reduce`."""
 
 
 def sizes_of(way: str, ranks: int) -> Sizes:

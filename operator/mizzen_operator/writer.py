@@ -1,0 +1,88 @@
+"""Writes the status of a service and the events of what has changed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from mizzen_operator import labels, status
+from mizzen_operator.api import InferenceService
+from mizzen_operator.events import Recorder, moves, news
+from mizzen_operator.facts import Facts
+from mizzen_operator.kube import Kube, KubeError
+from mizzen_operator.memory import Memory, recall
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key
+
+
+class StatusWriter:
+    """The one writer of statuses."""
+
+    def __init__(self, kube: Kube, metrics: Metrics) -> None:
+        self._kube, self._metrics = kube, metrics
+        self._recorder = Recorder(kube)
+        self._true: dict[Key, frozenset[str]] = {}
+
+    def forget(self, key: Key) -> None:
+        """A service is gone."""
+        self._count(key, frozenset())
+        self._true.pop(key, None)
+        self._metrics.fleet.forget(key)
+
+    async def remember(self, service: InferenceService, memory: Memory) -> InferenceService:
+        """Write failures that are new; to be done before the pods go that show them.
+
+        A look may end in its middle, and the next one would find nothing to count.
+
+        Returns:
+            The service with the status that it has now.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        if not set(memory.failures) - set(recall(service.status).failures):
+            return service
+        known = {**service.status, "recentFailures": memory.as_status()["recentFailures"]}
+        return replace(service, status=known) if await self._apply(service, known) else service
+
+    async def write(self, key: Key, facts: Facts) -> None:
+        """Write the status that follows from the facts, if it is another one, and tell of it.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        service = facts.service
+        new = status.build(facts, datetime.now(UTC))
+        self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
+        self._metrics.fleet.seen(key, service.groups, facts.groups, new)
+        if new == service.status or not await self._apply(service, new):
+            return
+        old = service.status
+        told = news(old.get("conditions", []), new["conditions"])
+        await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
+
+    async def _apply(self, service: InferenceService, new: Mapping[str, Any]) -> bool:
+        """Write a whole status; False when the service is gone."""
+        manifest = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "metadata": {"name": service.name, "namespace": service.namespace, "uid": service.uid},
+            "status": new,
+        }
+        try:
+            await self._kube.apply(manifest, "status")
+        except KubeError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
+
+    def _count(self, key: Key, true: frozenset[str]) -> None:
+        before = self._true.get(key, frozenset())
+        for name in true - before:
+            self._metrics.services.labels(name).inc()
+        for name in before - true:
+            self._metrics.services.labels(name).dec()
+        self._true[key] = true

@@ -1,0 +1,64 @@
+"""The loop: what a new leader looks at first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from mizzen_operator import labels
+from mizzen_operator.cache import Name
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.loop import RECENT_SECONDS, Loop
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.queue import Key
+from mizzen_operator.reconcile import Outcome
+
+SERVICES = 20
+
+
+class Fakes:
+    """An API server with services, number 7 of which was changed, and a reconciler that notes its looks."""
+
+    def __init__(self) -> None:
+        self.looks: list[str] = []
+        self.all_seen = asyncio.Event()
+
+    async def list(self, *_: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "metadata": {"namespace": "n", "name": str(number), "generation": 2 if number == 7 else 1},
+                "status": {"observedGeneration": 1},
+            }
+            for number in range(SERVICES)
+        ]
+
+    async def reconcile(self, key: Key) -> Outcome:
+        self.looks.append(key.name)
+        if len(self.looks) == SERVICES:
+            self.all_seen.set()
+        return Outcome()
+
+    async def other_api_keys(self) -> list[Key]:
+        return []
+
+
+async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod of 11 has ended, and 13 was changed, while nobody led; what happened to 3 is long ago."""
+    fakes, now = Fakes(), 1000.0
+    monkeypatch.setattr("mizzen_operator.loop.time.monotonic", lambda: now)
+    known = cast(Any, fakes)
+    loop = Loop(known, known, OperatorConfig(workers=1), Metrics())
+    loop.changed(labels.KIND, Name("n", "3"), {})
+    now += RECENT_SECONDS + 1
+    loop.changed("Pod", Name("n", "11-0-0"), {labels.SERVICE: "11"})
+    loop.changed(labels.KIND, Name("n", "13"), {})
+    stop = asyncio.Event()
+    work = asyncio.create_task(loop.run(stop))
+    async with asyncio.timeout(60):
+        await fakes.all_seen.wait()
+        stop.set()
+        await work
+    assert sorted(fakes.looks[:3]) == ["11", "13", "7"]
+    assert sorted(fakes.looks, key=int) == [str(number) for number in range(SERVICES)]
