@@ -6,6 +6,7 @@ Everything listens on one loopback address of the cluster's own, with certificat
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ CONTROLLERS = (
     "validatingadmissionpolicy-status-controller",
 )
 NODE = "mizzen-local"
+GARBAGE_PERCENT = "300"
+"""Go's programs collect garbage when so much more than what lives was made: a sixth of their time less."""
 
 
 class StartError(LocalError):
@@ -169,6 +172,7 @@ class _Start:
                 [str(self.programs / name), *arguments],
                 log=self.folder / "logs" / f"{name}.log",
                 folder=self.folder,
+                env={"GOGC": GARBAGE_PERCENT, **os.environ},
                 pass_fds=pass_fds,
             )
         )
