@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from mizzen.gateway.access_log import MAX_PROMPT_CHARACTERS, MAX_WAITING, AccessLog
+from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.sequence import Sequence
 from mizzen.gateway.record import MAX_ATTEMPTS, Record
 
 SECRET = "the word is swordfish"
@@ -98,6 +100,39 @@ async def test_an_answer_that_breaks_off_is_told(scripted: Any, live: Any, until
     (line,) = await ask(gateway, until, lines, stream=True, max_tokens=50)
     assert line["status"] == 200
     assert line["error"] == "engine_lost"
+
+
+async def test_a_fault_of_our_own_is_told_as_one(
+    scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as a client that left, nor without the id by which its traceback is found."""
+    gateway = await live(scripted())
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Exchange, "_groups", broken)
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(
+            f"{gateway.url}/v1/chat/completions", json=BODY, headers={"x-request-id": "one"}
+        )
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] == "one"
+    await until(lambda: lines.all)
+    assert (lines.all[0]["status"], lines.all[0]["error"]) == (500, "internal_error")
+    assert 'code="500"' in gateway.gateway.metrics_text().decode()
+
+
+async def test_a_fault_in_a_stream_is_told_as_one(
+    scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await live(scripted())
+    monkeypatch.setattr(Sequence, "next", lambda _: None)
+    with pytest.raises(httpx.RemoteProtocolError):  # it ends, and not as if it were whole
+        await ask(gateway, until, lines, stream=True)
+    await until(lambda: lines.all)
+    assert (lines.all[0]["status"], lines.all[0]["error"]) == (200, "internal_error")
 
 
 async def test_prompts_are_there_when_asked_for(scripted: Any, live: Any, until: Any, lines: Lines) -> None:

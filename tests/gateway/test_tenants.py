@@ -28,6 +28,7 @@ from mizzen.gateway.tenants import bodies
 from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read_files
 from mizzen.gateway.tenants.limits import Bucket
 from mizzen.gateway.tenants.tenant import tag_of
+from mizzen.gateway.tenants.tls import CertificateUnusable, ServerTls
 
 USER: list[Any] = [{"role": "user", "content": "What is a mast?"}]
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
@@ -118,6 +119,9 @@ def test_a_mounted_secret_is_a_folder_of_files(tmp_path: Path) -> None:
         (key_file(*({"name": "a", "key": f"secret-12345{n}"} for n in range(2))), "choose another"),
         (key_file(*({"name": f"a{n}", "key": "secret-123456"} for n in range(2))), "a0 is the same key"),
         ("keys: &x [*x]", "aliases are not read"),
+        ("keys:\n  - {name: secret, key: 2026-13-45}", "put texts in quotes"),  # PyYAML's ValueError,
+        ("keys: [!!bool secret]", "put texts in quotes"),  # KeyError
+        ("keys: [!!timestamp secret]", "put texts in quotes"),  # and AttributeError
     ],
 )
 def test_a_bad_file_is_named_and_no_key_is_shown(tmp_path: Path, content: str, message: str) -> None:
@@ -218,8 +222,10 @@ async def test_keys_come_and_go_without_a_restart(
     replace_file(keys, key_file({"name": "carol", "key": "sk-carol-0123456789"}))
     await eventually(lambda: works(carol))
     assert not await works(gateway.client(ALICE))
-    replace_file(keys, "keys: [")  # what cannot be read changes nothing
-    await until(lambda: "API keys cannot be read" in caplog.text)
+    for unreadable in ("keys: [", "keys: [2026-13-45]"):  # what cannot be read changes nothing
+        caplog.clear()
+        replace_file(keys, unreadable)
+        await until(lambda: "API keys cannot be read" in caplog.text)
     assert await works(carol)
     replace_file(keys, key_file())
     await eventually(lambda: works(carol), False)  # no key at all lets nobody in
@@ -485,6 +491,30 @@ async def test_a_timeout_may_be_everyones(live: Any, slow: Any) -> None:
         await gateway.client().completions.create(model="demo", prompt="a", max_tokens=1500)
 
 
+@pytest.mark.parametrize(("headers", "body"), [({"x-request-timeout": "60"}, {}), ({}, {"timeout": 60})])
+async def test_whoever_asks_for_more_time_than_everyone_gets_has_it(
+    live: Any, slow: Any, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    gateway = await live(slow, request_timeout_seconds=0.4)
+    answer = await gateway.client().completions.create(
+        model="demo", prompt="a", max_tokens=20, extra_headers=headers, extra_body=body
+    )
+    assert answer.usage.completion_tokens == 20
+
+
+async def test_the_shorter_one_of_two_timeouts_counts(live: Any, slow: Any) -> None:
+    gateway = await live(slow)
+    for header, field in (("0.4", 60), ("60", 0.4)):
+        with pytest.raises(openai.APIStatusError, match=r"timeout of 0\.4 s"):
+            await gateway.client().completions.create(
+                model="demo",
+                prompt="a",
+                max_tokens=1500,
+                extra_headers={"x-request-timeout": header},
+                extra_body={"timeout": field},
+            )
+
+
 # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -691,3 +721,20 @@ async def test_a_certificate_that_cannot_be_used_is_named(live: Any, scripted: A
         await live(scripted(), tls_cert=str(cert), tls_key=str(tmp_path / "none"))
     with pytest.raises(ValueError, match="give both"):
         await live(scripted(), tls_cert=str(cert))
+
+
+def test_a_file_that_goes_while_it_is_read_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet removes former files of a Secret at any time; `watch` goes on after this error alone."""
+    cert, key = certificate(tmp_path, "one")
+    tls, read = ServerTls(str(cert), str(key)), ServerTls._read
+
+    def read_and_lose(tls: ServerTls) -> tuple[bytes, bytes]:
+        content = read(tls)
+        key.unlink()
+        return content
+
+    monkeypatch.setattr(ServerTls, "_read", read_and_lose)
+    with pytest.raises(CertificateUnusable, match=r"tls\.key cannot be used: .*No such file"):
+        tls._load()

@@ -20,6 +20,8 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from mizzen.gateway import spans
+
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -123,8 +125,8 @@ async def test_a_request_is_a_trace(scripted: Any, live: Any, until: Any, collec
     parts = collector.children(attempt)
     assert sorted(parts) == ["decode", "prefill"]
     assert parts["prefill"][0].end_time_unix_nano == parts["decode"][0].start_time_unix_nano
-    for parent, spans in ((root, children), (attempt, parts)):
-        for span in (one for several in spans.values() for one in several):
+    for parent, inner in ((root, children), (attempt, parts)):
+        for span in (one for several in inner.values() for one in several):
             assert span.trace_id == root.trace_id
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             assert span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
@@ -186,6 +188,40 @@ async def test_what_is_left_leaves_at_the_end(
     await post(gateway)
     await gateway.stop()
     assert collector.root is not None
+
+
+async def test_a_collector_that_does_not_answer_holds_up_no_end(
+    scripted: Any, live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK's own waits are those of its exporter, 10 s a batch; the end's are ours."""
+    monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
+    ended, answer = threading.Event(), threading.Event()
+
+    def export(*_: object) -> None:
+        answer.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(spans.OTLPSpanExporter, "export", export)
+    gateway = await live(scripted(), otlp_endpoint="http://127.0.0.1:9")
+    await post(gateway)
+    await gateway.stop()
+    assert not ended.is_set()
+    answer.set()
+
+
+async def test_what_clients_invent_names_no_span(
+    scripted: Any, live: Any, until: Any, collector: Collector
+) -> None:
+    gateway = await live(scripted(), otlp_endpoint=collector.url)
+    async with httpx.AsyncClient(timeout=60) as http:
+        await http.get(f"{gateway.url}/v1/models/no-such-model")
+        await http.post(f"{gateway.url}/v1/no-such-path")
+    await until(lambda: len(collector.spans) == 2)
+    assert {span.name for span in collector.spans} == {"GET /v1/models/{name:path}", "POST"}
+    assert {attributes(span)["url.path"] for span in collector.spans} == {
+        "/v1/models/no-such-model",
+        "/v1/no-such-path",
+    }
 
 
 async def test_a_collector_that_is_away_stops_nothing(scripted: Any, live: Any) -> None:

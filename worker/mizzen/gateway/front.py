@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from typing import Protocol
@@ -10,13 +11,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.access_log import AccessLog
+from mizzen.gateway.errors import ApiError
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.record import SCOPE_KEY, Record
+from mizzen.gateway.record import NO_STATUS, SCOPE_KEY, Record
 from mizzen.gateway.tally import OTHER
-from mizzen.gateway.tenants.gate import tenant_of
+from mizzen.gateway.tenants.gate import refuse, tenant_of
 from mizzen.gateway.tracing import Tracing
 
+log = logging.getLogger(__name__)
+
 MAX_REQUEST_ID = 128
+INTERNAL_ERROR = "internal_error"
 
 
 class Readiness(Protocol):
@@ -63,11 +68,17 @@ class Front:
 
         try:
             await self._app(scope, receive, sending)
+        except Exception:
+            record.error = INTERNAL_ERROR
+            if record.status != NO_STATUS:  # it has begun: the server closes the connection
+                raise
+            log.exception("a request failed", extra={"fields": {"id": record.request_id}})
+            await refuse(sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
         finally:
             record.ended = time.monotonic()
             self._tell(record, scope)
             if self._tracing:
-                self._tracing.end(record, root)
+                self._tracing.end(record, root, endpoint(scope))
 
     def _tell(self, record: Record, scope: Scope) -> None:
         tenant = tenant_of(scope)

@@ -9,6 +9,8 @@ from typing import Any
 from starlette.types import Scope
 
 SCOPE_KEY = "mizzen.record"
+NO_STATUS = 499
+"""Of a request whose client left before there was a response."""
 MAX_ATTEMPTS = 32
 """Attempts that are kept; what comes after is counted only."""
 
@@ -54,13 +56,13 @@ class Record:
     clock: float = field(default_factory=time.time)
     """Unix time of `began`."""
     traceparent: str = ""
-    """W3C trace context that engines get; empty while nothing is traced."""
+    """W3C trace context of its span; empty where it is not traced."""
     model: str = ""
     key: str = ""
     """Name of the API key, never the key."""
     stream: bool = False
-    status: int = 499
-    """Of the response; 499 when the client left before there was one."""
+    status: int = NO_STATUS
+    """Of the response."""
     keeps_prompt: bool = False
     """Whether the access log is to hold the prompt."""
     prompt: Any = None

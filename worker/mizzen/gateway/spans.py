@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from opentelemetry.context import Context
@@ -14,7 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from mizzen import __version__
 from mizzen.gateway.record import Attempt, Record
-from mizzen.gateway.tracing import FLUSH_MILLISECONDS, attributes, nanoseconds, parts
+from mizzen.gateway.tally import OTHER
+from mizzen.gateway.tracing import FLUSH_SECONDS, attributes, nanoseconds, parts
 
 MAX_HEADER_BYTES = 512
 """Of `traceparent` and `tracestate`; longer ones are no trace context."""
@@ -42,17 +44,19 @@ class OpenTelemetry:
             if 0 < len(value) <= MAX_HEADER_BYTES and value.isascii():
                 carrier[name] = value.decode()
         context = self._propagator.extract(carrier, Context())
-        name = f"{record.method} {record.path[:128]}"
         start = nanoseconds(record, record.began)
-        root = self._tracer.start_span(name, context, SpanKind.SERVER, start_time=start)
+        root = self._tracer.start_span(record.method, context, SpanKind.SERVER, start_time=start)
         if root.is_recording():
             self._propagator.inject(carrier, set_span_in_context(root, Context()))
             record.traceparent = carrier["traceparent"]
         return root
 
-    def end(self, record: Record, root: Span) -> None:
+    def end(self, record: Record, root: Span, path: str) -> None:
         """See `Tracing`."""
         if root.is_recording():
+            if path != OTHER:  # what clients invent names no span: collectors count by names
+                root.update_name(f"{record.method} {path}")
+                root.set_attribute("http.route", path)
             context = set_span_in_context(root, Context())
             for phase in record.phases:
                 self._span(record, phase.name, context, phase.began, phase.ended)
@@ -65,8 +69,10 @@ class OpenTelemetry:
 
     def close(self) -> None:
         """See `Tracing`."""
-        self._provider.force_flush(FLUSH_MILLISECONDS)
-        self._provider.shutdown()
+        # The SDK sends what is left for as long as the collector takes, whatever time it is given.
+        last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        last.join(FLUSH_SECONDS)
 
     def _attempt(self, record: Record, attempt: Attempt, context: Context) -> None:
         ended = record.ended if attempt.ended is None else attempt.ended

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from mizzen.gateway.record import Attempt, Record
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-FLUSH_MILLISECONDS = 3000
+FLUSH_SECONDS = 3.0
 """How long the last spans get to leave at the end of the process."""
 NANO = 1_000_000_000
 OPERATIONS = {
@@ -40,8 +40,8 @@ class Tracing(Protocol):
         """Begin a request's root span and return it; sets the record's trace context where it is sampled."""
         ...
 
-    def end(self, record: Record, root: Any) -> None:
-        """Make a request's other spans, and end the root."""
+    def end(self, record: Record, root: Any, path: str) -> None:
+        """Make a request's other spans, and end the root; `path` is one of the API's, or `other`."""
         ...
 
     def close(self) -> None:

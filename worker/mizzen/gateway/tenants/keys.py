@@ -152,6 +152,9 @@ def _decode(path: Path, content: bytes) -> KeyFile:
         raise KeysUnusable(f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise KeysUnusable(f"{path}: this is no YAML") from None
+    except (ValueError, LookupError, AttributeError):  # PyYAML's makers of dates, numbers and booleans
+        reason = "a date, a number or a value with a tag cannot be read; put texts in quotes"
+        raise KeysUnusable(f"{path}: {reason}") from None
 
 
 def _read_yaml(content: bytes) -> object:

@@ -18,8 +18,8 @@ TIMEOUT_HEADER = b"x-request-timeout"
 class RequestTime:
     """Ends the block at a request's deadline; an asynchronous context manager.
 
-    The header x-request-timeout sets it, the body's `timeout` (`bound`) may shorten it, and
-    `--max-request-timeout-seconds` bounds both.
+    The header x-request-timeout sets it, or the body's `timeout` (`bound`), the shorter one of both;
+    `--max-request-timeout-seconds` bounds them. `--request-timeout-seconds` is for requests that say nothing.
     """
 
     def __init__(self, config: GatewayConfig, scope: Scope, began: float) -> None:
@@ -27,6 +27,7 @@ class RequestTime:
         self._scope = scope
         self._began = began
         self._seconds = 0.0
+        self._asked = False
         self._timeout = asyncio.timeout(None)
 
     async def __aenter__(self) -> RequestTime:
@@ -37,7 +38,9 @@ class RequestTime:
         """
         asked = header_seconds(self._scope)
         await self._timeout.__aenter__()
-        self.bound(asked or self._config.request_timeout_seconds or None)
+        if asked is None and self._config.request_timeout_seconds:
+            self._set(min(self._config.request_timeout_seconds, self._config.max_request_timeout_seconds))
+        self.bound(asked)
         return self
 
     async def __aexit__(
@@ -59,10 +62,14 @@ class RequestTime:
         if seconds is None:
             return
         seconds = min(seconds, self._config.max_request_timeout_seconds)
-        if not self._seconds or seconds < self._seconds:
-            self._seconds = seconds
-            left = self._began + seconds - time.monotonic()
-            self._timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left))
+        if not self._asked or seconds < self._seconds:
+            self._asked = True
+            self._set(seconds)
+
+    def _set(self, seconds: float) -> None:
+        self._seconds = seconds
+        left = self._began + seconds - time.monotonic()
+        self._timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left))
 
 
 def header_seconds(scope: Scope) -> float | None:

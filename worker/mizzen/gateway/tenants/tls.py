@@ -61,7 +61,7 @@ class ServerTls:
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
             try:
                 context.load_cert_chain(self._cert, self._key, password=_no_password)
-            except (ssl.SSLError, ValueError) as error:
+            except (OSError, ValueError) as error:  # SSLError; or a file has gone since it was read
                 reason = getattr(error, "reason", None) or str(error)
                 text = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
                 raise CertificateUnusable(text) from None
