@@ -81,11 +81,12 @@ def learn(
         failures = _with_wrong(failures, wrong, now)
     elif wrong and given_up is None:
         given_up = _refusal(service, revision, wrong[0], before.current)
+    given_up = _given_up(service, given_up, revision, failures, groups)
     return Memory(
         current=_current(service, before.current, revision, len(serves), old, live),
         progress=_progress(service, before.progress, revision, len(serves), len(old), now),
-        failures=failures,
-        given_up=_given_up(service, given_up, revision, failures, groups),
+        failures=_kept(failures, given_up),
+        given_up=given_up,
     )
 
 
@@ -137,7 +138,21 @@ def _failures(
             continue  # the status lists the worst groups alone
         number = min(group.restarts - counted.get(group.name, 0), MAX_FAILURES)
         found += [Failure(group.group, group.name, group.revision, now)] * max(0, number)
-    return tuple(found[-MAX_FAILURES:])
+    return tuple(found)
+
+
+def _kept(failures: Sequence[Failure], given_up: GivenUp | None) -> tuple[Failure, ...]:
+    """As many failures as a status holds: of those that fail most, so that one after another is given up.
+
+    Were the oldest left out, many groups that fail by turns would all stay below their budget for ever. What
+    was given up needs no counting any more.
+    """
+    past = {(one.revision, number) for one in (given_up,) if one is not None for number in one.groups}
+    counts = Counter((failure.revision, failure.group) for failure in failures)
+    most = sorted(counts, key=lambda which: (which in past, -counts[which], which))
+    rank = {which: place for place, which in enumerate(most)}
+    latest = sorted(enumerate(failures), key=lambda one: (rank[one[1].revision, one[1].group], -one[0]))
+    return tuple(failure for _, failure in sorted(latest[:MAX_FAILURES]))
 
 
 def _wrong(service: InferenceService, revision: str, live: Sequence[Group]) -> list[Group]:
@@ -155,7 +170,7 @@ def _with_wrong(failures: Sequence[Failure], wrong: Sequence[Group], now: dateti
         return any(one.name == group.name and one.time >= made for one in failures)
 
     more = [Failure(g.group, g.name, g.revision, now) for g in wrong if not counted(g)]
-    return tuple([*failures, *more][-MAX_FAILURES:])
+    return (*failures, *more)
 
 
 def _refusal(service: InferenceService, revision: str, group: Group, stable: str) -> GivenUp:

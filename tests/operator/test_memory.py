@@ -149,6 +149,19 @@ def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
     assert recall(after(one, [], 20, newest="b").status).given_up is None
 
 
+def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
+    budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 10}
+    one = service(replicas=9, lifecycle=budget)
+    gone: tuple[int, ...] = ()
+    for turn in range(1, 60):
+        there = [group(f"a{number}", restarts=turn) for number in range(9) if number not in gone]
+        one = after(one, there, turn)
+        assert len(recall(one.status).failures) <= 64
+        given_up = recall(one.status).given_up
+        gone = given_up.groups if given_up is not None else ()
+    assert gone == tuple(range(9))
+
+
 def test_no_limit_gives_nothing_up() -> None:
     one = service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
     assert recall(after(one, [group("a0", restarts=60)]).status).given_up is None
