@@ -1,10 +1,11 @@
-"""Events of a service: what changed for its users, said once."""
+"""Events of a service: what changed for its users, said once in a while at most."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,10 @@ from mizzen_operator.trouble import DEVICE_LOST, NODE_LOST
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1024
+REPEAT_SECONDS = 600.0
+"""A warning that comes again sooner says nothing new: a group that fails, or a service that flaps."""
+REMEMBERED = 4096
+"""Warnings that are recognized when they come again."""
 QUIET = ("Suspended", "ScaledToZero")
 """Reasons of Available that its owner asked for."""
 
@@ -75,16 +80,32 @@ def moves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]
 class Recorder:
     """Writes Events; one that cannot be written is logged and keeps nothing from its way."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write through a client; `clock` is any that never goes back, in seconds."""
         self._kube = kube
+        self._clock = clock
+        self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        """Warnings by the service's uid, with their times, the oldest first."""
 
     async def tell(self, service: InferenceService, events: Sequence[Event]) -> None:
-        """Write events of a service."""
+        """Write events of a service, but for warnings that it was told of a short while ago."""
         for event in events:
+            which = (service.uid, event.reason, event.message)
+            if event.warning and self._clock() - self._told.get(which, float("-inf")) < REPEAT_SECONDS:
+                continue
             try:
                 await self._kube.create(_manifest(service, event))
             except KubeError as error:
                 logger.warning("%s/%s: no event %s: %s", service.namespace, service.name, event.reason, error)
+                continue
+            if event.warning:
+                self._remember(which)
+
+    def _remember(self, warning: tuple[str, str, str]) -> None:
+        self._told[warning] = self._clock()
+        self._told.move_to_end(warning)
+        while len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
 
 
 def _manifest(service: InferenceService, event: Event) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Which events a service gets, and that none comes again and again."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mizzen_operator import events
+from mizzen_operator.events import Event, Recorder, moves, news
+from mizzen_operator.kube import KubeError
+
+service = runpy.run_path(str(Path(__file__).with_name("test_status.py")))["service"]
+
+
+class Writes:
+    """Takes what is created; fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.fails = False
+
+    async def create(self, manifest: dict[str, Any]) -> bool:
+        if self.fails:
+            raise KubeError(500, "", "no")
+        self.made.append(f"{manifest['reason']}: {manifest['message']}")
+        return True
+
+
+def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": "why"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (("Failed", "False", "AsExpected"), ("Failed", "True", "ErrImagePull"), ["ErrImagePull"]),
+        (("Failed", "True", "ErrImagePull"), ("Failed", "True", "ErrImagePull"), []),
+        (("Failed", "True", "ErrImagePull"), ("Failed", "False", "AsExpected"), []),
+        (("Available", "True", "Serving"), ("Available", "False", "NoGroupServes"), ["NoGroupServes"]),
+        (("Available", "True", "Serving"), ("Available", "False", "ScaledToZero"), []),
+        (("Available", "False", "NoGatewayReady"), ("Available", "False", "NoGroupServes"), []),
+        (
+            ("KeysRotating", "False", "KeysRotated"),
+            ("KeysRotating", "True", "NextKeysPublished"),
+            ["KeysRotating"],
+        ),
+    ],
+)
+def test_a_change_that_matters_is_told(before: Any, after: Any, told: list[str]) -> None:
+    assert [one.reason for one in news([condition(*before)], [condition(*after)])] == told
+
+
+def test_a_lost_group_is_told_once() -> None:
+    lost = {"name": "demo-a-0-0", "reason": "NodeLost", "message": "node n is lost"}
+    assert [one.message for one in moves([], [lost])] == ["demo-a-0-0: node n is lost"]
+    assert moves([lost], [lost]) == []
+
+
+async def test_a_warning_that_comes_again_soon_is_not_repeated() -> None:
+    times, writes = [0.0], Writes()
+    recorder = Recorder(writes, lambda: times[-1])  # type: ignore[arg-type]
+    pulling, waiting = Event("ErrImagePull", "no such image", True), Event("ImagePullBackOff", "later", True)
+    for minute in range(20):
+        times.append(60.0 * minute)
+        await recorder.tell(service(), [pulling, waiting])
+    assert writes.made == 2 * ["ErrImagePull: no such image", "ImagePullBackOff: later"]
+    await recorder.tell(service(), [Event("ErrImagePull", "no such tag", True)])
+    assert writes.made[-1] == "ErrImagePull: no such tag", "another message is news"
+    for _ in range(2):
+        await recorder.tell(service(), [Event("KeysRotating", "both")])
+    assert writes.made[-2:] == 2 * ["KeysRotating: both"], "what somebody asked for is told each time"
+
+
+async def test_what_is_remembered_of_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "REMEMBERED", 3)
+    writes = Writes()
+    recorder = Recorder(writes)  # type: ignore[arg-type]
+    for number in (*range(5), 4, 0):
+        await recorder.tell(service(), [Event("NodeLost", str(number), True)])
+    assert [one.partition(": ")[2] for one in writes.made] == ["0", "1", "2", "3", "4", "0"]
+
+
+async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
+    writes = Writes()
+    writes.fails = True
+    recorder = Recorder(writes)  # type: ignore[arg-type]
+    await recorder.tell(service(), [Event("NodeLost", "x", True)])
+    writes.fails = False
+    await recorder.tell(service(), [Event("NodeLost", "x", True)])
+    assert writes.made == ["NodeLost: x"], "nobody was told before"
