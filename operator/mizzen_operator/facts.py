@@ -36,7 +36,7 @@ class Facts:
         sharing: who shares the service's gateway with it; None when it has its own, or nobody knows yet.
         memory: what the status remembers of the rollout.
         overdue: the rollout has got nowhere for too long.
-        last_scale: what the operator's autoscaler did last; empty when this process has not scaled it.
+        scales: what the operator's autoscaler did since this process began, the latest last.
         rival: the HorizontalPodAutoscaler that scales it too.
         keys: the service's keys; None when nobody knows yet.
         rotation: how far a rotation of keys is; None while there is none.
@@ -54,7 +54,7 @@ class Facts:
     sharing: Sharing | None = None
     memory: Memory = field(default_factory=Memory)
     overdue: bool = False
-    last_scale: Mapping[str, Any] = field(default_factory=dict)
+    scales: Sequence[Mapping[str, Any]] = ()
     rival: str = ""
     keys: Keys | None = None
     rotation: Rotation | None = None

@@ -148,7 +148,7 @@ class Reconciler:
 
     async def _step(self, key: Key, service: InferenceService) -> Outcome:
         observed = await observe(self._kube, service)
-        self._autoscaler.seen(key, service.autoscaling)
+        self._autoscaler.seen(key, service.autoscaling, service.uid)
         newest, now = revision(service, self._config), datetime.now(UTC)
         acknowledged, groups = Acknowledgements(), observed.groups
         memory = recall(service.status)
@@ -204,7 +204,7 @@ class Reconciler:
             gateway.shared.sharing if gateway is not None and gateway.shared is not None else None,
             memory,
             not downloading and rollout.overdue(service, memory, now),
-            self._autoscaler.last(key),
+            self._autoscaler.scales(key),
             self._autoscaler.rival(key),
             gateway.keys if gateway is not None else None,
             turn,

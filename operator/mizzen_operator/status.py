@@ -16,13 +16,14 @@ from mizzen_operator.rollout import VERIFICATION
 
 MAX_GROUPS = 64
 MAX_MESSAGE = 1024
+MAX_SCALES = 8
+"""Changes of spec.replicas by the operator that are told."""
 
 
 def build(facts: Facts, now: datetime) -> dict[str, Any]:
     """The whole status; equal to the one that is there when nothing changed."""
     service = facts.service
     before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
-    last_scale = facts.last_scale or service.status.get("lastScale")
     return {
         "observedGeneration": service.generation,
         "replicas": len(facts.live),
@@ -33,7 +34,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "url": url(service, facts.gateway),
         **facts.memory.as_status(),
         **({"model": facts.download.as_status()} if facts.download is not None else {}),
-        **({"lastScale": dict(last_scale)} if last_scale else {}),
+        **_scales(service.status, facts.scales),
         "updateRevision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
@@ -45,6 +46,13 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
             for condition in conditions(facts)
         ],
     }
+
+
+def _scales(before: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the autoscaler did: what the status knows of it already, and what has come since."""
+    known = [dict(one) for one in before.get("scaleHistory") or filter(None, [before.get("lastScale")])]
+    history = [*known, *(dict(one) for one in done if one not in known)][-MAX_SCALES:]
+    return {"lastScale": history[-1], "scaleHistory": history} if history else {}
 
 
 def url(service: InferenceService, gateway: Gateway) -> str:

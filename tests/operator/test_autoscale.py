@@ -29,7 +29,7 @@ def engines(number: int, **load: float) -> tuple[EngineLoad, ...]:
 
 
 def after(settings: Autoscaling, current: int, sample: Sample | None) -> object:
-    scale, _ = decide(settings, current, sample, Memory(), 1000.0)
+    scale, _ = decide(settings, current, sample, Memory(served=True), 1000.0)
     return None if scale is None else (scale.after, scale.reason)
 
 
@@ -68,6 +68,25 @@ def test_to_zero_and_back() -> None:
     assert after(TO_ZERO, 0, Sample()) is None
     assert after(TO_ZERO, 0, None) is None
     assert after(TO_ZERO, 0, Sample(queued=1, held=True)) == (1, "RequestsWait")
+
+
+def test_what_has_only_just_come_is_not_idle() -> None:
+    """A service nobody asks yet: its group loads for 200 s, and may serve for as long as any idle one."""
+    memory, zero = Memory(), None
+    for now in range(0, 400, 5):
+        sample = Sample(engines(1) if now >= 200 else (), idle_seconds=1000.0 + now)
+        scale, memory = decide(TO_ZERO, 1, sample, memory, float(now))
+        if scale is not None:
+            zero = (now, scale.after, scale.reason)
+            break
+    assert zero == (260, 0, "Idle")
+
+
+def test_what_never_comes_is_given_back_once_no_request_would_wait_for_it() -> None:
+    memory = Memory()
+    for now, expected in ((0.0, None), (899.0, None), (900.0, "Idle")):
+        scale, memory = decide(TO_ZERO, 1, Sample(idle_seconds=1000.0), memory, now)
+        assert (None if scale is None else scale.reason) == expected
 
 
 def test_a_peak_within_the_window_moves_nothing_and_a_lull_neither() -> None:

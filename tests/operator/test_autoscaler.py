@@ -62,7 +62,9 @@ def test_to_zero_when_nobody_asks_and_back_when_a_request_waits(
     demo.eventually(lambda: demo.body()["spec"]["replicas"] == 1, 120, "a request wakes a group")
     node.behaviour.loads[demo.namespace] = {"inFlight": 1}
     demo.eventually(lambda: demo.serves(1), 120, "the group serves")
-    last = demo.eventually(lambda: demo.body()["status"]["lastScale"]["reason"] == "RequestsWait", 60)
+    demo.eventually(lambda: demo.body()["status"]["lastScale"]["reason"] == "RequestsWait", 60)
+    history = [(one["from"], one["to"]) for one in demo.body()["status"]["scaleHistory"]]
+    assert history == [(1, 0), (0, 1)]
 
 
 def test_full_engines_get_more_and_another_autoscaler_is_left_alone(

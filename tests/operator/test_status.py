@@ -188,6 +188,28 @@ def test_nothing_changes_when_nothing_changed_and_times_only_with_the_status() -
     assert {c["observedGeneration"] for c in changed["conditions"]} == {3}
 
 
+def test_the_last_changes_of_replicas_are_told_whoever_made_them() -> None:
+    def scale(number: int) -> dict[str, Any]:
+        return {"time": f"2026-01-02T03:04:{number:02}Z", "from": number, "to": number + 1, "reason": "r"}
+
+    before: dict[str, Any] = {}
+    for done, told in (
+        ([], []),
+        ([scale(0)], [0]),
+        ([scale(0), scale(1)], [0, 1]),
+        ([], [0, 1]),  # another process
+        ([scale(2)], [0, 1, 2]),
+        ([scale(number) for number in range(4, 12)], list(range(4, 12))),
+        ([scale(number) for number in range(5, 13)], list(range(5, 13))),
+    ):
+        facts = replace(GOOD, service=replace(GOOD.service, status=before), scales=done)
+        before = status.build(facts, NOW)
+        assert before.get("scaleHistory", []) == [scale(number) for number in told]
+        assert before.get("lastScale") == (scale(told[-1]) if told else None)
+    former = replace(GOOD.service, status={"lastScale": scale(3)})
+    assert status.build(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
+
+
 def test_groups_are_cut_to_64_worst_first() -> None:
     many = [replace(SERVING, name=f"g-{n:03}", uid=str(n)) for n in range(100)]
     built = status.build(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)

@@ -2,7 +2,9 @@
 
 Each sample recommends a number. Up is scaled to the lowest recommendation within the window for it, down to
 the highest within its own, so that neither a short peak nor a short lull moves anything. To zero goes what
-nobody has asked for `idle_to_zero` seconds; from zero comes one group as soon as a request waits.
+nobody has asked for `idle_to_zero` seconds; from zero comes one group as soon as a request waits. What has
+only just come has not been idle: a group that loads is left to serve first, unless that takes longer than any
+request waits for it.
 """
 
 from __future__ import annotations
@@ -57,9 +59,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Recommendations with their times, the oldest first."""
+    """What one decision leaves to the next.
+
+    Attributes:
+        recommended: recommendations with their times, the oldest first.
+        served: whether an engine served at the last sample; None before the first.
+        since: when that began, as far as it was seen.
+    """
 
     recommended: tuple[tuple[float, int], ...] = field(default=())
+    served: bool | None = None
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +109,10 @@ def decide(
         return Scale(current, least, "BelowMinimum"), memory
     if sample is None:
         return None, memory
-    if settings.idle_to_zero is not None and _idle(sample, settings.idle_to_zero):
+    serves = bool(sample.engines)
+    if serves != memory.served:
+        memory = replace(memory, served=serves, since=now)
+    if _idle(settings, sample, now - memory.since):
         return Scale(current, 0, "Idle"), Memory()
     wanted = min(settings.max_replicas, max(least, recommend(settings, current, sample)))
     memory = _remember(memory, now, wanted, settings)
@@ -145,9 +158,15 @@ def demand(settings: Autoscaling, sample: Sample) -> float:
     return max(used, full) * (1 + sample.queued / max(1, working))
 
 
-def _idle(sample: Sample, seconds: float) -> bool:
-    busy = sample.held or sample.queued or sample.in_flight or any(e.requests for e in sample.engines)
-    return not busy and sample.idle_seconds >= seconds
+def _idle(settings: Autoscaling, sample: Sample, seconds: float) -> bool:
+    """Whether nobody asks, for long enough, of what serves or does not serve for so many seconds."""
+    least = settings.idle_to_zero
+    if least is None or sample.held or sample.queued or sample.in_flight:
+        return False
+    if any(engine.requests for engine in sample.engines):
+        return False
+    patience = least if sample.engines else max(least, settings.wake_timeout)
+    return sample.idle_seconds >= least and seconds >= patience
 
 
 def _remember(memory: Memory, now: float, wanted: int, settings: Autoscaling) -> Memory:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,9 +21,11 @@ from mizzen_operator.api import Autoscaling
 from mizzen_operator.autoscale.decide import EngineLoad, Memory, Sample, Scale, decide
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.listen import GatewayListener
+from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.queue import Key
+from mizzen_operator.status import MAX_SCALES
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +37,19 @@ AT_ONCE = 16
 
 @dataclass(slots=True)
 class _Scaled:
-    """What is known of one autoscaled service."""
+    """What is known of one autoscaled service.
 
-    memory: Memory | None = None
+    Attributes:
+        uid: which service of its name it is.
+        scales: what was done, the latest last, as the status tells it.
+    """
+
+    uid: str = ""
+    memory: Memory = field(default_factory=Memory)
     rival: str = ""
     """The HorizontalPodAutoscaler that scales it too."""
     looked_for_rivals: float = float("-inf")
-    last: dict[str, Any] = field(default_factory=dict)
-    """`status.lastScale`."""
+    scales: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 class Autoscaler:
@@ -60,20 +67,20 @@ class Autoscaler:
         self._urgent: set[Key] = set()
         self._wake = asyncio.Event()
 
-    def seen(self, key: Key, settings: Autoscaling | None) -> None:
-        """Take what a look at a service saw."""
+    def seen(self, key: Key, settings: Autoscaling | None, uid: str = "") -> None:
+        """Take what a look at a service of this uid saw."""
         if settings is None:
             self._services.pop(key, None)
-        else:
-            self._services.setdefault(key, _Scaled())
+        elif key not in self._services or self._services[key].uid != uid:
+            self._services[key] = _Scaled(uid)
 
     def rival(self, key: Key) -> str:
         """Name of the HorizontalPodAutoscaler that keeps this one from scaling a service; empty without."""
         return self._services[key].rival if key in self._services else ""
 
-    def last(self, key: Key) -> Mapping[str, Any]:
-        """`status.lastScale` of a service, empty when this process has not scaled it."""
-        return self._services[key].last if key in self._services else {}
+    def scales(self, key: Key) -> Sequence[Mapping[str, Any]]:
+        """What this process has done to a service, the latest last; see `status.scaleHistory`."""
+        return tuple(self._services[key].scales) if key in self._services else ()
 
     def poke(self, key: Key) -> None:
         """Decide on a service now: its gateways have news, perhaps a request that waits."""
@@ -121,8 +128,9 @@ class Autoscaler:
         if await self._has_rival(key, scaled):
             return
         now = time.monotonic()
-        # A process that has just begun knows of no lull: it goes down no sooner than if there was none.
-        memory = scaled.memory or Memory(((now, service.replicas),))
+        memory = scaled.memory
+        if not memory.recommended:  # so it knows of no lull, and goes down no sooner than if there was none
+            memory = replace(memory, recommended=((now, service.replicas),))
         sample = read(await self._listener.look(key))
         scale, scaled.memory = decide(service.autoscaling, service.replicas, sample, memory, now)
         if scale is not None and not await self._has_rival(key, scaled, older_than=0.0):
@@ -130,16 +138,13 @@ class Autoscaler:
 
     async def _write(self, key: Key, scaled: _Scaled, scale: Scale, version: str) -> None:
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": scale.after}}
-        scaled.memory = None
+        scaled.memory = replace(scaled.memory, recommended=())
         await self._kube.patch(Ref(labels.KIND, *key, "scale"), patch)
         logger.info("%s/%s: from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
         self._metrics.actions.labels("Scale").inc()
-        scaled.last = {
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "from": scale.before,
-            "to": scale.after,
-            "reason": scale.reason,
-        }
+        done = {"from": scale.before, "to": scale.after, "reason": scale.reason}
+        scaled.scales.append({"time": stamp(datetime.now(UTC)), **done})
+        del scaled.scales[:-MAX_SCALES]
         self._tell(key)
 
     async def _has_rival(self, key: Key, scaled: _Scaled, older_than: float = RIVALS_SECONDS) -> bool:
