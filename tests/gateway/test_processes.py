@@ -18,7 +18,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen.gateway.gathered import merged_metrics, merged_tables
+from mizzen.gateway.gathered import Gathered, merged_metrics, merged_tables
+from mizzen.gateway.tenants.bodies import BodyBudget
 
 PROGRAM = """
 import json, sys
@@ -157,6 +158,29 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     status, log = asyncio.run(taken())
     assert status == 1
     assert "cannot listen on 127.0.0.1" in log
+
+
+async def test_what_is_asked_of_all_reaches_one_as_it_was_asked(
+    live: Any, scripted: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    gateway = await live(scripted(), admin_token_file=str(tmp_path / "token"))
+    gathered = Gathered([int(gateway.admin.rpartition(":")[2])], BodyBudget(3000), 2000)
+    admin = {"authorization": "Bearer secret", "x-mizzen-session": "s"}
+    try:
+        transport = httpx.ASGITransport(gathered.app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", timeout=60) as http:
+            found = await http.post("/debug/route", json=BODY, headers=admin)
+            assert found.json()["session"] == "s"
+            for path in ("/debug/route", "/admin/verify"):  # before anybody can know who asks
+                large = await http.post(path, content=b" " * 2001)
+                assert large.status_code == 413
+                assert large.json()["error"]["code"] == "body_too_large"
+            await next(iter(gateway.gateway.engines)).stop()
+            away = await http.post("/debug/route", json=BODY, headers=admin)
+            assert (away.status_code, away.headers["retry-after"]) == (503, "1")
+    finally:
+        await gathered.close()
 
 
 def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]:

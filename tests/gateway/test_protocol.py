@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from typing import Any
 
@@ -58,6 +59,29 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     assert end.done()
     assert time.monotonic() - began > 0.29
     writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_takes_nothing_keeps_no_connection(
+    live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Of a stream, and of a whole answer that was written at once and waits for the client alone."""
+    monkeypatch.setattr(protocol, "UNTAKEN_SECONDS", 0.3)
+    engine = scripted(context_length=100_000)
+    engine.does.tokens_a_step = 1000
+    gateway = await live(engine)
+    gateway._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+    connections = gateway._servers[0].server_state.connections
+    body = json.dumps({**BODY, "max_tokens": 90_000, "stream": stream, "return_token_ids": True}).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        host, port = gateway.url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: engine.requests)
+        await until(lambda: not connections)
+        await until(lambda: not gateway.gateway.in_flight)
+        assert not engine.running
 
 
 async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(

@@ -477,6 +477,22 @@ async def test_a_response_says_where_it_went_and_the_admin_why(
     assert sum(len(one.requests) for one in engines) == 3, "nothing that was explained was sent"
 
 
+async def test_routes_are_explained_as_requests_are_read(live: Any, scripted: Any, tmp_path: Any) -> None:
+    """With the gateway's own families of tools, and within its bounds."""
+    (tmp_path / "token").write_text("s3cret")
+    options = {"admin_token_file": str(tmp_path / "token"), "tool_parser": "hermes", "max_body_bytes": 2000}
+    gateway = await live(scripted(), **options)
+    tools = [{"type": "function", "function": {"name": "tell"}}]
+    admin = {"authorization": "Bearer s3cret"}
+    async with httpx.AsyncClient(timeout=60) as http:
+        url = f"{gateway.admin}/debug/route"
+        found = await http.post(url, json={**CHAT, "tools": tools}, headers=admin)
+        assert found.status_code == 200, found.text
+        for path in ("debug/route", "admin/verify"):
+            large = await http.post(f"{gateway.admin}/{path}", content=b" " * 2001, headers=admin)
+            assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+
+
 async def test_sessions_stay_with_their_engine(live: Any, scripted: Any) -> None:
     """In every gateway alike, by header, prompt_cache_key or user; without one they spread."""
     engines = [scripted() for _ in range(3)]

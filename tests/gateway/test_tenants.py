@@ -339,6 +339,36 @@ async def test_embeddings_are_charged_for_their_prompts(
     assert tenant.tokens.level == 100000 - 42
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"input": [[5] * 30] * 4}),
+        ("score", {"text_1": "mast " * 20, "text_2": ["mast " * 20] * 3}),
+        ("score", {"query": [5] * 30, "items": [[6]] * 4, "label_token_ids": [7]}),
+        ("completions", {"prompt": [[5] * 30] * 4, "max_tokens": 1}),
+    ],
+    ids=["embeddings", "pairs", "labels", "completions"],
+)
+async def test_a_request_of_many_prompts_begins_whole_or_not_at_all(
+    live: Any, scripted: Any, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """Else a client that tries again would pay each time for the part that its minute has room for."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": 100}))
+    engine = scripted()
+    gateway = await live(engine, api_keys_file=(str(keys),))
+    tenant = gateway.gateway.tenants.named("a")
+    tenant.tokens = Bucket(100, lambda: 0.0)
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/{path}"
+        answer = await http.post(url, json={"model": "demo", **body}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "request_too_large")
+    assert not engine.embeds
+    assert not engine.requests
+    assert tenant.tokens.level == 100
+
+
 def text_of(gateway: Any, token: int) -> str:
     [engine] = gateway.gateway.engines
     return engine.text.tokenizer.decode([token], False)

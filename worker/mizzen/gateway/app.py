@@ -23,6 +23,7 @@ from mizzen.gateway.openai.form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.served import Service
 from mizzen.gateway.service import Gateway
+from mizzen.gateway.tenants.bodies import Body, ClientGone
 from mizzen.gateway.tenants.protect import protect
 from mizzen.gateway.verify import answer, read_question
 
@@ -129,16 +130,28 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
     async def verify(request: Request) -> Response:
         """Have one engine that is not verified yet continue a prompt, and answer the text."""
         check_admin(request)
-        question = read_question(await request.body())
+        question = read_question(await posted(gateway, request))
         return json_response(await answer(gateway.services_of(question.service), question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:
         """Say where the request in the body would go, and why."""
         check_admin(request)
-        return json_response(await explain_route(gateway, await request.body(), request.headers.raw))
+        body, headers = await posted(gateway, request), request.headers.raw
+        return json_response(await explain_route(gateway, body, headers, families(gateway.config)))
 
     return app
+
+
+async def posted(gateway: Gateway, request: Request) -> bytes:
+    """Return the body of a request to the admin API, within the bounds of those to the other one.
+
+    Raises:
+        ApiError: as `Body.read`.
+        ClientGone: the client closed the connection.
+    """
+    with Body(gateway.bodies, gateway.config.max_body_bytes) as body:
+        return await body.read(request.scope, request.receive)
 
 
 def json_response(value: object) -> Response:
@@ -159,6 +172,8 @@ def handle_errors(app: FastAPI) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ApiError):
             return error_response(error)
+        if isinstance(error, ClientGone):
+            return error_response(ApiError(400, str(error)))
         if isinstance(error, HTTPException):
             text = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed here"}
             response = error_response(ApiError(error.status_code, text.get(error.status_code, error.detail)))
@@ -167,5 +182,5 @@ def handle_errors(app: FastAPI) -> None:
         return error_response(ApiError(500, "internal error", code="internal_error"))
 
     handler: Callable[[Request, Exception], Awaitable[Response]] = api_error
-    for kind in (ApiError, HTTPException, Exception):
+    for kind in (ApiError, ClientGone, HTTPException, Exception):
         app.add_exception_handler(kind, handler)

@@ -11,6 +11,7 @@ from mizzen.gateway.admit import Ticket
 from mizzen.gateway.engines import Engine
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.job import Job
+from mizzen.gateway.openai.form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.route.router import Verdict
@@ -20,13 +21,15 @@ from mizzen.gateway.service import Gateway
 Headers = list[tuple[bytes, bytes]]
 
 
-async def explain_route(gateway: Gateway, body: bytes, headers: Headers) -> dict[str, Any]:
+async def explain_route(
+    gateway: Gateway, body: bytes, headers: Headers, families: FamilyOptions
+) -> dict[str, Any]:
     """Return what routing thinks of each engine for the body of a chat or completion request.
 
     Raises:
         ApiError: as the endpoint itself would; 503 when no engine serves.
     """
-    wish = read_wish(body)
+    wish = read_wish(body, families)
     service = gateway.service_named(wish.model, {})
     job = Job(wish=wish, ticket=Ticket(time.monotonic()), session=session_of(headers, wish.session))
     verdicts = await service.dispatcher.explain(job)
@@ -39,7 +42,7 @@ async def explain_route(gateway: Gateway, body: bytes, headers: Headers) -> dict
     }
 
 
-def read_wish(body: bytes) -> Wish:
+def read_wish(body: bytes, families: FamilyOptions) -> Wish:
     """Return the first sequence that a chat or completion request asks for.
 
     Raises:
@@ -50,7 +53,7 @@ def read_wish(body: bytes) -> Wish:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = f"the body must be that of a chat or completion request: {error}"
         raise invalid(text, code="invalid_json") from None
-    parser = Parser()
+    parser = Parser(families)
     wish = parser.chat(body) if "messages" in fields else parser.completion(body)
     return wish.sequences()[0]
 

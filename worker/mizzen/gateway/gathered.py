@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -14,20 +14,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mizzen.gateway.errors import ApiError
 from mizzen.gateway.news import MOST_WAITING, seconds_of
 from mizzen.gateway.questions import waits_for
+from mizzen.gateway.route.session import HEADER
+from mizzen.gateway.tenants.bodies import Body, BodyBudget, ClientGone
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 ANSWER_SECONDS = 5.0
 """A process that takes longer to answer on its admin port counts as failed."""
+PASSED_ON = ("authorization", "content-type", HEADER.decode())
+"""Headers of requests that the processes get."""
+TOLD = ("content-type", "retry-after", "x-should-retry")
+"""Headers of the processes' answers that are passed on."""
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
 
 
 class Gathered:
-    """Asks all processes, on loopback, whatever is asked here."""
+    """Asks all processes, on loopback, whatever is asked here.
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    Who may ask is theirs to know, so bodies are bounded before that: by `largest`, and all together.
+    """
+
+    def __init__(self, ports: Sequence[int], bodies: BodyBudget, largest: int) -> None:
         self._ports = tuple(ports)
+        self._bodies = bodies
+        self._largest = largest
         limits = httpx.Limits(max_connections=MOST_WAITING + 4 * len(self._ports))
         self._http = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
 
@@ -49,21 +61,22 @@ class Gathered:
         await self._http.aclose()
 
     async def _ask(
-        self, request: Request, port: int, query: Mapping[str, str] | None = None, wait: float = 0.0
+        self,
+        request: Request,
+        port: int,
+        query: Mapping[str, str] | None = None,
+        wait: float = 0.0,
+        body: bytes = b"",
     ) -> httpx.Response:
         url = f"http://127.0.0.1:{port}{request.url.path}"
-        headers = {
-            name: value
-            for name, value in request.headers.items()
-            if name in ("authorization", "content-type")
-        }
+        headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
         try:
             return await self._http.request(
                 request.method,
                 url,
                 params=request.url.query if query is None else query,
                 headers=headers,
-                content=await request.body(),
+                content=body,
                 timeout=ANSWER_SECONDS + wait,
             )
         except httpx.HTTPError as error:
@@ -71,7 +84,6 @@ class Gathered:
             return httpx.Response(503, text=text)
 
     async def _each(self, request: Request) -> list[httpx.Response]:
-        await request.body()  # read once, for all
         return await asyncio.gather(*(self._ask(request, port) for port in self._ports))
 
     async def _all(self, request: Request) -> Response:
@@ -80,11 +92,25 @@ class Gathered:
         return passed_on(next((one for one in answers if one.status_code != 200), answers[0]))
 
     async def _first(self, request: Request) -> Response:
-        return passed_on(await self._ask(request, self._ports[0]))
+        if request.method != "POST":
+            return passed_on(await self._ask(request, self._ports[0]))
+        return await self._posted(request)
 
     async def _verify(self, request: Request) -> Response:
         """Pass the question on to one process, and wait as long as it says."""
-        return passed_on(await self._ask(request, self._ports[0], wait=waits_for(await request.body())))
+        return await self._posted(request, waits_for)
+
+    async def _posted(self, request: Request, waits: Callable[[bytes], float] = lambda _: 0.0) -> Response:
+        """Pass a body on to one process; `waits` says how long its answer may take."""
+        with Body(self._bodies, self._largest) as body:
+            try:
+                content = await body.read(request.scope, request.receive)
+            except ClientGone as error:
+                return refused(ApiError(400, str(error)))
+            except ApiError as error:
+                return refused(error)
+            answer = await self._ask(request, self._ports[0], wait=waits(content), body=content)
+        return passed_on(answer)
 
     async def _metrics(self, request: Request) -> Response:
         answers = await self._each(request)
@@ -127,7 +153,14 @@ class Gathered:
 
 def passed_on(answer: httpx.Response) -> Response:
     """Return a process's answer as the common one."""
-    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+    headers = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+    return Response(answer.content, answer.status_code, headers)
+
+
+def refused(error: ApiError) -> Response:
+    """Return an error in OpenAI's shape."""
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers)
 
 
 def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import msgspec
 
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.gathered import Gathered
+from mizzen.gateway.tenants.bodies import BodyBudget
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ async def serve_all(config: GatewayConfig) -> int:
     port = api[0].getsockname()[1]
     api += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
     admin = [listen("127.0.0.1", 0) for _ in api]
-    gathered = Gathered([one.getsockname()[1] for one in admin])
+    bodies = BodyBudget(config.max_bodies_bytes)
+    gathered = Gathered([one.getsockname()[1] for one in admin], bodies, config.max_body_bytes)
     server = new_server(gathered.app(), 1)
     serving = asyncio.create_task(server.serve([admin_socket]))
     processes = Processes(dataclasses.replace(config, processes=1))

@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections with bounded heads: uvicorn bounds neither their size nor their time."""
+"""HTTP/1.1 connections with bounds that uvicorn has not: of heads, and of clients that take no answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers of one request."""
 HEAD_SECONDS = 20.0
 """A connection that has begun no request, or not ended its head, for this long is closed."""
+UNTAKEN_SECONDS = 60.0
+"""A connection whose client takes nothing of what waits for it for this long is cut off."""
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
@@ -47,11 +49,17 @@ class Output:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection whose requests' heads must come whole, soon, and within a size."""
+    """A connection whose requests' heads come whole, soon, and within a size, and whose answers are taken.
+
+    To close a transport is to wait until all was taken, which a client that reads nothing never lets happen:
+    it would keep the connection and the answer, however large that is.
+    """
 
     _head_bytes = 0
     _in_head = True
     _deadline: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
+    _untaken = 0
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -61,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._head_is_here()
+        self._is_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,12 +95,55 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        """Write no more, and see that the client takes what waits."""
+        super().pause_writing()
+        self._await_taking()
+
+    def resume_writing(self) -> None:
+        """Write again."""
+        self._is_taken()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Expect the next request, or close; an answer that nobody takes is not waited for."""
+        super().on_response_complete()
+        self._closes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle."""
+        super().timeout_keep_alive_handler()
+        self._closes()
+
+    def _closes(self) -> None:
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._await_taking()
+
+    def _await_taking(self) -> None:
+        """Look in a while whether less waits for the client; nothing is written meanwhile."""
+        self._is_taken()
+        self._untaken = self.transport.get_write_buffer_size()
+        self._taking = self.loop.call_later(UNTAKEN_SECONDS, self._look_what_is_taken)
+
+    def _look_what_is_taken(self) -> None:
+        if self.transport.get_write_buffer_size() < self._untaken:
+            self._await_taking()
+        else:
+            self._taking = None
+            self.transport.abort()
+
+    def _is_taken(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
     def _refuse(self) -> None:
         self._head_is_here()
         busy = self.cycle is not None and not self.cycle.response_complete
         if not busy:  # an answer that is under way is not to be mixed with another
             self.transport.write(TOO_LARGE)
         self.transport.close()
+        self._closes()
 
     def _await_head(self) -> None:
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._late)
@@ -105,3 +157,4 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+            self._closes()

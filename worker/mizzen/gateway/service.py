@@ -163,6 +163,10 @@ class Gateway:
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
         return new_ticket(scope, wish, deadline, first=first)
 
+    def wait_from_now(self, ticket: Ticket) -> None:
+        """Let a sequence that begins later than its request wait as long as another."""
+        ticket.deadline = time.monotonic() + self.config.queue_timeout_seconds
+
     def afford(self, tickets: Sequence[Ticket]) -> None:
         """Raise unless the tenant has the tokens for all sequences of a request, before one of them begins.
 

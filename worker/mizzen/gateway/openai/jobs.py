@@ -47,6 +47,17 @@ def new_job(
     )
 
 
+def new_jobs(gateway: Gateway, scope: Scope, wishes: Sequence[Wish]) -> list[Job]:
+    """Return the jobs of a request with several prompts.
+
+    Raises:
+        ApiError: the tenant may not have them, or lacks the tokens for all of them: then none begins.
+    """
+    jobs = [new_job(gateway, scope, wish) for wish in wishes]
+    gateway.afford([job.ticket for job in jobs])
+    return jobs
+
+
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines side by side; when one fails, end the others and raise its error."""
     tasks = [asyncio.create_task(one) for one in work]

@@ -13,10 +13,11 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.core.params import SamplingParams
+from mizzen.gateway.dispatch import Dispatcher, Job
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode
-from mizzen.gateway.openai.jobs import each, new_job
+from mizzen.gateway.openai.jobs import each, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
 from mizzen.gateway.openai.vectors import embed
@@ -142,15 +143,16 @@ class Scores:
         return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
 
     async def _labels(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> LabelsResponse:
-        found = await each(wishes, lambda wish: self._label_scores(wish, scope))
+        dispatcher = self._gateway.service_of(request.model, scope).dispatcher
+        jobs = new_jobs(self._gateway, scope, wishes)
+        found = await each(jobs, lambda job: self._label_scores(job, dispatcher))
         scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
         tokens = sum(count for _, count in found)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
 
-    async def _label_scores(self, wish: Wish, scope: Scope) -> tuple[tuple[float, ...], int]:
+    async def _label_scores(self, job: Job, dispatcher: Dispatcher) -> tuple[tuple[float, ...], int]:
         """Return the labels' log probabilities to come next, and how many tokens the prompt has."""
-        dispatcher = self._gateway.service_of(wish.model, scope).dispatcher
-        job = new_job(self._gateway, scope, wish)
+        self._gateway.wait_from_now(job.ticket)
         try:
             running = await dispatcher.place(job)
             try:

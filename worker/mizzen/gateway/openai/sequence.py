@@ -197,7 +197,7 @@ class Sequence:
         if self._answer is not None:
             return
         ticket = self._job.ticket
-        ticket.deadline = time.monotonic() + self._gateway.config.queue_timeout_seconds
+        self._gateway.wait_from_now(ticket)
         self._running = await self._dispatcher.place(self._job)
         self._metrics.queue_seconds.observe(ticket.waited)
         self._metrics.prompt_tokens.inc(self.prompt_tokens)

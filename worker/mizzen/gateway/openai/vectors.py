@@ -11,11 +11,11 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.core.params import SamplingParams
-from mizzen.gateway.dispatch import Embedded
+from mizzen.gateway.dispatch import Embedded, Job
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode, refuse_unserved
-from mizzen.gateway.openai.jobs import each, new_job
+from mizzen.gateway.openai.jobs import each, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
 from mizzen.gateway.openai.wish import Prompt, Wish
@@ -136,14 +136,14 @@ async def embed(
     """
     dispatcher = gateway.service_of(wishes[0].model, scope).dispatcher
 
-    async def one(wish: Wish) -> Embedded:
-        job = new_job(gateway, scope, wish)
+    async def one(job: Job) -> Embedded:
+        gateway.wait_from_now(job.ticket)
         try:
             return await dispatcher.embed(job, pooling, normalize)
         finally:
             dispatcher.leave(job)
 
-    return await each(wishes, one)
+    return await each(new_jobs(gateway, scope, wishes), one)
 
 
 def shortened(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:
