@@ -11,7 +11,7 @@ from typing import Any
 from mizzen_operator.api import InferenceService
 from mizzen_operator.memory import Memory
 from mizzen_operator.plan import Action, CreateGroup, Wanted
-from mizzen_operator.render.model import cache_place, folder
+from mizzen_operator.render.model import cache_place, folder, resolved
 from mizzen_operator.trouble import trouble
 
 TELL_PERCENT, TELL_SECONDS = 5, 30.0
@@ -95,6 +95,18 @@ def finished(service: InferenceService) -> Download | None:
         total=total,
         done=total,
         cached=known["cachedTime"],
+    )
+
+
+def begun(service: InferenceService, *, waits: str = "", failed: str = "") -> Download:
+    """A download of the service's model of which nothing is there yet."""
+    return Download(
+        cache_place(service),
+        service.model.source,
+        folder(service),
+        resolved(service),
+        waits=waits,
+        failed=failed,
     )
 
 

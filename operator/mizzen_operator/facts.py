@@ -8,20 +8,13 @@ from typing import Any
 
 from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.download import Download
+from mizzen_operator.failure import Failure
 from mizzen_operator.fit import Fit
 from mizzen_operator.groups import Group
 from mizzen_operator.keys import Keys, Rotation
 from mizzen_operator.memory import Memory
 from mizzen_operator.observe import GatewayPod
 from mizzen_operator.shared import Sharing
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why the operator could not do its part."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

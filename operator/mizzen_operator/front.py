@@ -15,8 +15,9 @@ from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.failure import Failure, rejection
 from mizzen_operator.keys import due
-from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
@@ -69,6 +70,12 @@ class _Namespace:
     confirmed: dict[str, str] = field(default_factory=dict)
     """Uids of services whose engines take the gateway's newest key, with that key."""
 
+    def forget_others(self, uids: Mapping[str, str]) -> None:
+        """Drop what is known of services that share the gateway no more; `uids` are the others', by name."""
+        self.public_keys = {name: known for name, known in self.public_keys.items() if name in uids}
+        there = set(uids.values())
+        self.confirmed = {uid: key for uid, key in self.confirmed.items() if uid in there}
+
 
 @dataclass(frozen=True, slots=True)
 class SharedGateway:
@@ -80,6 +87,7 @@ class SharedGateway:
         public: its CURVE keys: the present one, and perhaps the next.
         token: of its admin API.
         changed: the services or settings are others than at the last look.
+        failure: why it is not as they ask for; as it was before, it serves on.
     """
 
     sharing: Sharing
@@ -87,6 +95,7 @@ class SharedGateway:
     public: tuple[str, ...]
     token: str
     changed: bool
+    failure: Failure | None = None
 
 
 class SharedGateways:
@@ -175,13 +184,21 @@ class SharedGateways:
                 *gateway_manifests(front, self._config),
             ]
             seen = {"Deployment": deployment, "Service": endpoint}
-            live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
             budgets, wanted = [gateway_budget(front)], front.disruption_budgets
-            await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
+            failure, live = None, deployment or {}
+            try:
+                live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
+                await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
+            except (Refused, KubeError) as error:
+                failure = rejection(error)
+                if failure is None or deployment is None:
+                    raise
+                require_shared(deployment)
             uids = {service.name: service.uid for service in sharing.services}
             changed = uids != memory.uids or memory.last != memory.digests or memory.public != public
             memory.uids, memory.last = uids, dict(memory.digests)
-            return SharedGateway(sharing, live, memory.public, memory.token, changed)
+            memory.forget_others(uids)
+            return SharedGateway(sharing, live, memory.public, memory.token, changed, failure)
 
     async def _services(self, namespace: str) -> list[InferenceService]:
         found: list[InferenceService] = []

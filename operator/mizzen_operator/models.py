@@ -20,13 +20,13 @@ from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused, name_taken
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.download import Download, finished, read, result_of, worth_telling
+from mizzen_operator.download import Download, begun, finished, read, result_of, worth_telling
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import owned
 from mizzen_operator.queue import Key
-from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder, resolved
+from mizzen_operator.render.model import cache_claim, fetch_job
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +71,8 @@ class Models:
             return None
         if (known := finished(service)) is not None:
             return known
-        begun = Download(cache_place(service), service.model.source, folder(service), resolved(service))
         if service.suspend:
-            return replace(begun, waits="spec.suspend is true")
+            return begun(service, waits="spec.suspend is true")
         await self._claim(service)
         job = fetch_job(service, self._config)
         name = job["metadata"]["name"]
@@ -83,7 +82,7 @@ class Models:
             await self._make(job)
         elif not owned(live, service.uid):
             raise name_taken({"kind": "Job", "metadata": {"name": name}})
-        download = await self._look(service, name, begun)
+        download = await self._look(service, name)
         done = (live or {}).get("status", {}).get("succeeded", 0)
         if (
             done and not download.cached
@@ -93,20 +92,21 @@ class Models:
             await self._remove(service, kept=name)
         return download
 
-    async def _look(self, service: InferenceService, job: str, begun: Download) -> Download:
+    async def _look(self, service: InferenceService, job: str) -> Download:
         """What the pods of a Job say."""
+        start = begun(service)
         pods = await self._kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
         mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get(JOB_NAME) == job]
         for pod in mine:
             if (result := result_of(pod)) is not None:
                 now = stamp(datetime.now(UTC))
                 total, revision = int(result.get("bytes", 0)), str(result.get("revision", ""))
-                return replace(begun, revision=revision, total=total, done=total, cached=now)
+                return replace(start, revision=revision, total=total, done=total, cached=now)
         live = [pod for pod in mine if "deletionTimestamp" not in pod["metadata"]]
         if not live:
-            return replace(begun, waits="its pod is being made")
+            return replace(start, waits="its pod is being made")
         pod = max(live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
-        return read(pod, await self._progress(pod), begun)
+        return read(pod, await self._progress(pod), start)
 
     async def _progress(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a pod says of its progress; empty when it does not answer."""
