@@ -140,11 +140,13 @@ def bring(how: Way, site: str, target: str, tags: tuple[str, ...]) -> None:
 
 
 def prepare(how: Way, site: str, tags: tuple[str, ...]) -> None:
-    """Make the cluster while the stages are built that the images share; then the images, side by side."""
+    """Make the cluster, then an image for the stages that all share, then the others side by side.
+
+    One after the other: what makes a cluster and what builds may both install packages that the machine lacks.
+    """
+    timed("cluster up", lambda: call(*how.up or ("true",)))
+    build(how, site, TARGETS[0], tags[0])
     with ThreadPoolExecutor() as pool:
-        cluster = pool.submit(lambda: timed("cluster up", lambda: call(*how.up or ("true",))))
-        build(how, site, TARGETS[0], tags[0])
-        cluster.result()
         for made in [pool.submit(bring, how, site, target, tags) for target in TARGETS]:
             made.result()
 
