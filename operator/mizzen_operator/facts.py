@@ -35,6 +35,7 @@ class Facts:
         rotation: how far a rotation of keys is; None while there is none.
         fit: whether the model may fit into the GPUs; None when nobody says how large they are.
         download: how far the model is; None where it is not fetched.
+        cold_start: `status.coldStart` of a group that has just come to serve; empty when none has.
     """
 
     service: InferenceService
@@ -53,6 +54,7 @@ class Facts:
     rotation: Rotation | None = None
     fit: Fit | None = None
     download: Download | None = None
+    cold_start: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def gateway(self) -> Gateway:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.starts import NOT_STARTED, Start, read_start, whole
 from mizzen_operator.trouble import (
     CRASH_LOOP,
     DEVICE_LOST,
@@ -86,6 +87,7 @@ class Group:
     """Pods that it should have."""
     members: tuple[Member, ...] = ()
     """Its pods, where it should have several; those that are there."""
+    start: Start = NOT_STARTED
 
     @property
     def live(self) -> bool:
@@ -185,6 +187,7 @@ def gang(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
         lost=leader is None or (known.was_routable and not complete),
         size=size,
         members=members,
+        start=whole([one.start for one in every]),
     )
 
 
@@ -239,6 +242,7 @@ def group(pod: Mapping[str, Any]) -> Group:
         created=created,
         reason=reason,
         message=message,
+        start=read_start(pod),
     )
 
 

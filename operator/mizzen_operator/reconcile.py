@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from mizzen_operator.failure import Failure, rejection
 from mizzen_operator.fit import fit
 from mizzen_operator.gates import Gates
 from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.groups import Group
 from mizzen_operator.keys import Rotation
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
@@ -34,6 +35,7 @@ from mizzen_operator.plan import Action, CreateGroup, DeleteGroup, plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions
+from mizzen_operator.starts import cold_start
 from mizzen_operator.verify import Verifier
 from mizzen_operator.writer import StatusWriter
 
@@ -135,6 +137,7 @@ class Reconciler:
         failure: Failure | None = None
         entrance: Entrance | None = None
         turn: Rotation | None = None
+        start: Mapping[str, Any] = {}
         fits = fit(service)
         download: Download | None = finished(service)
         self._executor.refresh(service, settled=observed.settled)
@@ -145,6 +148,7 @@ class Reconciler:
             if acknowledged.refused:
                 failure = failure or token_refused(service)
             groups = await self._gates.routable(service, observed.groups, acknowledged)
+            start = _cold_start(observed.groups, groups)
             groups = await self._gates.verified(service, newest, groups, acknowledged)
             turn = await self._entrances.rotate(service, entrance, groups, acknowledged)
             download, problem = await self._fetch(service)
@@ -188,6 +192,7 @@ class Reconciler:
             turn,
             fits,
             self._models.told(key, download),
+            start,
         )
         await self._writer.write(key, facts)
         waits = turn is not None or any(group.resting for group in groups)
@@ -224,3 +229,11 @@ class Reconciler:
 
 def _creates(action: Action, revision: str) -> bool:
     return isinstance(action, CreateGroup) and action.revision == revision
+
+
+def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:
+    """`status.coldStart` of the slowest of groups that gateways have just come to route to; empty of none."""
+    served = {group.uid for group in before if group.was_routable}
+    came = [group for group in after if group.was_routable and group.uid not in served]
+    starts = [cold_start(group.name, group.start, datetime.now(UTC)) for group in came]
+    return max(starts, key=lambda start: start["firstReadySeconds"], default={})

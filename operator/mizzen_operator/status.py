@@ -24,6 +24,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
     """The whole status; equal to the one that is there when nothing changed."""
     service = facts.service
     before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
+    cold_start = facts.cold_start or service.status.get("coldStart")
     return {
         "observedGeneration": service.generation,
         "replicas": len(facts.live),
@@ -35,6 +36,7 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         **facts.memory.as_status(),
         **({"model": facts.download.as_status()} if facts.download is not None else {}),
         **_scales(service.status, facts.scales),
+        **({"coldStart": dict(cold_start)} if cold_start else {}),
         "updateRevision": facts.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,

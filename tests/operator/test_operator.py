@@ -93,6 +93,8 @@ def test_a_service_comes_up(service: Callable[..., Service], api: Any) -> None:
         "Failed": "False",
     }
     assert [group["state"] for group in status["groups"]] == ["Serving", "Serving"]
+    start = status["coldStart"]
+    assert start["group"] in demo.live() and start["firstReadySeconds"] >= start["warmupSeconds"] >= 0
     assert len(api.list("Pod", demo.namespace, status["selector"])) == 2
     for kind, name in (
         ("Deployment", "demo-gateway"),

@@ -1,0 +1,92 @@
+"""Where the time of a group's start goes."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen_operator import status
+from mizzen_operator.memory import stamp
+from mizzen_operator.starts import NOT_STARTED, Start, cold_start, read_start, whole
+
+TABLE = runpy.run_path(str(Path(__file__).with_name("test_status.py")))
+BEGAN = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
+PARTS = ("pendingSeconds", "imagePullSeconds", "downloadSeconds", "loadSeconds", "warmupSeconds")
+
+
+def at(seconds: float) -> str:
+    return stamp(BEGAN + timedelta(seconds=seconds))
+
+
+def pod(scheduled: float, fetch: tuple[float, float] | None, began: float, ready: float) -> dict[str, Any]:
+    """An engine's pod with the seconds after its creation at which it came how far."""
+    fetched = {"startedAt": at(fetch[0]), "finishedAt": at(fetch[1]), "exitCode": 0} if fetch else {}
+    return {
+        "metadata": {"creationTimestamp": at(0)},
+        "status": {
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(scheduled)},
+                {"type": "ContainersReady", "status": "True", "lastTransitionTime": at(ready)},
+            ],
+            "initContainerStatuses": [{"name": "fetch", "state": {"terminated": fetched}}] if fetch else [],
+            "containerStatuses": [
+                {"name": "sidecar", "state": {"running": {"startedAt": at(999)}}},
+                {"name": "engine", "state": {"running": {"startedAt": at(began)}}},
+            ],
+        },
+    }
+
+
+def parts(start: Start, end: float) -> list[int]:
+    found = cold_start("demo-a-0-0", start, BEGAN + timedelta(seconds=end))
+    assert (found["group"], found["time"]) == ("demo-a-0-0", at(end))
+    assert found["firstReadySeconds"] == sum(found[name] for name in PARTS)
+    return [found[name] for name in PARTS]
+
+
+def test_each_part_is_what_follows_the_one_before() -> None:
+    assert parts(read_start(pod(3, None, 13, 54)), 60) == [3, 10, 0, 41, 6]
+    assert parts(read_start(pod(3, (5, 45), 50, 54)), 60) == [3, 7, 40, 4, 6]
+
+
+def test_what_a_pod_does_not_say_counts_for_what_follows() -> None:
+    assert parts(read_start({"metadata": {"creationTimestamp": at(0)}}), 60) == [0, 0, 0, 0, 60]
+    unready = pod(3, None, 13, 54)
+    unready["status"]["conditions"][1]["status"] = "False"
+    assert parts(read_start(unready), 60) == [3, 10, 0, 0, 47]
+    assert parts(NOT_STARTED, 60) == [0, 0, 0, 0, 0]
+
+
+def test_a_group_is_as_late_as_the_last_of_its_pods() -> None:
+    both = whole([read_start(pod(3, None, 13, 54)), read_start(pod(20, (21, 30), 31, 40))])
+    assert parts(both, 60) == [20, 2, 9, 23, 6]
+    assert whole([read_start(pod(3, None, 13, 54)), NOT_STARTED]).ready is None
+
+
+times = st.none() | st.floats(-100, 200).map(lambda seconds: BEGAN + timedelta(seconds=seconds))
+
+
+@given(
+    st.builds(Start, times, times, st.floats(0, 300).map(lambda s: timedelta(seconds=s)), times, times),
+    st.floats(0, 200),
+)
+def test_no_clock_makes_a_part_negative_or_the_parts_more_than_the_whole(start: Start, end: float) -> None:
+    found = cold_start("x", start, BEGAN + timedelta(seconds=end))
+    assert all(found[name] >= 0 for name in PARTS)
+    assert found["firstReadySeconds"] == sum(found[name] for name in PARTS)
+
+
+@pytest.mark.parametrize("known", [{}, {"coldStart": {"group": "before"}}])
+def test_the_status_keeps_the_last_start(known: dict[str, Any]) -> None:
+    good, now = TABLE["GOOD"], TABLE["NOW"]
+    before = replace(good, service=replace(good.service, status=known))
+    assert status.build(before, now).get("coldStart") == known.get("coldStart")
+    new = cold_start("demo-a-0-0", read_start(pod(3, None, 13, 54)), BEGAN + timedelta(seconds=60))
+    assert status.build(replace(before, cold_start=new), now)["coldStart"] == new
