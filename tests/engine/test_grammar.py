@@ -208,6 +208,7 @@ def test_output_that_does_not_conform_ends_its_request_alone(
     assert tokens[good.rid] == alone[good.rid]
     assert ends[99].reason is FinishReason.ERROR
     assert ends[99].message == "grammar: token 100 does not conform to it"
+    assert ends[99].at_fault, "no other engine is to try again"
     assert not ends[99].refused
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
 from mizzen.core.request import FinishReason
 from mizzen.wire.codec import encode, engine_decoder
@@ -61,7 +62,7 @@ class Behaviour:
     first_token_seconds: float = 0.125
     """What it says of itself."""
     fault: str = ""
-    """gap, garbage, short, error, forget, restart, silent or mute: what goes wrong after `fault_after`
+    """gap, garbage, short, error, own, forget, restart, silent or mute: what goes wrong after `fault_after`
     tokens."""
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
@@ -171,9 +172,6 @@ class ScriptedEngine:
             self._generate(peer, message)
         elif isinstance(message, Embed):
             self._embed(peer, message)
-        elif isinstance(message, Embed):
-            vector = np.full(8, 8**-0.5, "<f4").tobytes()
-            self._send(peer, Embedding(message.rid, vector, len(message.prompt) // 4, 0))
         elif isinstance(message, Abort):
             self.aborts.append(message.rid)
             run = self._runs.pop((peer, message.rid), None)
@@ -265,6 +263,11 @@ class ScriptedEngine:
             del self._runs[key]
             end = Finish(run.message.rid, int(FinishReason.ERROR), 1, 0, run.given, None, "out of memory")
             self._send(run.peer, Outputs(1, b"", b"", b"", b"", (end,)))
+        elif fault == "own":
+            del self._runs[key]
+            text = "grammar: a mask took 150 ms"
+            ends = (replace(self._finish(run, FinishReason.ERROR), message=text, at_fault=True),)
+            self._send(run.peer, Outputs(1, b"", b"", b"", b"", ends))
         elif fault == "forget":
             self._peers.discard(run.peer)
             self._runs.pop(key)

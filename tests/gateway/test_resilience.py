@@ -17,9 +17,12 @@ from mizzen.gateway import dispatch
 from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.breaker import BreakerState
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.suspicion import Progress, SuspicionLimits
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
+from mizzen.wire.stream import StreamLost
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart", "silent", "kill"]
@@ -475,6 +478,51 @@ async def test_a_response_says_where_it_went_and_the_admin_why(
         absent = await http.post(url, json={**body, "model": "none"}, headers=admin)
         assert absent.status_code == 404
     assert sum(len(one.requests) for one in engines) == 3, "nothing that was explained was sent"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", [0, 2])
+async def test_an_end_that_is_the_requests_own_fault_blames_no_engine(
+    live: Any, scripted: Any, stream: bool, after: int
+) -> None:
+    """It is a 400 (or an event of one), tried once; who sends such requests takes no engine from others."""
+    engines = [scripted(), scripted()]
+    for one in engines:
+        one.does.fault, one.does.fault_after = "own", after
+    gateway = await live(*engines, breaker_failures=1)
+    client = gateway.client()
+    for _ in range(3):
+        with pytest.raises(openai.APIError, match="guided_regex: a mask took 150 ms") as ended:
+            answer = await client.chat.completions.create(
+                **CHAT, stream=stream, extra_body={"guided_regex": "a+"}
+            )
+            if stream:
+                assert [chunk async for chunk in answer]
+        assert (ended.value.type, ended.value.param) == ("invalid_request_error", "guided_regex")
+    assert sum(len(one.requests) for one in engines) == 3
+    assert [engine.breaker.opened for engine in gateway.gateway.engines] == [0, 0]
+    assert gateway.gateway.in_flight == 0
+
+
+@pytest.mark.parametrize(("cause", "blamed"), [("slow", 0), ("closed", 0), ("connection", 1)])
+async def test_engines_are_not_blamed_for_slow_readers(cause: str, blamed: int) -> None:
+    failures: list[int] = []
+    engine = SimpleNamespace(name="e", draining=False, failed=failures.append)
+    running: Any = SimpleNamespace(
+        job=SimpleNamespace(losses=0, handovers=0),
+        engine=engine,
+        stream=SimpleNamespace(abort=lambda: None),
+        release=lambda cause: None,
+        period=0,
+    )
+
+    async def place(job: Any) -> Any:
+        raise AssertionError("it may not be resumed")
+
+    resumes = Resumes(ResumeLimits(resumes=0), place, lambda: True, Metrics())
+    with pytest.raises(StreamLost):
+        await resumes.resume(running, StreamLost(cause, "lost"))
+    assert len(failures) == blamed
 
 
 async def test_routes_are_explained_as_requests_are_read(live: Any, scripted: Any, tmp_path: Any) -> None:

@@ -79,3 +79,5 @@ class Finished(Struct, frozen=True, kw_only=True):
     """It would be refused everywhere: `message` begins with the field's name. Nothing has run."""
     busy: bool = False
     """It was turned away now, and may be asked for again. Nothing has run."""
+    at_fault: bool = False
+    """The request itself made it end in error, in any engine. `message` begins with the field's name."""

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 MAX_HANDOVERS = 16
 """Engines that leave while they have a request: each hands it over, and that says nothing of the request."""
 FINAL_CAUSES = frozenset({"slow", "closed"})
-"""A reader that does not keep up would be given up again; a gateway that closes has no other engine."""
+"""A reader that does not keep up would be given up again; a gateway that closes has no other engine. Neither
+says anything of the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Resumes:
         leaving = engine.draining
         running.stream.abort()
         running.release(lost.cause)
-        if not leaving:
+        if not leaving and lost.cause not in FINAL_CAUSES:
             engine.failed(running.period)
         if not self.limits.resumes or lost.cause in FINAL_CAUSES:
             raise lost

@@ -10,6 +10,7 @@ import msgspec
 from mizzen.core.request import FinishReason
 from mizzen.gateway.engines import Engine
 from mizzen.gateway.job import Job
+from mizzen.gateway.openai.prompt import refused
 from mizzen.gateway.record import Attempt
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs
@@ -36,7 +37,7 @@ class Running:
         self._cost = cost
         self._resume = resume
         self._first: tuple[list[int], Finish | None] | None = None
-        self._failure: StreamLost | None = None
+        self._failure: Exception | None = None
         self._held = True
         self.attempt: Attempt | None = None
         """What the request's record is told of its time in the engine."""
@@ -48,6 +49,7 @@ class Running:
 
         Raises:
             StreamLost: the answer cannot go on.
+            ApiError: 400, what the request asks for cannot go on anywhere.
         """
         while True:
             try:
@@ -72,6 +74,7 @@ class Running:
         Raises:
             EngineRefused: the engine does not take the request.
             StreamLost: it lost the request, or has given no token after `seconds`.
+            ApiError: see `next`.
         """
         self.engine.waiting.add(self.stream)
         try:
@@ -107,6 +110,7 @@ class Running:
 
         Raises:
             EngineRefused, StreamLost: see `EngineStream.next`; an end in error is a StreamLost too.
+            ApiError: 400 for an end that is the request's own fault.
         """
         if self._first is not None:
             (tokens, finish), self._first = self._first, None
@@ -116,7 +120,8 @@ class Running:
             tokens, finish = await self.stream.next()
         if finish is not None and finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
             text = finish.message or "the engine gave the request up"
-            self._failure = StreamLost("engine_error", text)
+            own = finish.at_fault
+            self._failure = refused(self.job.wish, text) if own else StreamLost("engine_error", text)
             if not tokens:
                 raise self._failure
             return tokens, None  # they are good, and need not be drawn again

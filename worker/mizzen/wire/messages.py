@@ -161,6 +161,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     message: str = ""
     first_token_seconds: float = 0.0
     """From its arrival in the engine to its first token, by the engine's clock; 0 without one."""
+    at_fault: bool = False
+    """The request itself made it end in error: no engine is to blame, and none is to try again."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -336,4 +336,5 @@ def _finish(end: Finished, handle: int, wait: float) -> Finish:
         end.stop_token,
         end.message,
         wait,
+        end.at_fault,
     )

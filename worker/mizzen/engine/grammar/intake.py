@@ -113,7 +113,7 @@ class GrammarIntake:
             return end
         if end.rid in self._aborts:
             self._aborts.remove(end.rid)  # the id may be given out again before the abort is taken
-        return with_fields(end, reason=FinishReason.ERROR, message=reason, stop_token=None)
+        return with_fields(end, reason=FinishReason.ERROR, message=reason, stop_token=None, at_fault=True)
 
     def pause(self) -> None:
         """Let a moment pass: there is nothing to do but to wait."""
