@@ -142,7 +142,7 @@ def bring(how: Way, site: str, target: str, tags: tuple[str, ...]) -> None:
 def prepare(how: Way, site: str, tags: tuple[str, ...]) -> None:
     """Make the cluster, then an image for the stages that all share, then the others side by side.
 
-    One after the other: what makes a cluster and what builds may both install packages that the machine lacks.
+    One after the other: both what makes a cluster and what builds install packages that a machine lacks.
     """
     timed("cluster up", lambda: call(*how.up or ("true",)))
     build(how, site, TARGETS[0], tags[0])
