@@ -235,13 +235,14 @@ class ScriptedEngine:
         def packed(form: str, *values: int) -> bytes:
             return np.array(values, dtype=form).tobytes()
 
-        rid, asked = run.message.rid, run.message.sampling.logprobs
+        rid, sampling = run.message.rid, run.message.sampling
         counts = packed("<u2", len(tokens)) if len(tokens) != 1 else b""
         reports: tuple[Logprobs, ...] = ()
-        if asked is not None:
-            ids = [entry for token in tokens for entry in (token, *range(asked))]
-            values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + asked)
-            reports = (Logprobs(rid, 1 + asked, packed("<i4", *ids), values.astype("<f4").tobytes()),)
+        if sampling.logprobs is not None:
+            beside = (*range(sampling.logprobs), *sampling.logprob_token_ids)
+            ids = [entry for token in tokens for entry in (token, *beside)]
+            values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + len(beside))
+            reports = (Logprobs(rid, 1 + len(beside), packed("<i4", *ids), values.astype("<f4").tobytes()),)
         return Outputs(
             1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports
         )

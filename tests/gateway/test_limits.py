@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,6 +255,23 @@ async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> N
     await asyncio.wait_for(behind, 30)
     admission.leave(last)
     assert admission.tokens_in_flight == 0
+
+
+async def test_what_no_context_holds_keeps_nobody_waiting(live: Any, scripted: Any, until: Any) -> None:
+    """A huge max_tokens is refused at once, not when everything else has ended."""
+    engine = scripted(context_length=4096)
+    engine.does.fault, engine.does.fault_after = "mute", 1
+    gateway = await live(engine, max_tokens_in_flight=16_384)
+    async with httpx.AsyncClient(timeout=60) as http:
+        url = f"{gateway.url}/v1/completions"
+        body = {"model": "demo", "prompt": "a", "max_tokens": 100}
+        first = asyncio.create_task(http.post(url, json=body))
+        await until(lambda: gateway.gateway.in_flight == 1)
+        answer = await http.post(url, json={**body, "max_tokens": 10**9})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end() -> None:

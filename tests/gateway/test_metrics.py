@@ -73,6 +73,37 @@ async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:
     assert got("route_total", reason="only") == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"input": [[5] * 30, [6] * 12]}),
+        ("score", {"query": [5] * 20, "items": [[6], [7]], "label_token_ids": [7]}),
+    ],
+)
+async def test_prompts_of_embeddings_and_scores_are_counted(
+    scripted: Any, live: Any, path: str, body: dict[str, Any], capsysbinary: Any, until: Any
+) -> None:
+    engine = scripted()
+    engine.does.cached_tokens = 4 if path == "embeddings" else 0
+    gateway = await live(engine)
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/{path}", json={"model": "demo", **body})
+    assert answer.status_code == 200, answer.text
+    got = await scrape(gateway)
+    assert got("prompt_tokens_total", model="demo") == 42
+    assert got("cached_prompt_tokens_total", model="demo") == 2 * engine.does.cached_tokens
+    assert got("queue_seconds_count", model="demo") == 2
+    assert got("output_tokens_total", model="demo") == (2 if path == "score" else 0)
+    log = b""
+
+    def logged() -> bool:
+        nonlocal log
+        log += capsysbinary.readouterr().out
+        return b'"prompt_tokens":42' in log
+
+    await until(logged)
+
+
 async def test_what_clients_invent_becomes_no_label(scripted: Any, live: Any) -> None:
     gateway = await live(scripted())
     for number in range(20):

@@ -69,7 +69,7 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
     created = int(time.time())
 
     def model(name: str, service: Service) -> Model:
-        context = max((engine.context_length for engine in service.table), default=0)
+        context = service.table.context
         return Model(
             name, created, root=service.models[0], max_model_len=context if context else msgspec.UNSET
         )

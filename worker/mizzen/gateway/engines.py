@@ -132,6 +132,11 @@ class EngineTable:
             return keep
         return random.choice(left).text if left else None
 
+    @property
+    def context(self) -> int:
+        """The longest context among all engines; 0 while none is known."""
+        return max((engine.context_length for engine in self._engines.values()), default=0)
+
     def longest_context(self, text: TextModel) -> int:
         """Return the longest context among the serving engines of a text model."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)

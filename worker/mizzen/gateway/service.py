@@ -161,7 +161,9 @@ class Gateway:
             ApiError: 400 or 403 for a priority that it may not have.
         """
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
-        return new_ticket(scope, wish, deadline, first=first)
+        service = self.services.find(wish.model)
+        most = service.table.context if service is not None else 0
+        return new_ticket(scope, wish, deadline, first=first, most_tokens=most)
 
     def wait_from_now(self, ticket: Ticket) -> None:
         """Let a sequence that begins later than its request wait as long as another."""

@@ -58,6 +58,13 @@ def new_jobs(gateway: Gateway, scope: Scope, wishes: Sequence[Wish]) -> list[Job
     return jobs
 
 
+def count_placed(gateway: Gateway, job: Job) -> None:
+    """Count a sequence that an engine has begun, by its model."""
+    counted = gateway.metrics.of(job.wish.model)
+    counted.queue_seconds.observe(job.ticket.waited)
+    counted.prompt_tokens.inc(len(job.prompt))
+
+
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines side by side; when one fails, end the others and raise its error."""
     tasks = [asyncio.create_task(one) for one in work]

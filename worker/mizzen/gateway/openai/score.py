@@ -17,7 +17,7 @@ from mizzen.gateway.dispatch import Dispatcher, Job
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode
-from mizzen.gateway.openai.jobs import each, new_jobs
+from mizzen.gateway.openai.jobs import count_placed, each, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
 from mizzen.gateway.openai.vectors import embed
@@ -155,8 +155,13 @@ class Scores:
         self._gateway.wait_from_now(job.ticket)
         try:
             running = await dispatcher.place(job)
+            count_placed(self._gateway, job)
             try:
-                await running.next()
+                tokens, _ = await running.next()
+                self._gateway.metrics.of(job.wish.model).output_tokens.inc(len(tokens))
+                if job.record is not None:
+                    job.record.prompt_tokens += len(job.prompt)
+                    job.record.completion_tokens += len(tokens)
                 return running.take_logprobs()[0].asked, len(job.prompt)
             except (StreamLost, EngineRefused) as error:
                 raise unavailable(str(error), code="engine_lost") from error

@@ -11,6 +11,7 @@ from mizzen.gateway.errors import invalid, unavailable
 from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import ModelMetrics
 from mizzen.gateway.openai.answer import Answer, Piece
+from mizzen.gateway.openai.jobs import count_placed
 from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.running import Running
@@ -196,11 +197,9 @@ class Sequence:
         """
         if self._answer is not None:
             return
-        ticket = self._job.ticket
-        self._gateway.wait_from_now(ticket)
+        self._gateway.wait_from_now(self._job.ticket)
         self._running = await self._dispatcher.place(self._job)
-        self._metrics.queue_seconds.observe(ticket.waited)
-        self._metrics.prompt_tokens.inc(self.prompt_tokens)
+        count_placed(self._gateway, self._job)
         self._begin()
         if self.wish.echo:
             self._held.take(self.wish, self.prompt_tokens)

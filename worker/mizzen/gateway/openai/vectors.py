@@ -15,7 +15,7 @@ from mizzen.gateway.dispatch import Embedded, Job
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode, refuse_unserved
-from mizzen.gateway.openai.jobs import each, new_jobs
+from mizzen.gateway.openai.jobs import count_placed, each, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
 from mizzen.gateway.openai.wish import Prompt, Wish
@@ -139,7 +139,10 @@ async def embed(
     async def one(job: Job) -> Embedded:
         gateway.wait_from_now(job.ticket)
         try:
-            return await dispatcher.embed(job, pooling, normalize)
+            found = await dispatcher.embed(job, pooling, normalize)
+            count_placed(gateway, job)
+            gateway.metrics.of(job.wish.model).cached_tokens.inc(found.cached_tokens)
+            return found
         finally:
             dispatcher.leave(job)
 

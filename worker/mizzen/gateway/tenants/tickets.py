@@ -16,18 +16,24 @@ CHARACTERS_A_TOKEN = 4
 """Of a text that is not tokenized yet; most are a little longer."""
 
 
-def new_ticket(scope: Scope, wish: Wish, deadline: float, *, first: bool = True) -> Ticket:
+def new_ticket(
+    scope: Scope, wish: Wish, deadline: float, *, first: bool = True, most_tokens: int = 0
+) -> Ticket:
     """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
+
+    `most_tokens` is what a context holds, where that is known: what asks for more is refused once it is
+    tokenized, and until then holds up nobody for the sake of tokens that it will not get.
 
     Raises:
         ApiError: 400 or 403 for a priority that it may not have.
     """
     tenant = tenant_of(scope) or NOBODY
+    expected = expected_tokens(wish, prompt=first)
     return Ticket(
         deadline,
         tenant=tenant,
         priority=tenant.priority(wish.priority),
-        expected_tokens=expected_tokens(wish, prompt=first),
+        expected_tokens=min(expected, most_tokens) if most_tokens else expected,
         charges_prompt=first,
     )
 
