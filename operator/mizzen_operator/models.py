@@ -58,8 +58,12 @@ class Models:
         self._said[key] = (download, time.monotonic())
         return download
 
-    async def sync(self, service: InferenceService) -> Download | None:
+    async def sync(self, service: InferenceService, *, unused: bool = False) -> Download | None:
         """Do what is next for a service's model; None when it needs no fetch.
+
+        Args:
+            service: whose model it is.
+            unused: no pod of it has the cache mounted, so somebody may have deleted the claim.
 
         Raises:
             Refused: an object of a name that is needed belongs to something else, or cannot be made.
@@ -70,7 +74,10 @@ class Models:
                 await self._remove(service, kept="")
             return None
         if (known := finished(service)) is not None:
-            return known
+            if not (unused and service.groups and await self._claim_is_gone(service)):
+                return known
+            await self._remove(service, kept="")
+            return begun(service, waits="its claim is gone: it is fetched anew")
         if service.suspend:
             return begun(service, waits="spec.suspend is true")
         await self._claim(service)
@@ -82,7 +89,7 @@ class Models:
             await self._make(job)
         elif not owned(live, service.uid):
             raise name_taken({"kind": "Job", "metadata": {"name": name}})
-        download = await self._look(service, name)
+        download = await self._look(service, live)
         done = (live or {}).get("status", {}).get("succeeded", 0)
         if (
             done and not download.cached
@@ -92,11 +99,11 @@ class Models:
             await self._remove(service, kept=name)
         return download
 
-    async def _look(self, service: InferenceService, job: str) -> Download:
-        """What the pods of a Job say."""
-        start = begun(service)
+    async def _look(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
+        """What the pods of a Job say; of a former one of its name they say nothing of what is there now."""
+        start, uid = begun(service), job["metadata"]["uid"] if job is not None else ""
         pods = await self._kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
-        mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get(JOB_NAME) == job]
+        mine = [pod for pod in pods if JOB_NAME in pod["metadata"].get("labels", {}) and owned(pod, uid)]
         for pod in mine:
             if (result := result_of(pod)) is not None:
                 now = stamp(datetime.now(UTC))
@@ -125,6 +132,12 @@ class Models:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    async def _claim_is_gone(self, service: InferenceService) -> bool:
+        cache = service.access.cache
+        if cache.mode != "PersistentVolumeClaim":
+            return False
+        return await self._kube.get(Ref("PersistentVolumeClaim", service.namespace, cache.claim)) is None
 
     async def _claim(self, service: InferenceService) -> None:
         """Make the cache's claim where it is missing; one that is there stays as it is."""

@@ -151,7 +151,7 @@ class Reconciler:
             start = _cold_start(observed.groups, groups)
             groups = await self._gates.verified(service, newest, groups, acknowledged)
             turn = await self._entrances.rotate(service, entrance, groups, acknowledged)
-            download, problem = await self._fetch(service)
+            download, problem = await self._fetch(service, observed)
             failure = failure or problem
             memory = rollout.learn(service, newest, groups, acknowledged.by_all, now)
             memory = clocked(memory, download)
@@ -203,10 +203,12 @@ class Reconciler:
             again = LOOK_SECONDS if failure is None else None
         return Outcome(waits, observed.settled, failure, others, again)
 
-    async def _fetch(self, service: InferenceService) -> tuple[Download | None, Failure | None]:
+    async def _fetch(
+        self, service: InferenceService, observed: Observed
+    ) -> tuple[Download | None, Failure | None]:
         """Bring the model on its way; where that is rejected, what serves is looked after all the same."""
         try:
-            return await self._models.sync(service), None
+            return await self._models.sync(service, unused=not observed.groups), None
         except (Refused, KubeError) as error:
             failure = rejection(error)
             if failure is None or not service.access.cached:

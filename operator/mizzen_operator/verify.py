@@ -126,7 +126,8 @@ def judge(prompt: Prompt, number: int, status: int, answer: dict[str, Any]) -> V
     """
     what = f"prompt {number} ({_excerpt(prompt.prompt)})"
     if status in (400, 504):
-        words = (answer.get("error") or {}).get("message") or f"HTTP {status}"
+        error = answer.get("error")
+        words = (error.get("message") if isinstance(error, dict) else error) or f"HTTP {status}"
         return Verdict(f"{what}: {str(words)[: 2 * EXCERPT]}")
     if status != 200 or not isinstance(answer.get("text"), str):
         return None

@@ -188,6 +188,28 @@ def test_a_failed_fetch_says_why_and_recovers(fetched: Callable[..., Fetched]) -
     demo.settle(1)
 
 
+def test_a_model_whose_claim_was_deleted_while_nothing_ran_is_fetched_anew(
+    fetched: Callable[..., Fetched], api: Any
+) -> None:
+    demo = fetched(RESULT)
+    demo.settle(1)
+    demo.patch(replicas=0)
+    demo.eventually(lambda: not demo.pods(), 60, "nothing runs")
+    before = api.get("PersistentVolumeClaim", demo.namespace, "weights")["metadata"]["uid"]
+    for job in demo.jobs():  # its pod, although it has ended, would keep the claim
+        api.delete("Job", demo.namespace, job["metadata"]["name"], propagationPolicy="Background")
+    api.delete("PersistentVolumeClaim", demo.namespace, "weights")
+    demo.eventually(lambda: api.find("PersistentVolumeClaim", demo.namespace, "weights") is None, 60)
+    demo.tell(progress=DOWNLOADING)
+    demo.patch(replicas=1)
+    demo.becomes("ModelCached", "False", "Downloading")
+    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 60, "it comes again")
+    assert api.get("PersistentVolumeClaim", demo.namespace, "weights")["metadata"]["uid"] != before
+    assert not demo.pods()
+    demo.tell(**RESULT)
+    demo.settle(1)
+
+
 # ---- what is rendered ----
 
 Make = Callable[..., InferenceService]

@@ -30,6 +30,7 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
         (400, {"error": {"message": "the prompt is too long"}}, "('2 + 2 ='): the prompt is too long"),
         (504, {"error": {"message": "no answer in 30 s"}}, "no answer in 30 s"),
         (504, {}, "HTTP 504"),
+        (400, {"error": "Bad Request"}, "Bad Request"),  # not of the gateway itself
     ],
 )
 def test_what_a_gateway_answers_is_judged(status: int, answer: dict[str, Any], refusal: str) -> None:
