@@ -47,6 +47,37 @@ Only `spec.model.source` is required. Everything else has a default, which the A
 object, or is derived from other fields, and then the status shows the value in force. A manifest that breaks
 a rule is rejected by `kubectl apply` with a message that names the field and the way out.
 """
+API_TAIL = """\
+## What is not there
+
+What similar APIs have and this one does not, or calls otherwise, and what to use in its place:
+
+- LoRA `adapters`: not served; merge them into the weights.
+- Pipeline, data and expert parallelism; prefill and decode apart: not served; `spec.replicas` and
+  `spec.parallelism.tensor`.
+- An image as cache, `prefetch`: `oci://` into a claim or onto nodes; a model is always whole before groups
+  are made of it.
+- `gatewayRef`, no gateway at all: `Dedicated`, or one `Shared` gateway a namespace; engines speak to our
+  gateways alone.
+- An `HTTPRoute` in the spec: your own, to the Service of `status.url`: `examples/gateway-api.yaml`.
+- A routing policy, a session header: one policy that weighs prefix, session and load, and the header
+  `x-mizzen-session`: [routing](routing.md).
+- `auth`, `limits`, priorities: `spec.gateway.apiKeys`: each key has its models, limits, priority and weight
+  ([tenants](tenants.md)). Tokens of Kubernetes are not reviewed.
+- Scaling of gateway pods: `spec.gateway.replicas` and `processes`; the operator puts the Deployment's
+  replicas back, so no autoscaler may have it as its target.
+- Scaling by time to first token: saturation, waiting tokens or requests in work, or KEDA with any metric:
+  [scaling by others](operations.md#scaling-by-others).
+- Weights of a canary: `spec.rollout.partition` and `paused`: requests go to old and new groups by load.
+- Golden prompts from a ConfigMap: in the spec, so that a change of them is a change of the service.
+- `podMonitor` in the spec: the chart's, for all services: `monitoring.*`.
+- Network policies from the start: `spec.networkPolicy: Enabled`; off by default, for a Prometheus without the
+  usual label would be cut off.
+- A state of loading, a capacity in the status: `status.coldStart` afterwards; `mizzen_engine_startup_seconds`
+  and `sglang:max_total_num_tokens` from the engine.
+- A probe request behind `Ready`: each ready gateway's word that it routes to the group over a connection that
+  answers, and its pulse each second; `spec.rollout.verification` has requests answered first.
+"""
 OPTIONS_HEAD = """\
 # Options of the processes
 
@@ -119,7 +150,7 @@ def api_page() -> str:
             meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
             lines.append(f"| `{path}` | {kind(schema)} | {shown} | {meaning} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, API_TAIL])
 
 
 def option_line(setting: Setting) -> str:
