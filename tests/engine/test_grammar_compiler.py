@@ -184,13 +184,22 @@ def test_what_nobody_waits_for_holds_no_place_once_it_is_compiled(folder: Path) 
 
 
 def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    words = regex("[a-c]{2,11}(, [a-c]{2,11})*")
+    alone, tried = builder.try_out(words)
+    assert tried, "the compiler is told something about it"
+
     def never(*given: Any, **named: Any) -> None:
         raise AssertionError("a pattern may take seconds to be tried, with the interpreter's lock held")
 
     monkeypatch.setattr("mizzen.engine.grammar.build.check_schema", never)
     monkeypatch.setattr("mizzen.engine.grammar.build.check_pattern", never)
+    monkeypatch.setattr("mizzen.engine.grammar.build.followed", never)
+    found = gk.outcome(compiler, words).grammar
+    assert found is not None
+    assert str(found.compiled.grammar) == str(alone.grammar)
+    assert found.compiled.memory_size_bytes == alone.memory_size_bytes
     tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"type": "integer"}}}
     for kind, text in (
         (GrammarKind.JSON_SCHEMA, '{"type": "integer"}'),

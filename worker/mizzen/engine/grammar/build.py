@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xgrammar
 
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.follow import with_followers
+from mizzen.engine.grammar.follow import followed
 from mizzen.engine.grammar.patterns import check_pattern, one_line
 from mizzen.engine.grammar.rules import json_rules
 from mizzen.engine.grammar.schema import check_schema, read_json
@@ -31,6 +32,8 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
 """
 """RFC 8259 without blanks, beginning with an object."""
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +71,43 @@ class Builder:
         )
         return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
 
-    def compile(self, grammar: Grammar, *, checked: bool = False) -> xgrammar.CompiledGrammar:
+    def compile(self, grammar: Grammar, *, tried: str | None = None) -> xgrammar.CompiledGrammar:
         """Compile a grammar.
 
-        With `checked` it came through here before: its text is not looked at again. That may take long, and
-        (unlike the compiler) with the interpreter's lock held.
+        With `tried` it came through `try_out`, which returned that: its text is not looked at again, nor what
+        follows its rules. That may take long, and (unlike the compiler) with the interpreter's lock held.
 
         Raises:
             GrammarError: it is wrong, or asks for what is not enforced; says what.
         """
+        if tried is None:
+            return self.try_out(grammar)[0]
+
+        def work() -> xgrammar.CompiledGrammar:
+            read = self._read(grammar.kind, grammar.text) if not tried else None
+            return self._compile(grammar.kind, read, tried)
+
+        return self._named(grammar, work)
+
+    def try_out(self, grammar: Grammar) -> tuple[xgrammar.CompiledGrammar, str]:
+        """Check and compile a grammar; return also its rules as they were compiled, where they were changed.
+
+        Raises:
+            GrammarError: as `compile`.
+        """
+
+        def work() -> tuple[xgrammar.CompiledGrammar, str]:
+            self._check(grammar.kind, grammar.text)
+            read = self._read(grammar.kind, grammar.text)
+            tried = followed(read)
+            return self._compile(grammar.kind, read, tried), tried
+
+        return self._named(grammar, work)
+
+    def _named(self, grammar: Grammar, work: Callable[[], R]) -> R:
+        """Do the work; what goes wrong is said of the grammar."""
         try:
-            if not checked:
-                self._check(grammar.kind, grammar.text)
-            return self._compile(grammar.kind, grammar.text)
+            return work()
         except GrammarError:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
@@ -104,10 +131,13 @@ class Builder:
             for schema in schemas_of(read_json(text, self._nesting)):
                 check_schema(schema)
 
-    def _compile(self, kind: GrammarKind, text: str) -> xgrammar.CompiledGrammar:
+    def _compile(
+        self, kind: GrammarKind, read: xgrammar.Grammar | None, changed: str
+    ) -> xgrammar.CompiledGrammar:
+        """Compile rules: those that were changed, or where there are none those that were read."""
         of_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
-        grammar = with_followers(self._read(kind, text))
-        return (self._json if of_json else self._text).compile_grammar(grammar)
+        rules = read if read is not None and not changed else xgrammar.Grammar.deserialize_json(changed)
+        return (self._json if of_json else self._text).compile_grammar(rules)
 
     def _read(self, kind: GrammarKind, text: str) -> xgrammar.Grammar:
         if kind is GrammarKind.JSON_OBJECT:

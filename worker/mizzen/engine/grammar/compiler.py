@@ -259,9 +259,9 @@ class GrammarCompiler:
         if lane is self._quick and len(self._running) - len(self._slowly) > self.limits.patience:
             seconds = min(seconds, self.limits.hurried_seconds)
         try:
-            self._sandbox.check(grammar, seconds)
+            tried = self._sandbox.check(grammar, seconds)
             with lane.lock:
-                compiled = self._made(lane).compile(grammar, checked=True)
+                compiled = self._made(lane).compile(grammar, tried=tried)
         except TooSlow:
             return None
         except GrammarError as error:

@@ -62,22 +62,23 @@ class Unknown(Exception):
     """A grammar has what this module does not know."""
 
 
-def with_followers(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Return a grammar with lookaheads where the compiler finds none itself."""
+def followed(grammar: xgrammar.Grammar) -> str:
+    """Return a grammar with lookaheads where the compiler finds none itself, as JSON that the compiler reads.
+
+    Empty where it stays as it is.
+    """
     try:
         plain = optimised(grammar)
         written = json.loads(plain.serialize_json())
         followers = Followers(written).found()
     except (Unknown, RuntimeError):  # it names tokens, or is wrong, which the compiler says
-        return grammar
+        return ""
     changed = False
     for rule, follow in zip(written["rules"], followers, strict=True):
         if rule[2] == -1 and not follow & OTHER:
             rule[2] = add(written, Kind.SEQUENCE, [add(written, Kind.CLASS, [0, *ranges(follow or NOTHING)])])
             changed = True
-    if not changed:
-        return grammar
-    return xgrammar.Grammar.deserialize_json(json.dumps(written))
+    return json.dumps(written) if changed else ""
 
 
 def optimised(grammar: xgrammar.Grammar) -> xgrammar.Grammar:

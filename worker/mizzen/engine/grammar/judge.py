@@ -46,20 +46,20 @@ def walk(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLim
             return
 
 
-def judge(builder: Builder, grammar: Grammar, vocab_size: int, limits: GrammarLimits) -> str:
-    """Return what is wrong with a grammar; empty when it can be used."""
+def judge(builder: Builder, grammar: Grammar, vocab_size: int, limits: GrammarLimits) -> tuple[str, str]:
+    """Return what is wrong with a grammar (nothing: it can be used), and what `Builder.try_out` returned."""
     try:
-        compiled = builder.compile(grammar)
+        compiled, tried = builder.try_out(grammar)
         held, most = compiled.memory_size_bytes, limits.compiled_bytes
         if held > most:
-            return f"compiled, it takes {held} bytes, and at most {most} may be: make it smaller"
+            return f"compiled, it takes {held} bytes, and at most {most} may be: make it smaller", ""
         walk(compiled, vocab_size, limits)
     except MemoryError:
-        return memory_fault(limits)
+        return memory_fault(limits), ""
     except GrammarError as error:
         short = any(sign in str(error) for sign in NO_MEMORY)
-        return memory_fault(limits) if short else str(error)
-    return ""
+        return memory_fault(limits) if short else str(error), ""
+    return "", tried
 
 
 def memory_fault(limits: GrammarLimits) -> str:

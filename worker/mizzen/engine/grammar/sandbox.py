@@ -47,8 +47,8 @@ class Sandbox:
         with self._lock:
             self._ready()
 
-    def check(self, grammar: Grammar, seconds: float) -> None:
-        """Try a grammar, for so many seconds.
+    def check(self, grammar: Grammar, seconds: float) -> str:
+        """Try a grammar, for so many seconds; return what `Builder.compile` takes as `tried`.
 
         Raises:
             GrammarError: it cannot be used; says why.
@@ -69,9 +69,10 @@ class Sandbox:
                 f"to compile it takes more than {self._limits.compile_seconds:g} s or "
                 f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
             )
-        fault = json.loads(reply)["fault"]
-        if fault:
-            raise GrammarError(fault)
+        verdict = json.loads(reply)
+        if verdict["fault"]:
+            raise GrammarError(verdict["fault"])
+        return verdict["tried"]
 
     def close(self) -> None:
         """End the process, also one that is still starting."""

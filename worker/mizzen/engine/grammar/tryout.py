@@ -4,7 +4,7 @@
 
 Started by `mizzen.engine.grammar.sandbox`, which sends one end of a socket for each grammar. The process
 loads the vocabulary once and forks for each: the child has a deadline and a bound of memory, compiles, walks
-some tokens, answers what is wrong (or nothing), and ends.
+some tokens, answers what is wrong (or nothing) and the rules that it worked out, and ends.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                 try:
                     control.close()
                     bound(limits, own)
-                    verdict = judge(builder, read_job(stream), model.vocab_size, limits)
-                    stream.sendall(json.dumps({"fault": verdict}).encode())
+                    fault, tried = judge(builder, read_job(stream), model.vocab_size, limits)
+                    stream.sendall(json.dumps({"fault": fault, "tried": tried}).encode())
                     code = 0
                 finally:
                     os._exit(code)
