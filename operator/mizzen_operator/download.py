@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from mizzen_operator.actions import Action, CreateGroup, Wanted
 from mizzen_operator.api import InferenceService
 from mizzen_operator.memory import Memory
-from mizzen_operator.plan import Action, CreateGroup, Wanted
 from mizzen_operator.render.model import cache_place, folder, resolved
 from mizzen_operator.trouble import trouble
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.actions import Action, CreateGroup
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
@@ -19,7 +20,6 @@ from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Observed, owned
-from mizzen_operator.plan import Action, CreateGroup
 from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pods, ranks_service

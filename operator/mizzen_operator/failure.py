@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen_operator.apply import Refused
-from mizzen_operator.kube import KubeError
+from mizzen_operator.refs import KubeError
 
 REJECTED = (400, 403, 422)
 """Answers to a change by which the API server says that it will not take it as it is."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
@@ -19,72 +17,18 @@ from mizzen_operator.cache import Cache, Name
 from mizzen_operator.connection import REQUEST_SECONDS, Connection, TokenBucket, load_configuration
 from mizzen_operator.listing import Listing
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.refs import KubeError, Ref, pause, refusal
 
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
 PAUSES_SECONDS = (0.2, 0.5, 1.0)
 """Before a request is sent again that the API server could not deal with: a look takes many, and begins anew
 when one fails. Each may be repeated, for names are deterministic and deletions name the uid."""
-MOST_PAUSE_SECONDS = 5.0
-"""However long the API server asks to be left alone; the look's own back-off is longer."""
 UNABLE = frozenset({429, 500, 502, 503, 504})
 PAGE = 500
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json"
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-
-_PATHS = {
-    "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
-    "Pod": ("/api/v1", "pods"),
-    "Service": ("/api/v1", "services"),
-    "Secret": ("/api/v1", "secrets"),
-    "ConfigMap": ("/api/v1", "configmaps"),
-    "Event": ("/api/v1", "events"),
-    "ServiceAccount": ("/api/v1", "serviceaccounts"),
-    "Deployment": ("/apis/apps/v1", "deployments"),
-    "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
-    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
-    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
-    "HorizontalPodAutoscaler": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
-    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
-    "Job": ("/apis/batch/v1", "jobs"),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
-}
-
-
-class KubeError(Exception):
-    """The API server refused or failed a request.
-
-    Attributes:
-        code: HTTP status; 0 when no answer came.
-        reason: the API's reason, such as `AlreadyExists`.
-    """
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Where an object is; `subresource` such as `status`."""
-
-    kind: str
-    namespace: str
-    name: str = ""
-    subresource: str = ""
-
-    def path(self) -> str:
-        """Path on the API server."""
-        prefix, plural = _PATHS[self.kind]
-        parts = [prefix]
-        if self.namespace:
-            parts += ["namespaces", quote(self.namespace)]
-        parts.append(plural)
-        parts += [quote(part) for part in (self.name, self.subresource) if part]
-        return "/".join(parts)
 
 
 class _PageMeta(msgspec.Struct):
@@ -298,15 +242,15 @@ class Kube:
         headers = {"Accept": accept, "Content-Type": content_type}
         sent = None if body is None else msgspec.json.encode(body)
         code, data = await self._send(verb, path, ref.kind, sent, headers)
-        for pause in PAUSES_SECONDS:
+        for least in PAUSES_SECONDS:
             if code not in UNABLE:
                 break
-            await asyncio.sleep(_pause(pause, data))
+            await asyncio.sleep(pause(least, data))
             code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code == 401 and (self._connection is not connection or await self._log_in_again()):
             code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code >= 400:
-            raise _error(code, data, f"{verb} {ref.path()}")
+            raise refusal(code, data, f"{verb} {ref.path()}")
         return data
 
     async def _send(
@@ -321,20 +265,3 @@ class Kube:
             self._metrics.api_requests.labels(verb, kind, str(code)).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - began)
         return code, data
-
-
-def _pause(least: float, data: bytes) -> float:
-    """Seconds until a request is sent again: what a refusal asks for, if that is more."""
-    try:
-        asked = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
-    except (ValueError, TypeError, KeyError):
-        asked = 0.0
-    return min(MOST_PAUSE_SECONDS, max(asked, least * random.uniform(0.8, 1.2)))
-
-
-def _error(code: int, data: bytes, what: str) -> KubeError:
-    try:
-        status = msgspec.json.decode(data)
-        return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{what}: {code}")
-    except (ValueError, AttributeError):
-        return KubeError(code, "", f"{what}: {code}")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels, rollout
+from mizzen_operator.actions import Action, CreateGroup, DeleteGroup
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
@@ -31,7 +32,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.models import LOOK_SECONDS, Models
 from mizzen_operator.observe import Observed, observe
 from mizzen_operator.parse import ApiError, parse
-from mizzen_operator.plan import Action, CreateGroup, DeleteGroup, plan
+from mizzen_operator.plan import plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions

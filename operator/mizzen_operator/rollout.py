@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from mizzen_operator.actions import Wanted
 from mizzen_operator.api import InferenceService
 from mizzen_operator.groups import Group
 from mizzen_operator.memory import Failure, GivenUp, Memory, Progress, recall
-from mizzen_operator.plan import Wanted
 from mizzen_operator.render.meta import digest
 
 WINDOW = timedelta(hours=1)

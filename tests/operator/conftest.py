@@ -18,8 +18,8 @@ import yaml
 
 from mizzen_local.controlplane import ControlPlane, start_control_plane
 from mizzen_operator.api import InferenceService
-from mizzen_operator.kube import Ref
 from mizzen_operator.parse import parse
+from mizzen_operator.refs import Ref
 
 ROOT = Path(__file__).parents[2]
 CONTROLLERS = (

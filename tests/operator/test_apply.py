@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mizzen_operator import labels
 from mizzen_operator.apply import Applier, covers
-from mizzen_operator.kube import Ref
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.refs import Ref
 
 BUDGET: dict[str, Any] = {
     "kind": "PodDisruptionBudget",

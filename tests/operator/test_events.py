@@ -10,7 +10,7 @@ import pytest
 
 from mizzen_operator import events
 from mizzen_operator.events import Event, Recorder, moves, news
-from mizzen_operator.kube import KubeError
+from mizzen_operator.refs import KubeError
 
 service = runpy.run_path(str(Path(__file__).with_name("test_status.py")))["service"]
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marks import CONTROL_PLANE
+from mizzen_operator.actions import CreateGroup, DeleteGroup, Wanted
 from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.download import Download, allowed, clocked, finished, held, read, worth_telling
 from mizzen_operator.memory import Memory, Progress
-from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from mizzen_operator.actions import CreateGroup, DeleteGroup, Wanted
 from mizzen_operator.groups import Group, Member, rests
-from mizzen_operator.plan import CreateGroup, DeleteGroup, Wanted, plan
+from mizzen_operator.plan import plan
 
 
 def pod(text: str) -> Group:

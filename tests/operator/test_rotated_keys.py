@@ -20,8 +20,8 @@ from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateways import Acknowledgements
 from mizzen_operator.groups import Group
 from mizzen_operator.keys import KeyKeeper, due, rotation
-from mizzen_operator.kube import KubeError, Ref
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.refs import KubeError, Ref
 from mizzen_operator.render.keys import name_of
 
 ENGINES = "mizzen.dev/component=engine"
