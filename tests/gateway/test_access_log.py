@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.access_log import MAX_PROMPT_CHARACTERS, MAX_WAITING, AccessLog
+from mizzen.gateway.access_log import MAX_WAITING, AccessLog
 from mizzen.gateway.openai.exchange import Exchange
 from mizzen.gateway.openai.sequence import Sequence
-from mizzen.gateway.record import MAX_ATTEMPTS, Record
+from mizzen.gateway.record import MAX_ATTEMPTS, MAX_PROMPT_CHARACTERS, Record
 
 SECRET = "the word is swordfish"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
@@ -139,6 +139,15 @@ async def test_prompts_are_there_when_asked_for(scripted: Any, live: Any, until:
     gateway = await live(scripted(), access_log="prompts")
     (line,) = await ask(gateway, until, lines)
     assert SECRET in line["prompt"]
+
+
+async def test_prompts_of_token_ids_are_there_too(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+    gateway = await live(scripted(), access_log="prompts")
+    async with httpx.AsyncClient(timeout=60) as http:
+        body = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1}
+        await http.post(f"{gateway.url}/v1/completions", json=body)
+    await until(lambda: lines.all)
+    assert lines.all[0]["prompt"] == "[5,6,7]"
 
 
 async def test_it_can_be_off(scripted: Any, live: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai import parse, score, texts, vectors
-from mizzen.gateway.openai.parse import token_ids
+from mizzen.gateway.openai.parse import Parser, token_ids
 from mizzen.gateway.openai.prompt import given_ids
 from mizzen.gateway.openai.reading import PIECE, SMALL_BYTES, BodyReader, check_containers
 from mizzen.gateway.responses import parse as responses
@@ -108,10 +109,10 @@ async def test_a_body_of_too_many_lists_is_400(live: Any, scripted: Any) -> None
 
 
 @pytest.mark.parametrize("length", [1, PIECE, PIECE + 1, 3 * PIECE + 5])
-async def test_token_ids_are_the_same_in_pieces(length: int) -> None:
+def test_token_ids_are_the_same_in_pieces(length: int) -> None:
     ids = token_ids(list(range(length)), "prompt")
-    assert ids == tuple(range(length))
-    assert np.array_equal(await given_ids(ids), np.arange(length, dtype=np.int32))
+    assert ids.tolist() == list(range(length))
+    assert np.array_equal(given_ids(ids), np.arange(length, dtype=np.int32))
 
 
 @pytest.mark.parametrize(("wrong", "code"), [(True, "invalid_type"), (-1, "out_of_range")])
@@ -122,3 +123,17 @@ def test_a_wrong_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
         with pytest.raises(ApiError) as caught:
             token_ids(ids, "prompt")
         assert caught.value.code == code
+
+
+def test_token_ids_take_little_more_than_their_body_while_they_wait() -> None:
+    """Bodies in work are bounded by their bytes: a bound of memory only where requests keep as much."""
+    body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
+    parser = Parser()
+    tracemalloc.start()
+    try:
+        wish = parser.completion(body)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(wish.prompt or ()) == 100_000
+    assert held < 1.5 * len(body)

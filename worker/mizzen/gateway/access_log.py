@@ -15,10 +15,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from mizzen.gateway.record import Record
+from mizzen.gateway.record import MAX_PROMPT_CHARACTERS, Record
 
-MAX_PROMPT_CHARACTERS = 32_768
-"""Of the JSON of a prompt; the rest is cut off."""
 MAX_WAITING = 4096
 """Lines that wait to be written."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.types import Scope
 SCOPE_KEY = "mizzen.record"
 NO_STATUS = 499
 """Of a request whose client left before there was a response."""
+MAX_PROMPT_CHARACTERS = 32_768
+"""Of the JSON of a prompt in the access log; the rest is cut off."""
 MAX_ATTEMPTS = 32
 """Attempts that are kept; what comes after is counted only."""
 
@@ -80,6 +83,10 @@ class Record:
     tried: int = 0
     """Attempts in all."""
     phases: list[Phase] = field(default_factory=list)
+
+    def keep(self, prompt: Any) -> None:
+        """Keep a prompt for the access log, of token ids no more than it may show."""
+        self.prompt = prompt[:MAX_PROMPT_CHARACTERS].tolist() if isinstance(prompt, array) else prompt
 
     def phase(self, name: str, began: float) -> None:
         """Note a part of the request's time that ends now."""

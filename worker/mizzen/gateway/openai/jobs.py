@@ -35,7 +35,7 @@ def new_job(
     record = record_of(scope)
     record.model, record.stream = wish.model, wish.stream
     if record.keeps_prompt:
-        record.prompt = wish.messages or wish.prompt
+        record.keep(wish.messages or wish.prompt)
     session = session_of(scope["headers"], wish.session)
     return Job(
         wish=wish,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Protocol
 
 import msgspec
@@ -228,18 +229,20 @@ def prompts(given: str | list[Any], name: str = "prompt") -> tuple[Prompt, ...]:
     return (token_ids(given, name),)
 
 
-def token_ids(given: list[Any], name: str) -> tuple[int, ...]:
-    """Return token ids of a body's field.
+def token_ids(given: list[Any], name: str) -> array[int]:
+    """Return token ids of a body's field, int32.
 
     Raises:
         ApiError: 400 when they are none.
     """
     if not given:
         raise invalid(f"{name} is empty; give text or token ids", name)
+    found = array("i")
     for piece in pieces(given):
         if set(map(type, piece)) != {int}:
             text = f"{name} must be text, a list of token ids, or a list of either"
             raise invalid(text, name, "invalid_type")
         if min(piece) < 0 or max(piece) >= 2**31:
             raise invalid(f"{name} holds a token id outside 0..2147483647", name, "out_of_range")
-    return tuple(given)
+        found.extend(piece)
+    return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from array import array
 
 import numpy as np
 
 from mizzen.core.request import Int32
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.openai.reading import PIECE, pieces
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
@@ -26,21 +25,15 @@ async def prompt_ids(wish: Wish, text: TextModel) -> Int32:
     elif isinstance(wish.prompt, str):
         ids = await text.text_prompt(wish.prompt, wish.add_special_tokens)
     else:
-        ids = await given_ids(wish.prompt or ())
+        ids = given_ids(wish.prompt)
     if not len(ids):
         raise invalid("the prompt is empty", wish.prompt_field)
     return ids
 
 
-async def given_ids(prompt: tuple[int, ...]) -> Int32:
-    """Return token ids [n] as an array; many are copied beside the event loop."""
-    if len(prompt) <= PIECE:
-        return np.array(prompt, dtype=np.int32)
-
-    def copy() -> Int32:
-        return np.concatenate([np.array(piece, dtype=np.int32) for piece in pieces(prompt)])
-
-    return await asyncio.to_thread(copy)
+def given_ids(prompt: array[int] | None) -> Int32:
+    """Return token ids [n] as they are, not copied."""
+    return np.frombuffer(prompt, dtype=np.int32) if prompt else np.empty(0, np.int32)
 
 
 async def chat_ids(wish: Wish, text: TextModel) -> Int32:

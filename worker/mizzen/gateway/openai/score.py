@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from array import array
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -235,7 +236,7 @@ def pair(query: Prompt, item: Prompt, item_first: bool) -> Prompt:
     """
     if isinstance(query, str) and isinstance(item, str):
         return item + query if item_first else query + item
-    if isinstance(query, tuple) and isinstance(item, tuple):
+    if isinstance(query, array) and isinstance(item, array):
         return item + query if item_first else query + item
     raise mixed()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from mizzen.core.params import SamplingParams
 from mizzen.gateway.openai.output import OutputForm
@@ -16,7 +17,8 @@ MAX_SEQUENCES = 1024
 GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: odd, so that no two choices of a request get one seed."""
 
-Prompt = str | tuple[int, ...]
+Prompt: TypeAlias = "str | array[int]"
+"""Text, or token ids as an array of int32: a request that waits holds little more than its body had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

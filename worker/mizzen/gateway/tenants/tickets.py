@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import Any
 
 from starlette.types import Scope
@@ -57,8 +58,8 @@ def text_tokens(value: Any) -> int:
         return math.ceil(len(value) / CHARACTERS_A_TOKEN)
     if isinstance(value, dict):
         return sum(map(text_tokens, value.values()))
+    if isinstance(value, array):
+        return len(value)
     if isinstance(value, (list, tuple)):
-        if value and isinstance(value[0], int):
-            return len(value)
         return sum(map(text_tokens, value))
     return 0
