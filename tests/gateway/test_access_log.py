@@ -226,3 +226,26 @@ def test_a_reader_that_is_slow_holds_up_nobody_and_lost_lines_are_counted() -> N
     lost = [line["lines"] for line in lines if line["event"] == "dropped"]
     assert len(lost) == 1
     assert sum(line["event"] == "request" for line in lines) + lost[0] == MAX_WAITING + 51
+
+
+def test_lines_of_several_processes_do_not_run_into_each_other() -> None:
+    """What is written in one piece ends with a line, and is no more than a pipe keeps whole."""
+    held, pieces = threading.Event(), list[bytes]()
+
+    class Slow(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            held.wait(60)
+            pieces.append(bytes(data))
+            return len(data)
+
+    log = AccessLog(prompts=False, stream=io.BufferedWriter(Slow()))
+    for number in range(300):
+        log.write(Record(request_id=f"{number}", method="GET", path="/" + "x" * (number % 200)))
+    held.set()
+    log.close(60)
+    assert [json.loads(line)["id"] for line in b"".join(pieces).splitlines()] == [str(n) for n in range(300)]
+    assert all(len(piece) <= 4096 and piece.endswith(b"\n") for piece in pieces)
+    assert len(pieces) < 100, "a write a line would cost more"

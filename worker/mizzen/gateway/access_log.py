@@ -17,6 +17,8 @@ import msgspec
 
 from mizzen.gateway.record import MAX_PROMPT_CHARACTERS, Record
 
+WHOLE_BYTES = 4096
+"""What Linux writes to a pipe in one piece (PIPE_BUF): several processes write to one output."""
 MAX_WAITING = 4096
 """Lines that wait to be written."""
 
@@ -91,13 +93,23 @@ class AccessLog:
         self._thread = None
 
     def _run(self) -> None:
+        together = b""
         while (line := self._waiting.get()) is not None:
-            try:
-                self._stream.write(line)
-                if self._waiting.empty():
-                    self._stream.flush()
-            except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
-                pass
+            if together and len(together) + len(line) > WHOLE_BYTES:
+                self._put(together)
+                together = b""
+            together += line
+            if self._waiting.empty():
+                self._put(together)
+                together = b""
+        self._put(together)
+
+    def _put(self, lines: bytes) -> None:
+        try:
+            self._stream.write(lines)
+            self._stream.flush()
+        except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
+            pass
 
     def _line(self, record: Record) -> Line:
         last = record.attempts[-1] if record.attempts else None
