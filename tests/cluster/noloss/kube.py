@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiohttp
 
 SERVICES = "/apis/mizzen.dev/v1alpha1/namespaces/{}/inferenceservices"
 MERGE = "application/merge-patch+json"
+ASKED_AGAIN = 3
 
 
 class KubeFailed(AssertionError):
@@ -50,11 +52,20 @@ class Kube:
         await self._proxy.wait()
 
     async def call(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> Any:
-        """Send one request and return what came.
+        """Send one request and return what came; what only reads is asked again where no answer comes.
+
+        A machine that stands still for a while shall end no run of hours.
 
         Raises:
             KubeFailed: it was refused.
+            TimeoutError: no answer came.
         """
+        for _ in range(ASKED_AGAIN if method == "GET" else 0):
+            with suppress(TimeoutError, aiohttp.ClientError):
+                return await self._call(method, path, body, content_type)
+        return await self._call(method, path, body, content_type)
+
+    async def _call(self, method: str, path: str, body: Any, content_type: str) -> Any:
         data = None if body is None else json.dumps(body)
         async with self._http.request(
             method, path, data=data, headers={"Content-Type": content_type}
