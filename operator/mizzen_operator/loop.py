@@ -80,7 +80,7 @@ class Loop:
         try:
             await stop.wait()
             self._leads = False
-            self._queue.clear()
+            self._queue.close()  # what looks under way ask for is the next leader's
             await self._idle.wait()
         finally:
             for task in (*workers, *regular):

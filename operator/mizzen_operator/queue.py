@@ -35,6 +35,7 @@ class WorkQueue:
         self._running: set[Key] = set()
         self._attempts: dict[Key, int] = {}
         self._changed = asyncio.Event()
+        self._closed = False
 
     def add(self, key: Key, delay: float = 0.0, *, aside: bool = False) -> None:
         """Have a key worked on after `delay` seconds; an earlier time that was asked for before stands.
@@ -44,6 +45,8 @@ class WorkQueue:
             delay: in seconds.
             aside: others that are due go first, unless the key waits among them already.
         """
+        if self._closed:
+            return
         due = time.monotonic() + delay
         known = self._due.get(key, float("inf"))
         ahead = not aside and key in self._aside and delay <= 0
@@ -85,8 +88,9 @@ class WorkQueue:
         self.add(key, delay)
         return delay
 
-    def clear(self) -> None:
-        """Drop every key that waits."""
+    def close(self) -> None:
+        """Drop every key that waits, and take none any more."""
+        self._closed = True
         for held in (self._due, self._aside, self._first, self._later):
             held.clear()
 

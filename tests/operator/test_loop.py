@@ -62,3 +62,27 @@ async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.Mon
         await work
     assert sorted(fakes.looks[:3]) == ["11", "13", "7"]
     assert sorted(fakes.looks, key=int) == [str(number) for number in range(SERVICES)]
+
+
+async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:
+    """Looks that ask for others without end keep nobody from taking over."""
+    stop, begun, looks = asyncio.Event(), asyncio.Event(), list[str]()
+
+    class Restless(Fakes):
+        async def list(self, *_: Any) -> list[dict[str, Any]]:
+            return (await super().list())[:1]
+
+        async def reconcile(self, key: Key) -> Outcome:
+            looks.append(key.name)
+            begun.set()
+            await stop.wait()
+            await asyncio.sleep(0)
+            return Outcome(others=(Key("n", f"{key.name}, again"),) if len(looks) < 100 else ())
+
+    fakes = cast(Any, Restless())
+    work = asyncio.create_task(Loop(fakes, fakes, OperatorConfig(workers=2), Metrics()).run(stop))
+    async with asyncio.timeout(60):
+        await begun.wait()
+        stop.set()
+        await work
+    assert looks == ["0"]

@@ -7,9 +7,9 @@ kind; `PUT /-/faults` with {"share": 0.2, "seed": 1} sets which share of request
 With {"refuse": [{"method": "PATCH", "path": "/status", "code": 409}]} the next request of that method whose
 path has these words is refused so; `refuse` of the answer is what has not come yet.
 
-A fault is one of: 409 (of what writes), 410 (of lists and watches), 429 with Retry-After, 500 before anything
-was done, 500 after it *was* done, latency, a connection that is closed without an answer, a watch that is cut
-within seconds, in the middle of a line, and a watch that ends with an ERROR event of code 410.
+A fault is one of: 409 (of what writes), 410 (of lists), 429 with Retry-After, 500 before anything was done,
+500 after it *was* done, latency, a connection that is closed without an answer, a watch that is cut within
+seconds, in the middle of a line, and a watch that ends with an ERROR event of code 410, as API servers do it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Asked:
 def faults_of(asked: Asked) -> tuple[str, ...]:
     """Kinds of faults that a request may meet."""
     if asked.watch:
-        return ("410", "429", "500", "latency", "cut", "cut", "error_event")
+        return ("429", "500", "latency", "cut", "cut", "error_event")
     if asked.method in WRITES:
         return ("409", "429", "500", "500_after", "latency", "closed")
     return (("410",) if asked.listing else ()) + ("429", "500", "latency", "closed")
