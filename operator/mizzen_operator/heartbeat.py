@@ -66,7 +66,10 @@ class Heartbeats:
 
     def add(self, address: str) -> None:
         """Ask a gateway, until it is removed as often as it was added."""
-        self._beats.setdefault(address, _Beat()).uses += 1
+        if address not in self._beats:
+            self._beats[address] = _Beat()
+            self._ping(address)  # at once: before its first answer nobody would notice that it hangs
+        self._beats[address].uses += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="heartbeats")
 
@@ -106,6 +109,9 @@ class Heartbeats:
     def _ask(self, address: str, beat: _Beat, now: float) -> None:
         if beat.heard and not beat.silent and beat.asked is None and now - beat.heard > SILENT_SECONDS:
             beat.asked = asyncio.create_task(self._doubt(address, beat))
+        self._ping(address)
+
+    def _ping(self, address: str) -> None:
         with contextlib.suppress(OSError):  # full buffers and no route: as if it was lost on the way
             self._socket(address).sendto(self._nonce, (address, self._port))
 

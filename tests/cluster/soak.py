@@ -18,13 +18,16 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 from noloss.local import Site
 from noloss.run import Run, Size, printed
+from noloss.truth import Wrong
 
 
 def parse() -> argparse.Namespace:
@@ -48,6 +51,18 @@ def parse() -> argparse.Namespace:
         "--folder", type=Path, help="for the cluster's state and logs; a temporary one if not given"
     )
     return parser.parse_args()
+
+
+def told(name: str, wrong: Wrong) -> dict[str, Any]:
+    """A time in which a status was wrong, for the report."""
+    began = time.localtime(time.time() - time.monotonic() + wrong.begin)
+    return {
+        "service": name,
+        "began": time.strftime("%H:%M:%S", began),
+        "seconds": round(wrong.seconds, 2),
+        "available": wrong.available,
+        "cause": wrong.cause,
+    }
 
 
 def main() -> int:
@@ -75,16 +90,12 @@ def main() -> int:
             shutil.copytree(site.folder / "logs", folder.with_suffix(".logs"), dirs_exist_ok=True)
             print(f"it did not come to its end; logs are in {folder.with_suffix('.logs')}", file=sys.stderr)
         site.down()
-    over = [
-        {
-            "service": name,
-            "seconds": round(wrong.seconds, 2),
-            "available": wrong.available,
-            "cause": wrong.cause,
-        }
-        for name, wrong in run.over()
-    ]
-    report = {**run.report(), "over": over}
+    over = [told(*one) for one in run.over()]
+    report = {
+        **run.report(),
+        "over": over,
+        "over_strictly": [told(*one) for one in run.over(strictly=True)],
+    }
     print("\n".join(printed(report)))
     print(json.dumps(report))
     if run.counts["failed"] or run.counts["started"] != run.counts["ok"]:

@@ -94,6 +94,13 @@ async def test_lost_datagrams_alone_make_nobody_silent(watched: Watched) -> None
     assert watched.beats._beats[ADDRESS].heard == 0
 
 
+async def test_one_is_asked_as_soon_as_it_is_known(watched: Watched) -> None:
+    """It may hang before its turn comes."""
+    watched.beats.add(ADDRESS)
+    watched.beats._task.cancel()  # type: ignore[union-attr]
+    await heard(watched)
+
+
 async def test_one_that_never_answered_is_not_judged(watched: Watched) -> None:
     watched.transport.close()
     watched.beats.add(ADDRESS)

@@ -269,13 +269,16 @@ class Run:
         own = sum(one.ru_utime + one.ru_stime for one in used)
         self._cpu = {"cluster": round(self._site.cpu_seconds(), 1), "load_and_checks": round(own, 1)}
 
-    def over(self) -> list[tuple[str, Wrong]]:
-        """Times in which the status of a service was wrong for longer than the machine explains."""
+    def over(self, *, strictly: bool = False) -> list[tuple[str, Wrong]]:
+        """Times in which the status of a service was wrong for longer than the machine explains.
+
+        With `strictly`, all that were wrong for longer than a machine with a free core allows.
+        """
         return [
             (name, wrong)
             for name in self.watcher.faults
             for wrong in self.watcher.wrongs(name)
-            if wrong.seconds > self.watcher.strain.allowed(wrong)
+            if wrong.seconds > (wrong.allowed if strictly else self.watcher.strain.allowed(wrong))
         ]
 
     def report(self) -> dict[str, Any]:
