@@ -93,9 +93,13 @@ class Proxy:
             connection = request.transport
             if watching and connection is not None:
                 self.watches[connection] = request.path.rpartition("/")[2]
+            rest = b""
             try:
                 async for part in upstream.content.iter_any():
-                    if not (watching and self.mute):
+                    if watching:  # whole events are kept back: no network leaves out the half of one
+                        lines, end, rest = (rest + part).rpartition(b"\n")
+                        part = b"" if self.mute else lines + end
+                    if part:
                         await response.write(part)
             finally:
                 self.watches.pop(connection, None)
@@ -154,6 +158,7 @@ def following(
             caches = Caches(namespace, Watches(metrics), lambda *change: None)
             follower = Follower(proxy, caches, kube, namespace)
             registry, chosen, stop = kopf.OperatorRegistry(), settings(), asyncio.Event()
+            chosen.process.ultimate_exiting_timeout = None  # else what ends kopf kills this process, later
             for name, value in watching.items():
                 setattr(chosen.watching, name, value)
             caches.register(registry)
@@ -310,7 +315,8 @@ def test_who_takes_over_waits_for_what_is_late(
         await follower.until(lambda: not silent & follower.proxy.watching("pods"))
         assert not waiting.done() and "one" in names(follower.pods)
         follower.proxy.mute = False
-        await asyncio.wait_for(waiting, SECONDS)
+        await follower.until(waiting.done)
+        await waiting
         assert names(follower.pods) == ["four", "three", "two"]
 
     following(scenario)
