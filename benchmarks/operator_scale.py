@@ -282,7 +282,7 @@ class Run:
         if pods:
             meta = chance.choice(pods)["metadata"]
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-            await self.cluster.api.quietly("DELETE", path, {"gracePeriodSeconds": 0}, "application/json")
+            await self.cluster.api.quietly("DELETE", path, {"gracePeriodSeconds": 0})
 
 
 def load_seconds() -> float:

@@ -61,7 +61,7 @@ class Api:
     async def quietly(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> None:
         """Send a request that may come too late: the object is gone, or another."""
         try:
-            await self.request(method, path, body, content_type)
+            await self.request(method, path, body, content_type if method == "PATCH" else "application/json")
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
