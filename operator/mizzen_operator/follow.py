@@ -11,7 +11,7 @@ from typing import Any
 import kopf
 
 from mizzen_operator import labels
-from mizzen_operator.cache import Cache, Changed
+from mizzen_operator.cache import Cache, Changed, Name
 from mizzen_operator.connection import REQUEST_SECONDS, load_configuration
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.listing import Listing
@@ -51,7 +51,10 @@ class Caches:
         """Follow the kinds in a namespace, or in all when it is empty."""
         self._namespace = namespace
         self._watches = watches
-        self._caches = {kind: Cache(kind, on_change) for kind in CACHED}
+        self._on_change = on_change
+        self._known: set[str] = set()
+        """Kinds of which all that was there at first is held."""
+        self._caches = {kind: Cache(kind, self._tell) for kind in CACHED}
         listed = {RESOURCES[kind][2]: partial(_listed, cache) for kind, cache in self._caches.items()}
         self._traffic = Traffic(watches, listed)
 
@@ -82,6 +85,14 @@ class Caches:
             KubeError: the API server failed.
         """
         await asyncio.gather(*(self._catch_up(cache, kube) for cache in self._caches.values()))
+
+    def _tell(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
+        """Tell of a change; what a watch begins with has not changed, and is looked at by whoever leads."""
+        if kind not in self._known:
+            if not self._caches[kind].synced:
+                return
+            self._known.add(kind)
+        self._on_change(kind, name, given)
 
     async def _log_in(self, **_: Any) -> kopf.AiohttpSession:
         configuration = await load_configuration()
