@@ -2,8 +2,8 @@
 
 On Linux all of 127.0.0.0/8 is loopback and needs no root. Each cluster on the machine takes a /22 of
 127.97.0.0/16 for its pods, and for its services a /16 from 127.128.0.0 on: more than a thousand of them fit.
-The claim is an abstract Unix socket that
-the cluster's processes keep open, so that it ends with them, however they end.
+The claim is an abstract Unix socket that the cluster's processes keep open, so that it ends with them,
+however they end.
 """
 
 from __future__ import annotations

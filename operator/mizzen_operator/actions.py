@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -76,3 +77,8 @@ class DeleteGroup:
 
 
 Action = CreateGroup | DeleteGroup
+
+
+def without_new(actions: Sequence[Action], revision: str) -> list[Action]:
+    """Of a plan all but the groups that it would make of a revision."""
+    return [one for one in actions if not (isinstance(one, CreateGroup) and one.revision == revision)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.actions import Action, CreateGroup, Wanted
+from mizzen_operator.actions import Action, Wanted, without_new
 from mizzen_operator.api import InferenceService
 from mizzen_operator.memory import Memory
 from mizzen_operator.render.model import cache_place, folder, resolved
@@ -195,7 +195,7 @@ def allowed(actions: Sequence[Action], revision: str, download: Download | None)
     """Of the plan what may be done: no group is made of a model that is not there."""
     if download is None or download.cached:
         return actions
-    return [a for a in actions if not (isinstance(a, CreateGroup) and a.revision == revision)]
+    return without_new(actions, revision)
 
 
 def clocked(memory: Memory, download: Download | None) -> Memory:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels, rollout
-from mizzen_operator.actions import Action, CreateGroup, DeleteGroup
+from mizzen_operator.actions import DeleteGroup, without_new
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
@@ -164,7 +164,7 @@ class Reconciler:
                 wanted = replace(wanted, paused=True)
             actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
             if fits is not None and not fits.fits:
-                actions = [one for one in actions if not _creates(one, newest)]
+                actions = without_new(actions, newest)
             actions = allowed(actions, newest, download)
             if any(isinstance(action, DeleteGroup) for action in actions):
                 service = await self._writer.remember(service, memory)
@@ -172,9 +172,10 @@ class Reconciler:
             await self._executor.budget(service)
             await self._executor.policies(service)
         except (Refused, KubeError) as error:
-            failure = failure or rejection(error)
-            if rejection(error) is None:
+            rejected = rejection(error)
+            if rejected is None:
                 raise
+            failure = failure or rejected
         downloading = download is not None and not download.cached
         facts = Facts(
             service,
@@ -228,10 +229,6 @@ class Reconciler:
         if answer.refused:  # the token may have been made anew
             self._entrances.distrust(key)
         return answer
-
-
-def _creates(action: Action, revision: str) -> bool:
-    return isinstance(action, CreateGroup) and action.revision == revision
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:

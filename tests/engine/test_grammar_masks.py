@@ -66,6 +66,14 @@ def masks() -> GrammarMasks:
     return GrammarMasks(gk.VOCABULARY, Uploader(torch.device("cpu")), GrammarCounts())
 
 
+def started(grammar: CompiledGrammar, number: int) -> tuple[GrammarMasks, np.ndarray]:
+    """So many slots at the beginning of a grammar, and their numbers."""
+    subject, slots = masks(), np.arange(number)
+    for slot in slots.tolist():
+        subject.start(slot, grammar.for_request(slot), np.empty(0, np.int32))
+    return subject, slots
+
+
 def allowed(row: np.ndarray) -> np.ndarray:
     bits = np.unpackbits(row.view(np.uint8), bitorder="little", count=gk.VOCABULARY)
     return np.flatnonzero(bits)
@@ -172,9 +180,7 @@ def test_a_table_keeps_its_rows_as_it_grows() -> None:
 def test_a_match_that_breaks_ends_its_own_request_alone(
     compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject, slots = masks(), np.arange(4)
-    for slot in slots.tolist():
-        subject.start(slot, compiled[0].for_request(slot), np.empty(0, np.int32))
+    subject, slots = started(compiled[0], 4)
     before = subject.bits(slots, slots).clone()
     token = int(allowed(before[0].numpy())[0])
     one_by_one = xgrammar.GrammarMatcher.accept_token
@@ -206,9 +212,7 @@ def test_a_match_that_breaks_ends_its_own_request_alone(
 def test_a_mask_that_breaks_ends_its_own_request_alone(
     compiled: list[CompiledGrammar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject, slots = masks(), np.arange(3)
-    for slot in slots.tolist():
-        subject.start(slot, compiled[0].for_request(slot), np.empty(0, np.int32))
+    subject, slots = started(compiled[0], 3)
     fill, broken = xgrammar.GrammarMatcher.fill_next_token_bitmask, subject._matches[1].matcher
 
     def fill_all(*given: Any) -> None:
