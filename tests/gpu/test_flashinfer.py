@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,6 @@ def specification(template: str, head_dim: int, window: bool, stored: torch.dtyp
 
 @functools.cache
 def compile_all() -> None:
-    from flashinfer.jit import build_jit_specs
-
     wanted = [
         specification(template, head_dim, window)
         for template in TEMPLATES
@@ -53,7 +52,9 @@ def compile_all() -> None:
         for window in (False, True)
     ]
     wanted += [specification("fa2", 128, window, FP8) for window in (False, True)]
-    build_jit_specs([spec for spec in wanted if not spec.is_aot], verbose=False, skip_prebuilt=False)
+    # One ninja each, as at first use: a ninja of all keeps no log there, and first use would compile anew.
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        list(pool.map(lambda spec: spec.is_compiled or spec.build(verbose=False), wanted))
 
 
 def need(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16) -> None:
@@ -140,7 +141,7 @@ def test_captured_batches_follow_their_lengths(template: str, windows: tuple[int
 def test_what_does_not_run_is_named() -> None:
     odd = Geometry(heads=4, kv_heads=2, head_dim=96, windows=(None,))
     with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\), not 96"):
-        make_attention(odd, make_kv(odd, 16)[0], prefill="flashinfer", decode="reference")
+        make_attention(odd, make_kv(odd, 16, BF16)[0], prefill="flashinfer", decode="reference")
     geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
     kv, _ = make_kv(geometry, 16, FP8)
     with pytest.raises(ValueError, match="bfloat16 or float16, not float8_e4m3fn"):
