@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from random_load import KINDS, RandomLoad
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import FinishReason, Request
@@ -31,13 +32,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 MIB = 1 << 20
-KINDS = (
-    {"temperature": 0.0},
-    {"temperature": 0.8},
-    {"temperature": 1.0, "top_k": 40, "top_p": 0.9},
-    {"temperature": 0.7, "frequency_penalty": 0.5, "logprobs": 5},
-    {"temperature": 0.9, "repetition_penalty": 1.1, "logit_bias": ((5, 2.0),)},
-)
 
 
 @pytest.fixture
@@ -47,26 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def request(rid: int, draw: np.random.Generator, longest: int) -> Request:
-    """Draw a request; half of them share a beginning."""
-    prompt = draw.integers(3, 10_000, int(draw.integers(1, longest)))
-    if rid % 2:
-        prompt[: longest // 4] = np.arange(longest // 4)[: len(prompt)]
-    sampling = SamplingParams(
-        max_tokens=int(draw.integers(1, 200)), ignore_eos=True, **KINDS[rid % len(KINDS)]
-    )
-    return Request(
-        rid=rid,
-        prompt=prompt.astype(np.int32),
-        sampling=sampling,
-        seed=rid,
-        arrival=time.monotonic(),
-        priority=int(draw.integers(0, 3)),
-    )
-
-
 def test_random_load_with_aborts_leaks_nothing(folder: Path) -> None:
-    draw = np.random.default_rng(1)
     with LLM(
         folder,
         device="cuda",
@@ -79,33 +54,20 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path) -> None:
         eviction="priority",
         check_integrity=True,
     ) as llm:
-        engine, live, ended, rid = llm.engine, set[int](), 0, 0
-        begin, process = time.monotonic(), psutil.Process()
+        engine, process = llm.engine, psutil.Process()
+        random_load = RandomLoad(engine, SECONDS)
         early: tuple[int, int] | None = None
 
         def held() -> tuple[int, int]:
             """Return bytes on the GPU and of the process."""
             return torch.cuda.memory_reserved(), process.memory_info().rss
 
-        while (elapsed := time.monotonic() - begin) < SECONDS or live:
-            while elapsed < SECONDS and len(live) < 120:
-                rid += 1
-                engine.submit(request(rid, draw, 1500))
-                live.add(rid)
-            if live and draw.random() < 0.1:
-                engine.abort(int(draw.choice(sorted(live))))
-            output = engine.step(time.monotonic())
-            engine.take_cache_events()
-            done = [*(output.finished if output else ()), *engine.take_ended()]
-            assert all(end.reason is not FinishReason.ERROR for end in done)
-            live -= {end.rid for end in done}
-            ended += len(done)
-            if early is None and elapsed > SECONDS / 3:
+        while random_load.step():
+            if early is None and random_load.elapsed > SECONDS / 3:
                 early = held()
-        while engine.busy:  # a step may be in flight still
-            engine.step(time.monotonic())
         load, late = engine.load(), held()
-        assert ended == rid > 5 * SECONDS
+        assert random_load.errors == 0
+        assert random_load.ended == random_load.sent > 5 * SECONDS
         assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)
         assert engine.integrity_faults == 0
         assert early is not None

@@ -1,0 +1,124 @@
+"""What tests of several GPUs share: models, requests, and work in processes of its own.
+
+PyTorch lets a process meet others in peer memory once, and a second group of it goes by NCCL alone: what is
+to be tried over peer memory is called by `apart`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from random_load import RandomLoad
+from small_models import VOCABULARY
+
+from mizzen import LLM, SamplingParams
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu import SHAPES
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+RANKS = [size for size in (2, 4, 8) if size <= GPUS]
+several_gpus = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(GPUS < 2, reason="needs two CUDA devices"),
+]
+APART_SECONDS = 240.0
+"""Beyond this a call is taken to hang."""
+SMALL: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
+Given = TypeVar("Given")
+
+
+def apart(work: Callable[..., Given], *given: Any, seconds: float = APART_SECONDS) -> Given:
+    """Call a function of a module in a process of its own, and return what it returns.
+
+    Raises:
+        TimeoutError: it took longer than so many seconds; it was killed, and its ranks end with it.
+    """
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    try:
+        return pool.submit(work, *given).result(seconds)
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown()
+
+
+def asked(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Requests of every kind: greedy, drawn, filtered, penalised, with log probabilities."""
+    rng = np.random.default_rng(3)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": 7},
+        {"temperature": 0.9, "seed": 8, "top_k": 20, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 9, "frequency_penalty": 0.6, "logprobs": 3},
+        {"temperature": 0, "prompt_logprobs": 1},
+    ]
+    prompts = [rng.integers(3, VOCABULARY, int(rng.integers(1, 200))).tolist() for _ in range(count)]
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(count)]
+    return prompts, params
+
+
+def generated(model: Path, options: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens of each of some requests, in float32."""
+    prompts, params = asked(12)
+    with LLM(model, device="cuda", dtype="float32", **SMALL, **options) as llm:
+        return [answer.token_ids for answer in llm.generate(prompts, params)]
+
+
+def generated_twice(model: Path, options: dict[str, Any]) -> list[list[list[int]]]:
+    """Return what `generated` returns, of two groups of this process, one after the other."""
+    return [generated(model, options) for _ in range(2)]
+
+
+def wide_model(folder: Path) -> Path:
+    """Write a config.json as wide as Qwen3-8B, with four layers; its weights are dummies."""
+    (folder / "config.json").write_text(json.dumps({**SHAPES["qwen3-8b"], "num_hidden_layers": 4}))
+    return folder
+
+
+def whole_model(folder: Path) -> Path:
+    """Write the config.json of Qwen3-0.6B; its weights are dummies."""
+    (folder / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
+    return folder
+
+
+def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
+    """Return the log probability of each token of some prompts but its first: bfloat16, dummy weights."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 150_000, length).tolist() for length in (2, 7, 64, 500, 1000)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    settings = {**SMALL, "kv_cache_tokens": 1 << 15, "load_format": "dummy"}
+    with LLM(model, device="cuda", **settings, **options) as llm:
+        answers = llm.generate(prompts, params)
+    return [np.array([entry.logprob for entry in answer.prompt_logprobs or []]) for answer in answers]
+
+
+def loaded(model: Path, ranks: int, seconds: float) -> dict[str, int]:
+    """Put a random load with aborts on several ranks; return what came of it."""
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer": True, "check_integrity": True}
+    options |= {"kv_cache_tokens": 40_000, "max_running_requests": 64, "prefill_chunk_tokens": 1024}
+    with LLM(model, device="cuda", tensor=ranks, **options) as llm:
+        load = RandomLoad(llm.engine, seconds)
+        while load.step():
+            pass
+        left = llm.engine.load()
+        return {
+            "sent": load.sent,
+            "ended": load.ended,
+            "aborted": load.aborted,
+            "errors": load.errors,
+            "faults": llm.engine.integrity_faults,
+            "running": left.running,
+            "waiting": left.waiting,
+            "pages": left.pages_used,
+        }

@@ -1,0 +1,113 @@
+"""Several GPUs under load, and a quick end when a rank of theirs is gone.
+
+MIZZEN_LOAD_SECONDS sets how long the random load lasts: 20 by default, 300 for the full test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import tensor_kit
+from tensor_kit import RANKS, apart, loaded, whole_model
+
+from engine_process import EngineProcess
+from wire_gateway import Gateway
+
+SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
+ENDS_WITHIN = 10.0
+"""Seconds from a rank's loss to the whole group's end."""
+GONE = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+pytestmark = tensor_kit.several_gpus
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.parametrize("size", RANKS)
+def test_random_load_with_aborts_leaves_nothing_behind(size: int, tmp_path: Path) -> None:
+    came = apart(loaded, whole_model(tmp_path), size, SECONDS, seconds=SECONDS + 200)
+    print(f"random load on {size} ranks: {came}")
+    assert came["sent"] == came["ended"] > 5 * SECONDS
+    assert came["aborted"] > 10
+    assert {came[name] for name in ("errors", "faults", "running", "waiting", "pages")} == {0}
+
+
+LOST = """
+import os, sys, time
+import numpy as np, psutil
+from mizzen import LLM, SamplingParams
+from mizzen.core.request import Request
+from mizzen.engine.loop import StepFailed
+
+options = {"tensor": 2, "skip_tokenizer": True, "kv_cache_tokens": 16384, "load_format": "dummy"}
+llm = LLM(sys.argv[1], device="cuda", **options)
+children = psutil.Process().children()
+(follower,) = (child for child in children if "mizzen.server.follower" in child.cmdline())
+for rid in range(8):
+    sampling = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
+    llm.engine.submit(Request(rid=rid, prompt=np.arange(3, 20, dtype=np.int32), sampling=sampling))
+for _ in range(20):
+    llm.engine.step(time.monotonic())
+began = time.monotonic()
+follower.send_signal(int(sys.argv[2]))
+try:
+    while True:
+        llm.engine.step(time.monotonic())
+except StepFailed as error:
+    print(f"{time.monotonic() - began:.1f} {error}", flush=True)
+llm.close()
+os._exit(int(follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE))
+"""
+"""In a process of its own: what is in flight on its GPU may never end."""
+
+
+@GONE
+def test_a_rank_that_is_gone_fails_the_batch_of_a_program(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOST, str(whole_model(tmp_path)), str(int(number))]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr
+    print(f"{number.name}: failed after {run.stdout}")
+    seconds, _, reason = run.stdout.strip().partition(" ")
+    assert "rank 1" in reason
+    assert float(seconds) < ENDS_WITHIN
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    """`mizzen engine` on two GPUs."""
+    model = whole_model(tmp_path)
+    started = EngineProcess(tmp_path, device="cuda", model=model, load_format="dummy", kv_cache_tokens=16384)
+    yield started
+    started.close()
+
+
+@GONE
+def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(
+    number: signal.Signals, engine: EngineProcess
+) -> None:
+    wire = engine.until(lambda: engine.get("/readyz").get("wire"))
+    with closing(Gateway(wire)) as gateway:
+        for rid in range(1, 5):
+            gateway.generate(rid, prompt=[7, 8, 9], max_tokens=2000, ignore_eos=True, temperature=0.5)
+        gateway.until(lambda: len(gateway.tokens[4]) > 5)
+        others = psutil.Process(engine.process.pid).children(recursive=True)
+        (follower,) = (child for child in others if "mizzen.server.follower" in child.cmdline())
+        began = time.monotonic()
+        follower.send_signal(number)
+        assert engine.process.wait(60) == 1
+        took = time.monotonic() - began
+        assert not any(process.is_running() for process in others)
+        assert not gateway.ends
+    told = engine.message.read_text()
+    print(f"{number.name}: ended after {took:.1f} s: {told}")
+    assert took < ENDS_WITHIN
+    assert f"rank 1 (process {follower.pid})" in told
+    assert told.strip().split(": ", 1)[1] in engine.log.read_text()
