@@ -64,6 +64,43 @@ def test_a_rank_that_is_gone_ends_the_engine_with_the_reason(
     assert not any(process.is_running() for process in others)
 
 
+SHORT_OF_MEMORY = """
+import sys
+if "mizzen.server.follower --rank 2" in " ".join(sys.orig_argv):
+    from mizzen.engine.runner import CpuRunner
+
+    launch = CpuRunner.launch
+
+    def short(self, plan):
+        if plan.step > 20:
+            raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        launch(self, plan)
+
+    CpuRunner.launch = short
+"""
+"""Run by each process as it starts."""
+
+
+def test_a_rank_that_runs_out_of_memory_ends_the_engine_and_is_blamed(
+    start: Callable[..., Ranks],
+    connect: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SHORT_OF_MEMORY)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    engine = start(tensor=4)
+    wire = engine.until(lambda: engine.get("/readyz").get("wire"))
+    gateway = connect(wire)
+    gateway.generate(1, prompt=[7, 8, 9], max_tokens=1500, ignore_eos=True, temperature=0.5)
+    assert engine.process.wait(SECONDS) == 1
+    told = engine.message.read_text()
+    # The others fail, too, because its connections close.
+    assert told.startswith("rank_failed: rank 2 failed: MemoryError: CUDA out of memory"), told
+
+
 def test_sigterm_ends_all_ranks_well(start: Callable[..., Ranks]) -> None:
     engine = start()
     engine.until(lambda: engine.get("/readyz").get("wire"))

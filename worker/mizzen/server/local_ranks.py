@@ -13,6 +13,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.place import local_place
 from mizzen.engine.ranks import Lead
 from mizzen.parallel.group import Group, RanksFailed
+from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
 from mizzen.server.links import create_links
 from mizzen.server.pulse import PulseReader, PulseWriter, RankWatch
@@ -23,6 +24,7 @@ LOOK_SECONDS = 0.05
 RANK_SECONDS = 8.0
 STEP_SECONDS = 120.0
 END_SECONDS = 10.0
+KILL_SECONDS = 5.0
 
 
 class LocalRanks:
@@ -86,18 +88,24 @@ class LocalRanks:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)
 
     def _ended(self) -> str | None:
-        for rank, process in enumerate(self._processes, 1):
-            code = process.poll()
-            if code is None:
-                continue
-            status = self._readers[rank].read()
-            if status["phase"] == Phase.FAILED:
-                return f"rank {rank} failed: {status.text}"
-            return f"rank {rank} (process {process.pid}) ended with code {code} without being asked to"
-        return None
+        codes = {
+            rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None
+        }
+        if not codes:
+            return None
+        statuses = {rank: self._readers[rank].read() for rank in range(1, len(self._readers))}
+        rank = culprit(codes, statuses)
+        if statuses[rank]["phase"] == Phase.FAILED:
+            return f"rank {rank} failed: {statuses[rank].text}"
+        process = self._processes[rank - 1]
+        return f"rank {rank} (process {process.pid}) ended with code {codes[rank]} without being asked to"
 
     def _kill(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        alive = [process for process in self._processes if process.poll() is None]
+        for process in alive:
+            process.kill()
+        for process in alive:
+            try:
+                process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass  # in an uninterruptible call; it goes when that returns

@@ -77,6 +77,14 @@ def spawn(
     return RankProcess(rank, process, write)
 
 
+def kill_all(ranks: list[RankProcess]) -> None:
+    """End ranks at once; none waits for another one, whose device may hold it up."""
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.kill()
+
+
 def reap(ranks: list[RankProcess]) -> None:
     """Note which ranks have ended; as process 1, also collect orphans that the kernel gave to it."""
     for rank in ranks:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config, open_keys
 from mizzen.server.config import EngineConfig
@@ -26,7 +27,7 @@ from mizzen.server.metrics import EngineView, registry
 from mizzen.server.node_follower import Follower
 from mizzen.server.node_leader import Leader
 from mizzen.server.nodes import Others
-from mizzen.server.ranks import RankProcess, reap, spawn
+from mizzen.server.ranks import RankProcess, kill_all, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
 from mizzen.wire.log import set_up_logging
@@ -79,8 +80,7 @@ class Supervisor:
                     self._turn(signals.wait(TURN_SECONDS))
                 self._record(end)
             finally:
-                for rank in self._ranks:
-                    rank.kill()
+                kill_all(self._ranks)
                 if self._others:
                     self._others.close(self._end or End(1, "rank_failed", "the supervisor failed"))
                 http.stop()
@@ -168,25 +168,15 @@ class Supervisor:
         over = self._terminating_since is not None or not self._leads
         if over and all(rank.code == 0 for rank in ended):
             return End(0) if len(ended) == len(self._ranks) else None
-        # One that was killed took the others along: they find their connections closed.
-        killed = [rank for rank in ended if rank.code is not None and rank.code < 0]
-        wrong = [rank for rank in ended if rank.code != 0 or not over]
-        rank = [*killed, *wrong][0]
-        snapshot = self._readers[rank.number - self._first].read()
-        lost = self._lost_device()
-        if lost is not None:
-            return lost
-        if snapshot["phase"] == Phase.FAILED:
-            return End(1, "rank_failed", f"rank {rank.number} failed: {snapshot.text}")
-        return End(1, "rank_died", rank.obituary())
-
-    def _lost_device(self) -> End | None:
-        """The end for a rank whose device is gone; the others fail only for want of that one."""
-        for number, reader in enumerate(self._readers, self._first):
-            snapshot = reader.read()
-            if snapshot["phase"] == Phase.FAILED and device_lost(snapshot.text):
-                return End(DEVICE_LOST, "device_lost", f"rank {number} failed: {snapshot.text}")
-        return None
+        codes = {rank.number: rank.code or 0 for rank in ended if rank.code != 0 or not over}
+        statuses = {number: reader.read() for number, reader in enumerate(self._readers, self._first)}
+        number = culprit(codes, statuses)
+        words = statuses[number].text
+        if statuses[number]["phase"] != Phase.FAILED:
+            return End(1, "rank_died", self._ranks[number - self._first].obituary())
+        if device_lost(words):
+            return End(DEVICE_LOST, "device_lost", f"rank {number} failed: {words}")
+        return End(1, "rank_failed", f"rank {number} failed: {words}")
 
     def _late(self, now: float) -> End | None:
         config, since = self._config, self._terminating_since

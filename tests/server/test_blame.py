@@ -1,0 +1,77 @@
+"""Of ranks that ended, the one is named that ended the others; and all are ended at once."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import Any
+
+import pytest
+
+from mizzen.server.blame import culprit
+from mizzen.server.catalogue import FIELDS, INDEX, Phase
+from mizzen.server.ranks import RankProcess, kill_all
+from mizzen.server.status import Snapshot
+
+
+def serving() -> Snapshot:
+    values = array("d", bytes(8 * len(FIELDS)))
+    values[INDEX["phase"]] = Phase.SERVING
+    return Snapshot(values, "")
+
+
+def failing(since: float, text: str = "RuntimeError: Connection closed by peer") -> Snapshot:
+    snapshot = serving()
+    snapshot.values[INDEX["phase"]] = Phase.FAILED
+    snapshot.values[INDEX["phase_since"]] = since
+    return Snapshot(snapshot.values, text)
+
+
+CASES = {
+    "one that was killed took others along": (
+        {0: 1, 2: -9},
+        {0: failing(5.0), 1: serving(), 2: serving()},
+        2,
+    ),
+    "the first that failed": ({0: 1, 1: 1, 2: 1}, {0: failing(5.1), 1: failing(5.2), 2: failing(5.0)}, 2),
+    "one that failed first and ends last": ({0: 1}, {0: failing(5.1), 1: failing(5.0), 2: serving()}, 1),
+    "a lost device, whoever noticed first": (
+        {0: 1, 1: -6, 2: 1},
+        {0: failing(5.0), 1: serving(), 2: failing(5.1, "CUDA error: uncorrectable ECC error")},
+        2,
+    ),
+    "one that ended without a word": ({1: 0}, {0: serving(), 1: serving()}, 1),
+    "one that failed and was killed at its end": ({1: -9}, {0: serving(), 1: failing(5.0)}, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_is_to_blame(case: str) -> None:
+    codes, statuses, wanted = CASES[case]
+    assert culprit(codes, statuses) == wanted
+
+
+class Process:
+    """A process that does not go while its device holds it."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.pid, self.done = 1, done
+
+    def send_signal(self, number: int) -> None:
+        self.done.append("signal")
+
+    def kill(self) -> None:
+        self.done.append("signal")
+
+    def wait(self, seconds: float) -> int:
+        self.done.append("wait")
+        return -9
+
+
+def test_no_rank_waits_for_another_one_to_go() -> None:
+    done: list[str] = []
+    process: Any = Process(done)
+    ranks = [RankProcess(number, process, os.open(os.devnull, os.O_WRONLY)) for number in range(3)]
+    kill_all(ranks)
+    assert done[:3] == ["signal"] * 3
+    assert [rank.code for rank in ranks] == [-9] * 3
