@@ -186,6 +186,7 @@ def options_page() -> str:
 UNITS = ("seconds", "tokens", "bytes", "requests", "engines", "pages", "blocks")
 OPERATOR_LABELS = {
     "action": ("actions", "kinds of changes in the source", "what was changed"),
+    "cause": ("13", "kinds of ends, `configuration`, `out_of_memory`, `other`", "why engines ended"),
     "code": ("16", "status codes, and `0` without an answer", "how the API server answered"),
     "condition": ("10", "types of the service's conditions", "the condition"),
     "kind": ("12", "kinds of objects that the operator handles", "kind of the object"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from mizzen_operator.ends import cause_of
 from mizzen_operator.queue import Key
 
 if TYPE_CHECKING:  # what it sees: the clients that observe count in a registry that this one is a part of
@@ -24,6 +25,8 @@ PREFIX = "mizzen_operator_"
 START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600)
 ROLLOUT_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 SERVICE = ("namespace", "service")
+CLEAN = "Completed"
+"""The node's word for a container that ended with exit code 0."""
 GROUP_STATES = ("wanted", "present", "ready", "updated", "available")
 
 
@@ -36,6 +39,8 @@ class _Service:
     rollout_since: datetime | None = None
     oldest_start: datetime | None = None
     restarts: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """The same by cause, as far as something was wrong."""
     seen: dict[str, int] = field(default_factory=dict)
     """Restarts of each group that is there, by its pod's name."""
     started: frozenset[str] = frozenset()
@@ -131,6 +136,11 @@ class Fleet:
             "Engines of a service that ended and were started again",
             labels=SERVICE,
         )
+        failures = CounterMetricFamily(
+            f"{PREFIX}group_failures_total",
+            "Engines of a service that ended badly, by cause",
+            labels=(*SERVICE, "cause"),
+        )
         rollout = GaugeMetricFamily(
             f"{PREFIX}rollout_age_seconds",
             "How long a service's change is under way; 0 without",
@@ -143,6 +153,8 @@ class Fleet:
         )
         for key, service in services:
             restarts.add_metric(key, service.restarts)
+            for cause, count in sorted(service.failures.items()):
+                failures.add_metric((*key, cause), count)
             rollout.add_metric(key, _age(service.rollout_since, now))
             start.add_metric(key, _age(service.oldest_start, now))
         keys = GaugeMetricFamily(
@@ -152,7 +164,7 @@ class Fleet:
         )
         for key, made in list(self._keys.items()):
             keys.add_metric(key, _age(made, now))
-        yield from (groups, conditions, restarts, rollout, start, keys)
+        yield from (groups, conditions, restarts, failures, rollout, start, keys)
 
     def _rollout(self, service: _Service, conditions: Mapping[str, Mapping[str, Any]], now: datetime) -> None:
         progressing = conditions["Progressing"]
@@ -170,7 +182,7 @@ class Fleet:
         for group in groups:
             if not first:
                 restarts = group.restarts - service.seen.get(group.name, 0)
-                service.restarts += max(0, restarts, group.name in ended - service.ended)
+                self._ends(service, group, max(0, restarts, group.name in ended - service.ended))
             created = _time(group.created) if group.created else now
             if group.routable or group.was_routable or group.ended:
                 started.add(group.name)
@@ -182,6 +194,13 @@ class Fleet:
         service.oldest_start = min(starting, default=None)
         service.seen = {group.name: group.restarts for group in groups}
         service.started = frozenset(started)
+
+    @staticmethod
+    def _ends(service: _Service, group: Group, count: int) -> None:
+        service.restarts += count
+        if count and group.reason and group.reason != CLEAN:
+            cause = cause_of(group.reason, group.message)
+            service.failures[cause] = service.failures.get(cause, 0) + count
 
 
 def _time(text: str) -> datetime:

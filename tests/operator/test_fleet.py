@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from mizzen_operator.ends import CAUSES, KINDS
 from mizzen_operator.fleet import Fleet
 from mizzen_operator.groups import Group
 from mizzen_operator.queue import Key
 
+ROOT = Path(__file__).parents[2]
+SUPERVISORS = tuple((ROOT / "worker/mizzen/server").glob("*.py"))
+OPERATIONS = ROOT / "docs/operations.md"
 KEY = Key("llm", "demo")
 LABELS = {"namespace": "llm", "service": "demo"}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -79,6 +85,39 @@ def test_a_pod_that_ended_counts_as_a_restart_once() -> None:
     assert world.value("group_restarts_total") == 1
     world.look(replace(NEW, name="demo-a-0-1", ended=True, terminating=True))
     assert world.value("group_restarts_total") == 1
+
+
+def test_bad_ends_are_told_by_the_cause_that_the_engine_gave() -> None:
+    world = World()
+    world.look(SERVING)
+    died = "rank_died: rank 1 (process 7) was killed by signal 9 (SIGKILL)"
+    world.look(replace(SERVING, routable=False, ended=True, reason="Error", message=died))
+    second = replace(NEW, name="demo-a-0-1", incarnation=1)
+    world.look(second)
+    loops = replace(
+        second, restarts=1, reason="CrashLoopBackOff", message="watchdog: rank 0 made no progress"
+    )
+    world.look(loops)
+    world.look(loops)
+    world.look(replace(second, restarts=3, reason="OOMKilled", message="exit code 137"))
+    world.look(replace(second, restarts=4, reason="Error", message="cannot start with --http-port 1: in use"))
+    world.look(replace(second, restarts=5, reason="Completed", message="exit code 0"))
+    counts = {cause: world.value("group_failures_total", cause=cause) for cause in CAUSES}
+    assert {cause: count for cause, count in counts.items() if count} == {
+        "rank_died": 1,
+        "watchdog": 1,
+        "out_of_memory": 2,
+        "configuration": 1,
+    }
+    assert world.value("group_restarts_total") == 6
+
+
+def test_every_kind_of_end_is_known_and_explained() -> None:
+    """The operator shares no code with engines: their words are what the source and the documentation say."""
+    told = set(re.findall(r'End\(\s*[\w.]+,\s*"(\w+)"', "".join(path.read_text() for path in SUPERVISORS)))
+    assert told | {"signal"} == KINDS
+    explained = re.findall(r"^\| `(\w+)` \|", OPERATIONS.read_text(), re.MULTILINE)
+    assert set(explained) >= KINDS
 
 
 def test_a_rollout_has_an_age_and_then_a_duration() -> None:
