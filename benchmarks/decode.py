@@ -99,8 +99,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         for batch in args.batch:
             rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
             took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
-            share = table.row(f"decode step, batch {batch}", took * 1e3, least * 1e3, "ms")
+            whole = least + limits.collectives(batch, batch)
+            note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if args.tensor > 1 else ""
+            share = table.row(f"decode step, batch {batch}", took * 1e3, least * 1e3, "ms", note)
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
+            results[batch] |= {"limit_with_collectives_ms": whole * 1e3}
             if args.profile:
                 found = kernels(llm, prompts[:batch], sampling)
                 results[batch]["kernels"] = found

@@ -10,13 +10,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from limits import Limits, add_limits, limits_of
+
 from mizzen import LLM
 from mizzen.engine.config import EngineOptions
-from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config
 
 QWEN3 = {
@@ -87,57 +87,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What GPUs can do at most with a model in bfloat16, from bytes moved and operations done.
-
-    Several share weights, KV and operations evenly; what they have to tell one another is not counted.
-    """
-
-    config: ModelConfig
-    bandwidth: float
-    """Bytes a second."""
-    flops: float
-    """Operations a second."""
-    kv_element: int = 2
-    """Bytes of a number in the KV cache."""
-    gpus: int = 1
-
-    @property
-    def body(self) -> int:
-        """Weights of all layers."""
-        c = self.config
-        attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-        return c.layers * (attention + 3 * c.hidden_size * c.intermediate_size)
-
-    @property
-    def head(self) -> int:
-        """Weights of the output head."""
-        return self.config.hidden_size * self.config.vocab_size
-
-    @property
-    def token_bytes(self) -> int:
-        """KV of one token."""
-        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
-
-    def decode(self, batch: int, context: float) -> float:
-        """Seconds of a step that decodes `batch` rows of `context` tokens each."""
-        weights = self.body + self.head
-        products = max(2 * weights / self.bandwidth, 2 * weights * batch / self.flops)
-        return (products + batch * context * self.token_bytes / self.bandwidth) / self.gpus
-
-    def prefill(self, tokens: int, start: int = 0) -> float:
-        """Seconds of running `tokens` prompt tokens behind `start` others."""
-        c = self.config
-        pairs = tokens * start + tokens * tokens / 2
-        operations = 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
-        return operations / self.flops / self.gpus
-
-    def weights_read(self) -> float:
-        """Seconds of reading all weights once."""
-        return 2 * (self.body + self.head) / self.bandwidth / self.gpus
-
-
 class Table:
     """Rows of a figure, its limit, and how near it is; printed as they come."""
 
@@ -174,8 +123,7 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
     made.add_argument("--tensor", type=int, default=1, help="GPUs that share the model")
     made.add_argument("--rounds", type=int, default=3, help="the median of so many is told")
-    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
-    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    add_limits(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     made.add_argument("--page-size", type=int, default=16)
     made.add_argument("--attention", default="auto", help="attention backend of prompts")
@@ -219,17 +167,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "prefix_cache": "none" if args.no_prefix_cache else "radix",
         "prefill_chunk_tokens": args.chunk,
     }
-
-
-def limits_of(args: argparse.Namespace, config: ModelConfig) -> Limits:
-    """Return what the chosen GPUs can do at most."""
-    return Limits(
-        config=config,
-        bandwidth=args.bandwidth * 1e12,
-        flops=args.tflops * 1e12,
-        kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
-        gpus=args.tensor,
-    )
 
 
 Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]

@@ -45,14 +45,16 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
     )
 
 
-def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> float:
-    """Seconds that the workload takes at least."""
+def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float, float]:
+    """Seconds that the workload takes at least, and those of collectives besides."""
     left, done = np.array(outputs), np.array(prompts)
     total = sum(limits.prefill(count) for count in prompts)
+    told = sum(limits.collectives(count, 1) for count in prompts)
     for step in range(1, max(outputs)):
         rows = left > step
         total += limits.decode(int(rows.sum()), float(done[rows].mean() + step))
-    return total
+        told += limits.collectives(int(rows.sum()), int(rows.sum()))
+    return total, told
 
 
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
@@ -74,12 +76,15 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     with load(args, max_running_requests=args.batch) as (llm, limits):
         llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=8, ignore_eos=True), progress=False)
         seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
-        took, least = median(seconds), limit(limits, prompts, outputs)
+        took, (least, shared) = median(seconds), limit(limits, prompts, outputs)
         rate, best = sum(outputs) / took, sum(outputs) / least
         told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s, limit {least:.2f}"
+        if args.tensor > 1:
+            told += f", {least + shared:.2f} with collectives: {(least + shared) / took:.0%}"
         share = table.row(f"{args.batch} requests at once", rate, best, "tok/s", told)
         return {
-            "seconds": seconds, "tokens_per_second": rate, "limit": best, "share": share, **started(llm),
+            "seconds": seconds, "tokens_per_second": rate, "limit": best, "share": share,
+            "limit_with_collectives": sum(outputs) / (least + shared), **started(llm),
         }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import Limits, limits_of
 
-from gpu import SHAPES, Limits, engine_option, limits_of, parser
+from gpu import SHAPES, engine_option, parser
 from mizzen.models.registry import read_config
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,13 @@ def test_a_ladder_tells_figure_limit_and_share(name: str) -> None:
     assert any(line.split()[-1].endswith("%") or "% " in line for line in lines[2:])
 
 
+def test_limits_of_several_ranks_are_told_with_collectives_too() -> None:
+    told, lines = ladder("decode", "--tensor", "2", "--batch", "2", "--context", "20")
+    step = told["steps"]["2"]
+    assert step["limit_with_collectives_ms"] > step["limit_ms"] + 5 * 2.9e-3
+    assert any("with collectives: " in line for line in lines)
+
+
 def test_parts_are_turned_off_one_by_one() -> None:
     told, lines = ladder("prefill", "--work", "1x16", "--ablate")
     assert list(told["variants"]) == ["all on", "graphs off", "overlap off", "prefix cache off", "fusion off"]
@@ -80,6 +88,12 @@ def test_limits_are_those_of_bytes_and_operations(tmp_path: Path) -> None:
     assert large.prefill(8192) * 1e3 == pytest.approx(167, abs=1)
     big = limits("qwen3-32b", tmp_path, "--tensor", "4")
     assert big.decode(1, 1024) * 1e3 == pytest.approx(3.74, abs=0.03)
+    assert big.collectives(1, 1) * 1e6 == pytest.approx(129 * 7.0, rel=0.01)
+    # 2.6 MB a sum, of which a GPU gets three quarters twice, and the logits of three others.
+    assert big.sum(256) * 1e6 == pytest.approx(8.74, abs=0.01)
+    assert big.collectives(256, 256) * 1e3 == pytest.approx(1.26, abs=0.01)
+    assert limits("qwen3-32b", tmp_path, "--tensor", "4", "--least-sum", "20").sum(1) == pytest.approx(20e-6)
+    assert large.collectives(256, 256) == 0
     assert limits("qwen3-8b", tmp_path, "--kv-cache-dtype", "fp8").token_bytes * 2 == large.token_bytes
 
 

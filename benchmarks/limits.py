@@ -1,0 +1,110 @@
+"""What GPUs can do at most with a model: the limits beside the figures of the GPU benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from mizzen.models.config import ModelConfig
+
+LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
+"""Microseconds of a sum over so many H200s: one row, as `allreduce.py` measures its fastest way; 8 as 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What GPUs can do at most with a model in bfloat16, from bytes moved and operations done.
+
+    Several share weights, KV and operations evenly. What they have to tell one another is counted by
+    `collectives` alone: it costs no time where something else is computed meanwhile.
+    """
+
+    config: ModelConfig
+    bandwidth: float
+    """Bytes a second."""
+    flops: float
+    """Operations a second."""
+    kv_element: int = 2
+    """Bytes of a number in the KV cache."""
+    gpus: int = 1
+    links: float = 450e9
+    """Bytes a second that a GPU gets from the others."""
+    least_sum: float = 0.0
+    """Seconds that a sum over the GPUs takes at least, however short."""
+
+    @property
+    def body(self) -> int:
+        """Weights of all layers."""
+        c = self.config
+        attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+        return c.layers * (attention + 3 * c.hidden_size * c.intermediate_size)
+
+    @property
+    def head(self) -> int:
+        """Weights of the output head."""
+        return self.config.hidden_size * self.config.vocab_size
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
+
+    def decode(self, batch: int, context: float) -> float:
+        """Seconds of a step that decodes `batch` rows of `context` tokens each."""
+        weights = self.body + self.head
+        products = max(2 * weights / self.bandwidth, 2 * weights * batch / self.flops)
+        return (products + batch * context * self.token_bytes / self.bandwidth) / self.gpus
+
+    def prefill(self, tokens: int, start: int = 0) -> float:
+        """Seconds of running `tokens` prompt tokens behind `start` others."""
+        c = self.config
+        pairs = tokens * start + tokens * tokens / 2
+        operations = 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
+        return operations / self.flops / self.gpus
+
+    def weights_read(self) -> float:
+        """Seconds of reading all weights once."""
+        return 2 * (self.body + self.head) / self.bandwidth / self.gpus
+
+    @property
+    def _elsewhere(self) -> float:
+        """The share of what is split that a GPU does not have itself."""
+        return (self.gpus - 1) / self.gpus
+
+    def sum(self, rows: int) -> float:
+        """Seconds of a sum over the GPUs of `rows` rows of the residual stream; all of them get it."""
+        received = 2 * self._elsewhere * rows * self.config.hidden_size * 2
+        return max(self.least_sum, received / self.links)
+
+    def collectives(self, rows: int, drawn: int) -> float:
+        """Seconds of what GPUs tell one another in a step of `rows` rows, `drawn` of which draw a token.
+
+        One sum for the embedding and two a layer, each waited for, and the logits on their way to one GPU.
+        """
+        if self.gpus == 1:
+            return 0.0
+        logits = self._elsewhere * drawn * self.config.vocab_size * 2
+        return (2 * self.config.layers + 1) * self.sum(rows) + logits / self.links
+
+
+def add_limits(made: argparse.ArgumentParser) -> None:
+    """Add the options that limits are computed with."""
+    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
+    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    made.add_argument("--links", type=float, default=450, help="GB/s that a GPU gets from others")
+    made.add_argument(
+        "--least-sum", type=float, help="microseconds of the shortest sum over GPUs; by default as measured"
+    )
+
+
+def limits_of(args: argparse.Namespace, config: ModelConfig) -> Limits:
+    """Return what the chosen GPUs can do at most."""
+    return Limits(
+        config=config,
+        bandwidth=args.bandwidth * 1e12,
+        flops=args.tflops * 1e12,
+        kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
+        gpus=args.tensor,
+        links=args.links * 1e9,
+        least_sum=(LEAST_SUM.get(args.tensor, 0.0) if args.least_sum is None else args.least_sum) * 1e-6,
+    )
