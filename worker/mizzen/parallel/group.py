@@ -25,6 +25,15 @@ from mizzen.parallel.collectives import Collectives, GlooCollectives
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+ENVIRONMENT = {
+    # Whoever watches the ranks ends them.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # A program that ends in the midst of NVLink multicast can leave GPUs that others share out of order.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+"""What NCCL and PyTorch read as a group comes together on CUDA; what is set already stays."""
 
 
 class RanksFailed(RuntimeError):
@@ -148,8 +157,8 @@ class Group:
         if place.device.type == "cpu":
             return GlooCollectives(_gloo(place, store, timeout))
         torch.cuda.set_device(place.device)
-        for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"):
-            os.environ.setdefault(name, "0")  # whoever watches the ranks ends them
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         # Symmetric memory finds groups by their names, which only the default one and its children have.
         dist.init_process_group(
             "nccl",

@@ -1,0 +1,55 @@
+"""Ranks come together under the settings that they need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mizzen.parallel.group import ENVIRONMENT, Group, Place
+
+
+class Met(Exception):
+    """The ranks would meet now."""
+
+
+@pytest.fixture
+def meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Let a group on CUDA come as far as NCCL; return the environment as it is then, filled by that."""
+    seen: dict[str, str] = {}
+
+    def init(*given: Any, **options: Any) -> None:
+        seen.update(os.environ)
+        raise Met
+
+    monkeypatch.setattr(dist, "init_process_group", init)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    yield seen
+    for name in ENVIRONMENT:
+        os.environ.pop(name, None)
+
+
+def join(folder: Path) -> None:
+    place = Place(rank=0, size=1, rendezvous=f"file://{folder}/meet", device=torch.device("cuda", 0))
+    with pytest.raises(Met):
+        Group(place)
+
+
+def test_multicast_is_off_before_nccl_and_symmetric_memory_look(meet: dict[str, str], tmp_path: Path) -> None:
+    join(tmp_path)
+    assert meet["NCCL_NVLS_ENABLE"] == "0"
+    assert meet["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    assert meet["TORCH_NCCL_ENABLE_MONITORING"] == "0"
+
+
+def test_what_was_set_stays(meet: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    join(tmp_path)
+    assert meet["NCCL_NVLS_ENABLE"] == "1"
