@@ -1,9 +1,10 @@
 """Host cost of a step: `next` plus `complete` of the production scheduler, with nothing in between.
 
 Requests of about a thousand tokens run at a steady number. Stop tokens are checked, pages grow, ended
-requests enter the radix cache, and the cache evicts. With `--policy priority` more requests come than there
-are slots, and an eighth of them has a higher priority. Time is the thread's CPU time: the scheduler
-never waits, and what other processes take from this one is not its cost.
+requests enter the radix cache, and the cache evicts (`--eviction` says which prefixes). With another policy
+than fcfs half as many requests wait as run, for a slot; with `priority` an eighth has a higher one. `--all`
+measures every policy, and every eviction. Time is the thread's CPU time: the scheduler never waits, and what
+other processes take from this one is not its cost.
 
     quiet         decode steps while nobody comes or goes
     decode        steps that run no prompt, while 1 % of the requests finish and as many arrive a step (so two
@@ -26,6 +27,7 @@ import numpy as np
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
+from mizzen.core.eviction import STRATEGIES
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.policies import POLICIES
@@ -81,7 +83,7 @@ def seconds(plan: StepPlan) -> float:
 
 
 def run(
-    running: int, page_size: int, steps: int, policy: str, churn: float = CHURN
+    running: int, page_size: int, steps: int, policy: str, eviction: str, churn: float = CHURN
 ) -> Iterator[tuple[float, bool, int]]:
     """Yield each step's microseconds, whether it ran a prompt, and the requests that finished in it."""
     workload = Workload(running, churn, steps)
@@ -90,15 +92,16 @@ def run(
             pages_total=(running + 4) * 3072 // page_size,
             context_length=4096,
             page_size=page_size,
-            max_running_requests=running if policy == "priority" else running + 16,
+            max_running_requests=running + 16 if policy == "fcfs" else running,
             policy=policy,
+            eviction=eviction,
             end_token_ids=END_TOKENS,
             max_step_milliseconds=50.0,
             steps_in_flight=2,
         )
     )
     now = 0.0
-    waiting = max(running // 16, 1) if policy == "priority" else 0
+    waiting = 0 if policy == "fcfs" else max(running // 2, 1)
     events = [Arrive(workload.request()) for _ in range(running + waiting)]
     flying: list[StepPlan] = []
     warm = steps // 4 + running // 8
@@ -122,12 +125,13 @@ def run(
             yield lap * 1e6, bool(plan.prefill), len(output.finished)
 
 
-def measure(running: int, page_size: int, steps: int, policy: str) -> dict[str, float]:
+def measure(running: int, page_size: int, steps: int, policy: str, eviction: str) -> dict[str, float]:
     """Return medians and 99th percentiles in microseconds."""
     gc.collect()
     gc.freeze()
-    quiet = np.array([lap for lap, _, _ in run(running, page_size, steps // 2, policy, churn=0.0)])
-    laps = list(run(running, page_size, steps, policy))
+    calm = run(running, page_size, steps // 2, policy, eviction, churn=0.0)
+    quiet = np.array([lap for lap, _, _ in calm])
+    laps = list(run(running, page_size, steps, policy, eviction))
     gc.unfreeze()
     decode = np.array([lap for lap, mixed, _ in laps if not mixed])
     mixed = np.array([lap for lap, mixed, _ in laps if mixed])
@@ -145,17 +149,19 @@ def measure(running: int, page_size: int, steps: int, policy: str) -> dict[str, 
     }
 
 
-def report(sizes: tuple[int, ...], steps: int, policy: str) -> dict[str, dict[str, dict[str, float]]]:
+def report(
+    sizes: tuple[int, ...], steps: int, policy: str, eviction: str
+) -> dict[str, dict[str, dict[str, float]]]:
     """Print a table and return its figures."""
     keys = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for page_size in (1, 16):
         goal = f"the goal is {GOAL:.0f} at {GOAL_SIZE} running"
-        print(f"{policy}, page size {page_size}: microseconds a step; {goal}")
+        print(f"{policy}, {eviction}, page size {page_size}: microseconds a step; {goal}")
         print(f"{'running':>8}" + "".join(f"{key:>12}" for key in keys))
         table: dict[str, dict[str, float]] = {f"{key}_us": {} for key in keys}
         for running in sizes:
-            figure = measure(running, page_size, steps, policy)
+            figure = measure(running, page_size, steps, policy, eviction)
             for key in keys:
                 table[f"{key}_us"][str(running)] = round(figure[key], 2)
             print(f"{running:>8}" + "".join(f"{figure[key]:>12.1f}" for key in keys))
@@ -166,6 +172,14 @@ def report(sizes: tuple[int, ...], steps: int, policy: str) -> dict[str, dict[st
     return figures
 
 
+def chosen(policies: list[str], evictions: list[str], *, everything: bool) -> list[tuple[str, str]]:
+    """Return the pairs of policy and eviction to measure."""
+    if not everything:
+        return [(policy, eviction) for policy in policies for eviction in evictions]
+    others = [("fcfs", eviction) for eviction in STRATEGIES if eviction != "lru"]
+    return [*((policy, "lru") for policy in POLICIES), *others]
+
+
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(
@@ -174,12 +188,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
     parser.add_argument("--policy", choices=tuple(POLICIES), nargs="+", default=["fcfs"])
+    parser.add_argument("--eviction", choices=tuple(STRATEGIES), nargs="+", default=["lru"])
+    parser.add_argument("--all", action="store_true", help="every policy with lru, every eviction with fcfs")
     parser.add_argument("--steps", type=int, default=3000, help="steps a size; the first quarter warms up")
     options = parser.parse_args()
-    policies = {policy: report(tuple(options.sizes), options.steps, policy) for policy in options.policy}
+    runs = chosen(options.policy, options.eviction, everything=options.all)
+    found = {run: report(tuple(options.sizes), options.steps, *run) for run in runs}
     if options.json:
-        figures = policies[options.policy[0]]
-        print(json.dumps({**figures["page_size_1"], **figures, "policies": policies, "goal_us": GOAL}))
+        figures = found[runs[0]]
+        told = {f"{policy}, {eviction}": figure for (policy, eviction), figure in found.items()}
+        print(json.dumps({**figures["page_size_1"], **figures, "runs": told, "goal_us": GOAL}))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from test_scheduler import BASE, prompt
 from world import World, request
 
-from mizzen.core import policies
+from mizzen.core import policies, preempt, scheduler
 from mizzen.core.policies import PATIENCE, POLICIES, WINDOW
 from mizzen.core.queue import WaitingQueue
-from mizzen.core.request import Request
+from mizzen.core.request import FinishReason, Request
 from mizzen.core.sequence import Sequence
 
 
@@ -205,6 +205,55 @@ def test_the_order_by_weight_shares_what_it_caches() -> None:
         here.drain()
         recomputed[policy] = sum(len(chunk.tokens) for plan in here.plans for chunk in plan.prefill)
     assert recomputed["dfs-weight"] < 0.75 * recomputed["fcfs"]
+
+
+@pytest.mark.parametrize("short", ["slots", "pages"])
+@pytest.mark.parametrize("name", ["lpm", "dfs-weight"])
+def test_a_queue_is_not_ordered_while_nobody_can_join(
+    name: str, short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, calls = POLICIES[name], []
+
+    def counted(*given: object) -> object:
+        calls.append(given)
+        return policy(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(POLICIES, name, counted)
+    room = {"max_running_requests": 1} if short == "slots" else {"pages_total": 20}
+    here = World(dataclasses.replace(BASE, policy=name, prefill_chunk_tokens=64, **room))
+    here.arrive(request(1, [4, 5, 6, 7] * 12, ignore_eos=True, max_tokens=20))
+    here.launch()
+    for rid in (2, 3, 4):
+        here.arrive(request(rid, [8, rid, 9, 10] * 12, ignore_eos=True, max_tokens=3))
+    here.launch()
+    before = len(calls)
+    for _ in range(12):
+        here.collect()
+        assert here.launch() is not None
+    assert len(calls) == before
+    here.drain()
+    assert len(calls) > before
+    assert all(end.reason is FinishReason.LENGTH for end in here.finished.values())
+
+
+def test_who_could_leave_is_looked_for_only_where_somebody_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def counted(head: Sequence, *given: object) -> list[Sequence]:
+        looks.append(head.rid)
+        return preempt.victims(head, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scheduler, "victims", counted)
+    here = world(max_running_requests=1, prefill_chunk_tokens=64)
+    here.arrive(request(1, prompt(8), ignore_eos=True, max_tokens=12, priority=1))
+    here.launch()
+    here.arrive(request(2, prompt(8, 2), ignore_eos=True, max_tokens=2))
+    step(here, 5)
+    assert looks == []
+    here.arrive(request(3, prompt(8, 3), ignore_eos=True, max_tokens=2, priority=2))
+    step(here, 4)
+    assert set(looks) == {3}
+    here.drain()
 
 
 def test_prefixes_of_a_high_priority_stay_in_the_cache() -> None:

@@ -48,6 +48,8 @@ class Admission:
         self._prefixes = CachedPrefixes(memory)
         self.reserve = memory.columns(config.reserve_tokens)
         """Pages that are left for each running request."""
+        self._short: tuple[int, int, int] | None = None
+        """The queue's changes, the pages available and who ran when the first one last found no pages."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.columns(_SHARED_TOKENS)
 
@@ -56,15 +58,19 @@ class Admission:
 
         A request that has its next pages in common with a prompt that this step runs is passed over: a later
         step finds them in the cache. One that finds no pages ends the round, so that it is not overtaken for
-        ever by smaller ones.
+        ever by smaller ones. While nobody can join, the queue is not put in order: that may take a look into
+        the cache for each.
         """
         admitted: list[Sequence] = []
+        if not draft.budget or not self._memory.free_slots or self._still_short(running):
+            return admitted
         running_prompts = {self._behind(sequence, sequence.node) for sequence in draft.prefilled}
         for sequence in self.queue.order(self.admissions, self._prefixes):
             if not draft.budget or not self._memory.free_slots:
                 break
             reserve = self.reserve * (running + len(admitted))
             if sequence.need + reserve > self._memory.available:
+                self._note_short(running + len(admitted))
                 break
             node = self._memory.match(sequence)
             behind = self._behind(sequence, node)
@@ -73,11 +79,22 @@ class Admission:
                 continue
             if not self._memory.seize(sequence, node, reserve):
                 self._memory.cache.unlock(node)
+                self._note_short(running + len(admitted))
                 break
             running_prompts.add(behind)
             self._start(sequence, draft)
             admitted.append(sequence)
         return admitted
+
+    def _note_short(self, running: int) -> None:
+        self._short = (self.queue.changes, self._memory.available, running)
+
+    def _still_short(self, running: int) -> bool:
+        """Tell whether the first one would find no more pages than the last time."""
+        if self._short is None:
+            return False
+        changes, available, beside = self._short
+        return changes == self.queue.changes and self._memory.available <= available and running >= beside
 
     def _start(self, sequence: Sequence, draft: Draft) -> None:
         self.queue.remove(sequence)

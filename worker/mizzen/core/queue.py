@@ -35,6 +35,8 @@ class WaitingQueue:
     def __init__(self, policy: Policy, limit: int) -> None:
         self.tokens = 0
         """Known tokens of all that wait."""
+        self.changes = 0
+        """How often somebody joined or left."""
         self._policy = policy
         self._limit = limit
         self._ranks: dict[int, _Rank] = {}
@@ -56,14 +58,12 @@ class WaitingQueue:
         """Append a new request."""
         self._rank(sequence.rank).new[sequence.rid] = sequence
         self._new += 1
-        self._size += 1
-        self.tokens += len(sequence.tokens)
+        self._count(sequence, 1)
 
     def put_back(self, sequence: Sequence) -> None:
         """Add a retracted request."""
         insort(self._rank(sequence.rank).retracted, sequence, key=lambda waiting: waiting.serial)
-        self._size += 1
-        self.tokens += len(sequence.tokens)
+        self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a request out."""
@@ -74,8 +74,7 @@ class WaitingQueue:
             self._new -= 1
         if not rank.new and not rank.retracted:
             del self._ranks[sequence.rank]
-        self._size -= 1
-        self.tokens -= len(sequence.tokens)
+        self._count(sequence, -1)
 
     def head(self) -> Sequence | None:
         """Return the first request of the highest rank."""
@@ -96,6 +95,11 @@ class WaitingQueue:
             ordered += self._ordered(rank, admissions, prefixes)
         urgent = self._urgent(admissions)
         return [*urgent, *(waiting for waiting in ordered if not waiting.urgent)] if urgent else ordered
+
+    def _count(self, sequence: Sequence, step: int) -> None:
+        self._size += step
+        self.tokens += step * len(sequence.tokens)
+        self.changes += 1
 
     def _ordered(self, rank: _Rank, admissions: int, prefixes: Prefixes) -> list[Sequence]:
         head = list(islice(rank.new.values(), WINDOW))

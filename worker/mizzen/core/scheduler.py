@@ -63,6 +63,8 @@ class Scheduler:
         """Cells that the next plan points at the tree's pages: request, first column, pages."""
         self._unchecked = False
         self._ranked = config.policy in RANKED
+        self._none_lower = -1
+        """The queue's changes when nobody ran who was of a lower priority than its first."""
 
     @property
     def has_work(self) -> bool:
@@ -271,12 +273,18 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Retract requests of low priority, for the first of a higher one that waits for slot or pages."""
-        head = self.admission.queue.head()
-        if head is not None:
-            running = [*self.decode, *self.prefilling]
-            reserve = self.admission.reserve
-            for sequence in victims(head, running, self.memory, self.decode, self.flights, reserve):
-                self._retract(sequence)
+        queue = self.admission.queue
+        head = queue.head()
+        if head is None or self._none_lower == queue.changes:
+            return
+        running = [*self.decode, *self.prefilling]
+        if all(sequence.rank >= head.rank for sequence in running):
+            # Whoever joins them from now on comes out of the queue.
+            self._none_lower = queue.changes
+            return
+        reserve = self.admission.reserve
+        for sequence in victims(head, running, self.memory, self.decode, self.flights, reserve):
+            self._retract(sequence)
 
     def _grow(self, draft: Draft) -> bool:
         """Give pages to the decodes that begin one; when they are short, retract the youngest requests.
