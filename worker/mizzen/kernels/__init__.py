@@ -4,3 +4,20 @@ The plain operations stay beside them in the layers, the sampler and the step: t
 wherever fusion is off. Triton is imported by the modules of this package alone, which are imported where a
 model is built for a GPU.
 """
+
+from __future__ import annotations
+
+import os
+
+
+def share_cache() -> None:
+    """Let Triton and FlashInfer keep what they compile in $MIZZEN_CACHE_DIR, unless they are told where.
+
+    Called before either is imported.
+    """
+    if folder := os.environ.get("MIZZEN_CACHE_DIR"):
+        os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
+        os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", folder)
+
+
+share_cache()
