@@ -22,7 +22,7 @@ from mizzen.engine.grammar.intake import Grammars
 from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count
-from mizzen.engine.memory import KvNeed
+from mizzen.engine.memory import KvNeed, shortage
 from mizzen.engine.parts import fitting_pages, make_kv, make_model, measured, take_kv_scales
 from mizzen.engine.profile import ProfiledRunner
 from mizzen.engine.ranks import Follower, Lead
@@ -49,11 +49,13 @@ class Phases:
     def __init__(self, report: Report) -> None:
         self.report = report
         self.seconds: dict[str, float] = {}
+        self.current = ""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Run one phase."""
         self.report(name)
+        self.current = name
         begin = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - begin
@@ -101,12 +103,13 @@ def load(
         if (join is None) != (options.tensor == 1):
             raise ValueError(f"--tensor {options.tensor} needs as many ranks: start `mizzen engine`, or LLM")
         group = join() if join else None
-    if group is None:
-        return assemble(options, config, end_token_ids, phases, progress, delay, None, make_masks)
     try:
         return assemble(options, config, end_token_ids, phases, progress, delay, group, make_masks)
-    except BaseException:
-        group.close()
+    except BaseException as error:
+        if group is not None:
+            group.close()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise shortage(phases.current, error) from error
         raise
 
 
@@ -151,7 +154,7 @@ def assemble(
             )
             return Step(model, attention, state, upload, fused=is_fused(options))
 
-        if device.type == "cuda" and group is None and options.kv_cache_tokens is None:
+        if device.type == "cuda" and group is None:
             columns = -(-context // options.page_size)
             need = measured(options, context, need, device, lambda pages: make_step(pages, columns))
         pages = fitting_pages(options, context, need, device, group)

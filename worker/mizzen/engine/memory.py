@@ -15,7 +15,7 @@ FREE_SPREAD = 0.10
 
 
 class MemoryShortage(ValueError):
-    """KV does not fit; the message says what takes the memory and which options change that."""
+    """Weights, KV or steps do not fit; the message says what takes the memory and what changes that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,12 @@ def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memor
     room = int(memory.total * options.memory_fraction) - used - need.step_bytes
     if options.kv_cache_tokens is not None:
         pages = -(-options.kv_cache_tokens // options.page_size)
-        if pages * page_bytes > memory.free:
+        # On cpu memory is taken as it is filled, and nothing keeps others from it anyway.
+        step = need.step_bytes if options.device == "cuda" else 0
+        if pages * page_bytes + step > memory.free:
+            beside = f" beside a step's {gib(step)}" if step else ""
             raise MemoryShortage(
-                f"--kv-cache-tokens {options.kv_cache_tokens} needs {gib(pages * page_bytes)}, "
+                f"--kv-cache-tokens {options.kv_cache_tokens} needs {gib(pages * page_bytes)}{beside}, "
                 f"{gib(memory.free)} of {gib(memory.total)} are free: lower it"
             )
         return pages
@@ -103,6 +106,24 @@ def count_pages(options: EngineOptions, context_length: int, need: KvNeed, memor
             "--memory-fraction, lower --prefill-chunk-tokens or --max-running-requests, or free memory"
         )
     return pages
+
+
+ADVICE = {
+    "weights": "take a larger GPU, spread the model over several (--tensor), or free memory",
+    "kv": "lower --memory-fraction or --kv-cache-tokens, or free memory",
+}
+"""What helps against a lack of memory, by phase of the start."""
+LATER_ADVICE = (
+    "lower --memory-fraction, --kv-cache-tokens, --cuda-graph-max-batch or --cuda-graph-max-tokens, "
+    "or free memory"
+)
+
+
+def shortage(phase: str, error: BaseException) -> MemoryShortage:
+    """Say what helps where a GPU's memory did not suffice in a phase of the start."""
+    return MemoryShortage(
+        f"the GPU has too little memory ({phase}): {ADVICE.get(phase, LATER_ADVICE)} ({error})"
+    )
 
 
 def share_memory(memory: DeviceMemory, options: EngineOptions) -> DeviceMemory:

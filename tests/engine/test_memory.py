@@ -1,0 +1,54 @@
+"""KV beside what steps take, and what is said where a GPU's memory does not suffice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mizzen.engine import parts
+from mizzen.engine.build import load_engine
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.machine import DeviceMemory
+from mizzen.engine.memory import GIB, KvNeed, MemoryShortage, count_pages, shortage
+
+NEED = KvNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
+TOKENS = 8 << 10
+"""8 GiB of them."""
+
+
+def pages(device: str, free: float) -> int:
+    options = EngineOptions(model="m", device=device, kv_cache_tokens=TOKENS, page_size=16)
+    return count_pages(options, 4096, NEED, DeviceMemory(80 * GIB, int(free * GIB)))
+
+
+def test_tokens_asked_for_leave_room_for_steps_on_a_gpu() -> None:
+    assert pages("cuda", 10.1) == pages("cpu", 8.1) == TOKENS // 16
+    with pytest.raises(MemoryShortage, match=r"needs 8.00 GiB beside a step's 2.00 GiB, 9.50 GiB of 80.00"):
+        pages("cuda", 9.5)
+    with pytest.raises(MemoryShortage, match=r"needs 8.00 GiB, 7.90 GiB of 80.00 GiB are free: lower it"):
+        pages("cpu", 7.9)
+
+
+@pytest.mark.parametrize(
+    ("phase", "advice"),
+    [("weights", "--tensor"), ("kv", "--memory-fraction"), ("graphs", "--cuda-graph-max")],
+)
+def test_what_helps_is_said_by_phase(phase: str, advice: str) -> None:
+    assert advice in str(shortage(phase, RuntimeError("tried to allocate")))
+
+
+def test_a_model_that_does_not_fit_says_so(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.save_model(tmp_path, "qwen3")
+
+    def full(*given: Any, **more: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+
+    monkeypatch.setattr(parts, "load_checkpoint", full)
+    with pytest.raises(MemoryShortage, match=r"too little memory \(weights\): take a larger GPU.*9.00 GiB"):
+        load_engine(EngineOptions(model=str(tmp_path), device="cpu"))
