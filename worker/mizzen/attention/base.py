@@ -242,8 +242,16 @@ class Attend:
 class MixedAttention:
     """Attention of a mixed batch: stores new KV, then runs decodes and prefill chunks."""
 
-    def __init__(self, kv: PagedKV, decode: AttentionBackend, prefill: AttentionBackend) -> None:
+    def __init__(
+        self,
+        kv: PagedKV,
+        decode: AttentionBackend,
+        prefill: AttentionBackend,
+        names: tuple[str, str] = ("", ""),
+    ) -> None:
         self.kv = kv
+        self.names = names
+        """Of the backends of decodes and of prompts, as options call them."""
         self.decode = decode
         self.prefill = prefill
 

@@ -9,6 +9,7 @@ when that step is.
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,15 @@ def missing(geometry: Geometry, kv: PagedKV, template: str) -> str | None:
         return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
+    return None
+
+
+def hinders(geometry: Geometry, kv: PagedKV) -> str | None:
+    """Tell what keeps the fa2 template from being chosen unasked: `missing`, or kernels not compiled."""
+    if why := missing(geometry, kv, "fa2"):
+        return why
+    if importlib.util.find_spec("flashinfer_jit_cache") is None and shutil.which("nvcc") is None:
+        return "its kernels need the package flashinfer-jit-cache, or nvcc to compile them"
     return None
 
 
@@ -162,6 +172,9 @@ class FlashInferAttention(AttentionBackend):
         super().__init__(geometry, kv)
         if why := missing(geometry, kv, template):
             raise ValueError(f"attention flashinfer does not run here: {why}; choose reference or auto")
+        from mizzen.kernels import share_cache
+
+        share_cache()
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
         self.template = template

@@ -67,22 +67,30 @@ FACTORIES: dict[str, Factory] = {
 
 
 def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
-    """Resolve `auto` for a device and a shape of heads.
+    """Resolve `auto` for a device and a shape of heads: the fastest that was measured, of those that run.
 
-    Decodes go to our own kernel, which was faster than fa3 at every batch measured (docs/benchmarks.md).
+    Decodes go to our own kernel first, which was faster than fa3 at every batch (docs/benchmarks.md, and
+    benchmarks/attention.py, which measures all of them).
     """
     if name != "auto":
         return name
     if kv.keys.device.type == "cpu":
         return "cpu"
-    from mizzen.attention import fa3, split
+    from mizzen.attention import fa3, flashinfer, split
 
-    if decode and split.missing(geometry, kv) is None:
-        return "split"
-    if why := fa3.missing(geometry, kv):
-        log.warning("attention runs by plain PyTorch, which is slow: fa3 does not run here: %s", why)
-        return "reference"
-    return "fa3"
+    reasons: list[str] = []
+    for candidate, missing in (
+        ("split", split.missing if decode else None),
+        ("fa3", fa3.missing),
+        ("flashinfer", flashinfer.hinders),
+    ):
+        if missing is None:
+            continue
+        if (why := missing(geometry, kv)) is None:
+            return candidate
+        reasons.append(f"{candidate} does not run here: {why}")
+    log.warning("attention runs by plain PyTorch, which is slow: %s", "; ".join(reasons))
+    return "reference"
 
 
 def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str) -> MixedAttention:
@@ -105,4 +113,4 @@ def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str
             raise ValueError(f"attention must be one of auto, {', '.join(FACTORIES)}, not {name!r}")
         if name not in made:
             made[name] = FACTORIES[name](geometry, kv)
-    return MixedAttention(kv, made[chosen[0]], made[chosen[1]])
+    return MixedAttention(kv, made[chosen[0]], made[chosen[1]], names=(chosen[0], chosen[1]))
