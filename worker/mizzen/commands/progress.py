@@ -12,6 +12,7 @@ import msgspec
 
 OnLine = Callable[[str], None]
 SHOWN_LEVELS = ("warning", "error", "critical")
+QUARTERS = 4
 HIDDEN_FIELDS = ("time", "level", "event", "process", "program", "traceback")
 
 
@@ -22,8 +23,8 @@ class Progress(AbstractContextManager["Progress"], Protocol):
         """Return what takes the log lines of a process; None lets them through as they are."""
         ...
 
-    def update(self, state: str) -> None:
-        """Show how far the start is."""
+    def update(self, state: str, share: float | None = None) -> None:
+        """Show how far the start is: in words, and how much of that is done, 0 to 1."""
         ...
 
     def note(self, text: str) -> None:
@@ -32,10 +33,10 @@ class Progress(AbstractContextManager["Progress"], Protocol):
 
 
 class PlainProgress(AbstractContextManager["PlainProgress"]):
-    """For log files: a line whenever the state changes."""
+    """For log files: a line whenever the state changes, and with each quarter of one that takes long."""
 
     def __init__(self) -> None:
-        self._state = ""
+        self._shown = ("", 0)
 
     def __exit__(self, *_: object) -> None:
         return None
@@ -44,11 +45,12 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         """Let log lines through."""
         return None
 
-    def update(self, state: str) -> None:
-        """Write the state when it is new."""
-        if state != self._state:
-            self._state = state
-            self.note(state)
+    def update(self, state: str, share: float | None = None) -> None:
+        """Write the state when it is new, or a quarter further."""
+        quarters = int((share or 0) * QUARTERS)
+        if (state, quarters) != self._shown:
+            self._shown = (state, quarters)
+            self.note(in_words(state, quarters / QUARTERS if quarters else None))
 
     def note(self, text: str) -> None:
         """Write a line."""
@@ -84,14 +86,19 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
 
         return show
 
-    def update(self, state: str) -> None:
+    def update(self, state: str, share: float | None = None) -> None:
         """Show the state and how long the start has taken."""
-        self._status.update(f"{state} ({time.monotonic() - self._began:.0f} s)")
+        self._status.update(f"{in_words(state, share)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
         """Show a line for good; the moving one ends."""
         self._status.stop()
         self._console.print(f"mizzen: {text}", markup=False, highlight=False)
+
+
+def in_words(state: str, share: float | None) -> str:
+    """Say how far a start is."""
+    return state if share is None else f"{state}, {share:.0%}"
 
 
 def warning_in(line: str) -> str:

@@ -17,25 +17,31 @@ PHASES = {
     "config": "reading the configuration",
     "weights": "loading weights",
     "kv": "allocating the KV cache",
+    "graphs": "capturing CUDA graphs",
     "warmup": "warming up",
 }
 
 
 class Readiness:
-    """Asks both processes whether a request would succeed; `state` says in words how far they are."""
+    """Asks both processes whether a request would succeed; `state` says in words how far they are.
+
+    `share` is how much of that is done, 0 to 1, where somebody counts.
+    """
 
     def __init__(self, engine: EngineConfig, gateway: GatewayConfig) -> None:
         self._engine, self._gateway = engine, gateway
         self._token = Path(gateway.admin_token_file or "").read_text() if gateway.admin_token_file else ""
         self.state = "starting"
+        self.share: float | None = None
 
     def check(self) -> bool:
         """Tell whether both are ready and the gateway would send a request to the engine now."""
         status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
         if status != 200:
-            self.state = f"engine: {_phase(text)}"
+            phase, self.share = _phase(text)
+            self.state = f"engine: {phase}"
             return False
-        self.state = "gateway: connecting to the engine"
+        self.state, self.share = "gateway: connecting to the engine", None
         return self._routable()
 
     def _routable(self) -> bool:
@@ -60,10 +66,17 @@ def _get(host: str, port: int, path: str, headers: dict[str, str] | None = None)
         connection.close()
 
 
-def _phase(text: str) -> str:
-    """Say what an engine that is not ready does, from the body of its `/readyz`."""
+class _Ready(msgspec.Struct):
+    """What is read of an engine's `/readyz`."""
+
+    phase: str = ""
+    progress: float | None = None
+
+
+def _phase(text: str) -> tuple[str, float | None]:
+    """Say what an engine that is not ready does, and how much of it is done, by the body of its `/readyz`."""
     try:
-        phase = msgspec.json.decode(text, type=dict[str, str]).get("phase", "")
+        ready = msgspec.json.decode(text, type=_Ready)
     except msgspec.DecodeError:
-        return "starting"
-    return PHASES.get(phase, phase or "starting")
+        return "starting", None
+    return PHASES.get(ready.phase, ready.phase or "starting"), ready.progress

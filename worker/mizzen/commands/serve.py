@@ -189,7 +189,7 @@ def _watch(children: Children, plan: Plan, progress: Progress) -> int:
         if ready:
             continue
         ready = readiness.check()
-        progress.update(readiness.state)
+        progress.update(readiness.state, readiness.share)
         if ready:
             progress.note(f"serving {plan.gateway.served_name} on {plan.engine.device}; Ctrl-C ends it")
             print(base_url(plan.gateway), flush=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,8 @@ from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import ALONE
 from mizzen.parallel.group import Group
 from mizzen.weights.load import Progress, size_of
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[str], None]
 """Called with the name of a phase of start-up as it begins."""
@@ -86,7 +89,7 @@ def load(
     Args:
         options: What the engine is told.
         phases: Told as they begin.
-        progress: Called with bytes of weights done and in all.
+        progress: Called with bytes of weights done and in all, then with graphs.
         delay: Holds steps back.
         join: Meets the other ranks, where there are some.
         make_masks: Makes what masks tokens, or None.
@@ -161,13 +164,12 @@ def assemble(
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         step = make_step(pages, scheduling.columns)
     step.state.extras.masks = make_masks(config, end_token_ids, upload)
+    with phases("graphs") if device.type == "cuda" else nullcontext():
+        runner = make_runner(options, step, device, delay, progress)
     with phases("warmup"):
-        runner = make_runner(options, step, device, delay)
         warm_up(runner, config)
         if group:
             group.barrier("warm")
-    if isinstance(runner, CudaRunner):
-        phases.seconds["graphs"] = runner.capture_seconds
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
         vocab_size=config.vocab_size,
@@ -179,8 +181,10 @@ def assemble(
         step_bytes=need.step_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
+        attention=step.attention.names,
         phases=phases.seconds,
     )
+    tell(info)
     return Loaded(
         config=config,
         end_token_ids=end_token_ids,
@@ -189,6 +193,21 @@ def assemble(
         info=info,
         group=group,
     )
+
+
+def tell(info: EngineInfo) -> None:
+    """Log what was loaded."""
+    decode, prefill = info.attention
+    fields = {
+        "weights_bytes": info.weights_bytes,
+        "kv_bytes": info.kv_bytes,
+        "kv_tokens": info.pages_total * info.page_size,
+        "step_bytes": info.step_bytes,
+        "attention_decode": decode,
+        "attention_prefill": prefill,
+        **{f"{name}_seconds": round(seconds, 3) for name, seconds in info.phases.items()},
+    }
+    log.info("the engine is loaded", extra={"fields": fields})
 
 
 def mask_threads(options: EngineOptions) -> int:
@@ -208,8 +227,8 @@ def load_engine(
 
     Args:
         options: What the engine is told.
-        report: Called with the name of each phase as it begins: config, weights, kv, warmup.
-        progress: Called with bytes of weights done and in all.
+        report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
+        progress: Called with bytes of weights done and in all, then with graphs.
         delay: Holds steps back; for tests, on cpu alone.
         compiler: Compiles grammars, for several engines of one model; the caller closes it.
         lead: The other ranks, where there are some.

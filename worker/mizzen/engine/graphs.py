@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 
 import numpy as np
@@ -116,8 +116,8 @@ class DecodeGraphs:
             self.penalties,
         )
 
-    def capture(self, stream: torch.cuda.Stream) -> float:
-        """Capture every size, the largest first, so that all share its memory; return the seconds it took."""
+    def capture(self, stream: torch.cuda.Stream, captured: Callable[[], None] = lambda: None) -> None:
+        """Capture every size, the largest first, so that all share its memory; `captured` is told each."""
         begin = time.perf_counter()
         pool = None
         with torch.inference_mode(), torch.cuda.stream(stream):
@@ -130,10 +130,10 @@ class DecodeGraphs:
                     self.step(size)
                 pool = pool or graph.pool()
                 self.graphs[size] = graph
+                captured()
         stream.synchronize()
         seconds = time.perf_counter() - begin
         log.info("captured %d decode graphs in %.1f s", len(self.graphs), seconds)
-        return seconds
 
     def load_kernels(self) -> None:
         """Run what follows a replay now and then, on rows of padding: its first run takes long."""

@@ -19,10 +19,9 @@ class EngineInfo:
     kv_bytes: int
     dtype: str
     device: str
+    attention: tuple[str, str] = ("", "")
+    """Backends of decodes and of prompts."""
     step_bytes: int = 0
     """Kept free for steps: slots, workspaces, graphs, intermediate results. On one GPU it is measured."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that each phase of start-up took: config, weights, kv, warmup.
-
-    On cuda, `graphs` is the part of warmup that captures decode graphs.
-    """
+    """Seconds that each phase of start-up took: config, weights, kv, graphs (on cuda), warmup."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -152,8 +152,13 @@ class PrefillGraphs:
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
         self.model.logits(hidden, self.logits[: packed.rows])
 
-    def capture(self, stream: torch.cuda.Stream, pool: tuple[int, int] | None = None) -> float:
-        """Capture every size, the largest first, so that all share its memory; return the seconds it took."""
+    def capture(
+        self,
+        stream: torch.cuda.Stream,
+        captured: Callable[[], None] = lambda: None,
+        pool: tuple[int, int] | None = None,
+    ) -> None:
+        """Capture every size, the largest first, so that all share its memory; `captured` is told each."""
         begin = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in reversed(self.sizes):
@@ -166,6 +171,7 @@ class PrefillGraphs:
                     self.forward(packed, inbox)
                 pool = pool or graph.pool()
                 self.graphs[size] = Captured(graph, packed, inbox)
+                captured()
         stream.synchronize()
         seconds = time.perf_counter() - begin
         log.info(
@@ -174,7 +180,6 @@ class PrefillGraphs:
             self.sizes[-1],
             seconds,
         )
-        return seconds
 
     def blank(self, packed: Packed) -> Int32:
         """Return the numbers of a batch of padding alone."""

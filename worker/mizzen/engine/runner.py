@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from mizzen.core.request import Int32, Int64
 from mizzen.engine.graphs import DecodeGraphs
 from mizzen.engine.side import DeviceSide
 from mizzen.engine.step import Outcome, Step
+from mizzen.weights.load import Progress
 
 Delay = Callable[[StepPlan], float]
 """Seconds that a step is held back; tests exercise overlap and fences with it."""
@@ -47,6 +49,12 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Enqueue a copy to pinned memory of the host."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
+
+
+def one_more(progress: Progress, total: int) -> Callable[[], None]:
+    """Return what tells `progress` of one more of `total` each time that it is called."""
+    done = count(1)
+    return lambda: progress(next(done), total)
 
 
 class CpuRunner:
@@ -94,17 +102,24 @@ class CudaRunner:
     Steps run eagerly; captured graphs take the place of `step` for batches of plain decodes.
     """
 
-    def __init__(self, step: Step, device: torch.device, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(
+        self,
+        step: Step,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        """Capture the graphs; `progress` is told how many of all are captured."""
         self.step = step
         self.graphs = graphs
         self.stream = torch.cuda.Stream(device)
-        self.capture_seconds = 0.0
+        captured = one_more(progress, sum(len(some.sizes) for some in (graphs, step.graphs) if some))
         pool = None
         if graphs is not None:
-            self.capture_seconds += graphs.capture(self.stream)
+            graphs.capture(self.stream, captured)
             pool = next(iter(graphs.graphs.values())).pool()
         if step.graphs is not None:
-            self.capture_seconds += step.graphs.capture(self.stream, pool)
+            step.graphs.capture(self.stream, captured, pool)
         self.pending: deque[Launched | Exception] = deque()
 
     def launch(self, plan: StepPlan) -> None:

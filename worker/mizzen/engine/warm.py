@@ -15,18 +15,19 @@ from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_siz
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.step import Step
 from mizzen.models.config import ModelConfig
+from mizzen.weights.load import Progress
 
 
 def make_runner(
-    options: EngineOptions, step: Step, device: torch.device, delay: Delay | None
+    options: EngineOptions, step: Step, device: torch.device, delay: Delay | None, progress: Progress
 ) -> CpuRunner | CudaRunner:
-    """Make the runner of a device."""
+    """Make the runner of a device; `progress` is told of the graphs that are captured, and of all."""
     if options.device == "cpu":
         threads = options.threads or max(1, cpu_count() // options.local_ranks)
         return CpuRunner(step, threads=threads, delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
     step.graphs = make_prefill_graphs(options, step)
-    return CudaRunner(step, device, make_graphs(options, step))
+    return CudaRunner(step, device, make_graphs(options, step), progress)
 
 
 def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:

@@ -17,14 +17,15 @@ class Phase(enum.IntEnum):
     CONFIG = 2
     WEIGHTS = 3
     KV = 4
-    WARMUP = 5
-    SERVING = 6
-    DRAINING = 7
-    ENDED = 8
-    FAILED = 9
+    GRAPHS = 5
+    WARMUP = 6
+    SERVING = 7
+    DRAINING = 8
+    ENDED = 9
+    FAILED = 10
 
 
-STARTUP_PHASES = (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.WARMUP)
+STARTUP_PHASES = (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.GRAPHS, Phase.WARMUP)
 STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -140,8 +141,9 @@ HISTOGRAMS = (
     ),
 )
 
-STATE = ("phase", "phase_since", "heartbeat", "live")
-"""The rank's phase and when it began, its loop's last turn (both monotonic seconds), and its requests."""
+STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live")
+"""The rank's phase, when it began, and how much of it is done (bytes or pieces; 0 of 0 where nobody counts);
+its loop's last turn (it and the beginning in monotonic seconds), and its requests."""
 
 FIELDS: tuple[str, ...] = (
     *STATE,

@@ -46,7 +46,7 @@ def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: P
     place = local_place(options, rank, links.rendezvous, links.address)
     take_processors(place)
     plans = plans_of(rank, links, keys)
-    follower = load_follower(options, lambda: Group(place), status.report)
+    follower = load_follower(options, lambda: Group(place), status.report, status.progress)
     gc.collect()
     gc.freeze()  # a collection over all of torch would hold up a step
     pulse = PulseWriter(links.pulses, rank - links.first)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterable
 
 from mizzen.server.catalogue import INDEX, STARTUP_PHASES, Phase
-from mizzen.server.status import StatusWriter
+from mizzen.server.status import Snapshot, StatusWriter
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 0.1
+"""How far a phase is need not be told more often."""
 
 
 class PhaseStatus:
-    """Shows which phase a rank is in, and at the end why it failed."""
+    """Shows which phase a rank is in and how far, and at the end why it failed."""
 
     def __init__(self, writer: StatusWriter) -> None:
         self._writer = writer
@@ -17,12 +24,16 @@ class PhaseStatus:
         self._phase = Phase.SPAWN
 
     def phase(self, phase: Phase) -> None:
-        """Enter a phase; the time in a start-up phase is its metric."""
+        """Enter a phase; the time in a start-up phase is its metric, and is logged."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
-            values[INDEX[f"phase_seconds_{self._phase.name}"]] += now - values[INDEX["phase_since"]]
+            seconds = now - values[INDEX["phase_since"]]
+            values[INDEX[f"phase_seconds_{self._phase.name}"]] += seconds
+            fields = {"phase": self._phase.name.lower(), "seconds": round(seconds, 3)}
+            log.info("phase of the start is over", extra={"fields": fields})
         self._phase = phase
         values[INDEX["phase"]] = phase
+        values[INDEX["phase_done"]] = values[INDEX["phase_total"]] = 0.0
         values[INDEX["phase_since"]] = values[INDEX["heartbeat"]] = now
         self._writer.publish()
 
@@ -30,7 +41,22 @@ class PhaseStatus:
         """Enter a phase by the name that whoever loads an engine calls it."""
         self.phase(Phase[name.upper()])
 
+    def progress(self, done: int, total: int) -> None:
+        """Show how much of the phase is done, in bytes or pieces."""
+        now, values = time.monotonic(), self._values
+        values[INDEX["phase_done"]], values[INDEX["phase_total"]] = done, total
+        if done < total and now - values[INDEX["heartbeat"]] < PROGRESS_SECONDS:
+            return
+        values[INDEX["heartbeat"]] = now
+        self._writer.publish()
+
     def fail(self, reason: str) -> None:
         """Leave the reason of the end to whoever watches."""
         self._writer.set_text(reason)
         self.phase(Phase.FAILED)
+
+
+def share_done(ranks: Iterable[Snapshot], phase: Phase) -> float | None:
+    """Return how much of a phase is done, 0 to 1, by the rank that is least far; None: nobody counts."""
+    here = [rank for rank in ranks if rank["phase"] == phase and rank["phase_total"]]
+    return min((rank["phase_done"] / rank["phase_total"] for rank in here), default=None)

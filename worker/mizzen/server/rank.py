@@ -40,8 +40,22 @@ from mizzen.wire.server import WireServer
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=EngineConfig)
-Report = Callable[[str], None]
-"""Called by what loads an engine, with the name of the phase that begins: config, weights, kv, warmup."""
+
+
+class Startup(Protocol):
+    """Told by what loads an engine how far it is."""
+
+    def report(self, name: str) -> None:
+        """A phase begins: config, weights, kv, graphs or warmup."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """So much of the phase is done, in bytes or pieces."""
+        ...
+
+
+Load = Callable[[C, Startup], Engine]
+"""Loads the engine of a configuration."""
 
 
 class Traceable(Engine, Protocol):
@@ -92,7 +106,7 @@ def serve(
     config: C,
     status: RankStatus,
     control: int,
-    load: Callable[[C, Report], Engine],
+    load: Load[C],
     limits: WireLimits | None = None,
 ) -> None:
     """Load an engine and serve it until the supervisor ends it.
@@ -105,7 +119,7 @@ def serve(
     try:
         status.phase(Phase.CONFIG)
         keys, files = wire_keys(config), read_files(Path(config.model))
-        engine = load(config, lambda phase: status.phase(Phase[phase.upper()]))
+        engine = load(config, status)
         greeting = welcome(config, engine, files)
         waiting = config.max_waiting_requests
         wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
@@ -126,7 +140,7 @@ def serve(
             engine.close()
 
 
-def main(config_type: type[C], importer: Callable[[Links | None], Callable[[C, Report], Engine]]) -> int:
+def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> int:
     """Run a rank process; the command line is the supervisor's, not a person's.
 
     `importer` imports what is heavy and returns the function that loads the engine; it is told what ties the
@@ -154,11 +168,11 @@ def main(config_type: type[C], importer: Callable[[Links | None], Callable[[C, R
     return 0
 
 
-def _frozen(load: Callable[[C, Report], Engine]) -> Callable[[C, Report], Engine]:
+def _frozen(load: Load[C]) -> Load[C]:
     """Keep what is loaded out of garbage collections: one over all of torch would hold up a step."""
 
-    def load_and_freeze(config: C, report: Report) -> Engine:
-        engine = load(config, report)
+    def load_and_freeze(config: C, startup: Startup) -> Engine:
+        engine = load(config, startup)
         gc.collect()
         gc.freeze()
         return engine
@@ -179,23 +193,25 @@ def _traceable(config: EngineConfig, engine: Traceable) -> Engine:
     return engine
 
 
-def import_engine(links: Links | None) -> Callable[[EngineConfig, Report], Engine]:
+def import_engine(links: Links | None) -> Load[EngineConfig]:
     """Import the real engine; only this imports torch."""
     from mizzen.engine.build import load_engine
 
     if links is None:
-        return lambda config, report: _traceable(config, load_engine(config, report))
+        return lambda config, startup: _traceable(
+            config, load_engine(config, startup.report, startup.progress)
+        )
     from mizzen.engine.place import local_place, take_processors
     from mizzen.engine.ranks import Lead
     from mizzen.parallel.group import Group
 
-    def load(config: EngineConfig, report: Report) -> Engine:
+    def load(config: EngineConfig, startup: Startup) -> Engine:
         place = local_place(config, 0, links.rendezvous, links.address)
         take_processors(place)
         pulse = PulseWriter(links.pulses, 0)
         plans = open_plans(config, links)
         lead = Lead(join=lambda: Group(place), plans=plans, pulse=pulse)
-        engine = load_engine(config, report, lead=lead)
+        engine = load_engine(config, startup.report, startup.progress, lead=lead)
         plans.wait(place.timeout_seconds)
         pulse.start()
         return _traceable(config, engine)

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ from mizzen.engine.info import EngineInfo
 from mizzen.engine.simulated import Context, Script, Speed, fixed, hashed, simulated_runner
 from mizzen.server.files import ModelFolderError
 from mizzen.server.links import Links
-from mizzen.server.rank import Report, leave, main
+from mizzen.server.rank import Load, Startup, leave, main
 from mizzen.server.simulate import SimulateConfig
 
 KV_CACHE_TOKENS = 1 << 18
 CONTEXT_LENGTH = 1 << 15
 """Of folders without a config.json."""
+START_PARTS = 10
+"""Weights come in so many parts."""
 
 
 def read_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
@@ -93,20 +94,22 @@ class Faults:
         return 0.0
 
 
-def load_simulated(config: SimulateConfig, report: Report) -> Engine:
+def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
     """Make a simulated engine, in the time and with the failure that its configuration asks for.
 
     Raises:
         RuntimeError: the start is to fail.
         ValueError: the model folder or an option is wrong.
     """
-    report("config")
+    startup.report("config")
     vocab_size, context_length, end_tokens = read_sizes(Path(config.model))
-    report("weights")
-    time.sleep(config.start_seconds)
+    startup.report("weights")
+    for part in range(START_PARTS):
+        startup.progress(part, START_PARTS)
+        time.sleep(config.start_seconds / START_PARTS)
     if config.fail_start:
         raise RuntimeError(config.fail_start)
-    report("kv")
+    startup.report("kv")
     scheduling = SchedulerConfig(
         pages_total=max(1, (config.kv_cache_tokens or KV_CACHE_TOKENS) // config.page_size),
         context_length=config.context_length or context_length,
@@ -148,7 +151,7 @@ def load_simulated(config: SimulateConfig, report: Report) -> Engine:
     return Engine(info, Scheduler(scheduling), runner)
 
 
-def import_simulated(links: Links | None) -> Callable[[SimulateConfig, Report], Engine]:
+def import_simulated(links: Links | None) -> Load[SimulateConfig]:
     """Return `load_simulated`; nothing heavy is to be imported, and there is one rank alone."""
     return load_simulated
 

@@ -27,6 +27,7 @@ from mizzen.server.metrics import EngineView, registry
 from mizzen.server.node_follower import Follower
 from mizzen.server.node_leader import Leader
 from mizzen.server.nodes import Others
+from mizzen.server.phases import share_done
 from mizzen.server.ranks import RankProcess, kill_all, reap, spawn
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status import StatusReader, create_block
@@ -246,7 +247,11 @@ class Supervisor:
 
     def _ready(self) -> Health:
         state = self._state()
-        body: dict[str, Any] = {"state": state, "phase": self._phase().name.lower()}
+        phase = self._phase()
+        body: dict[str, Any] = {"state": state, "phase": phase.name.lower()}
+        share = share_done((reader.read() for reader in self._readers), phase)
+        if share is not None:
+            body["progress"] = round(share, 3)
         if self._others and not self._others.began:
             body["reason"] = self._others.waits_for()
         if state == "serving" and self._leads:

@@ -1,0 +1,104 @@
+"""How far a start is: from whoever loads, over shared memory, to `/readyz`, the logs and the user."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mizzen.commands.progress import PlainProgress
+from mizzen.commands.readiness import _phase
+from mizzen.server import phases
+from mizzen.server.catalogue import Phase
+from mizzen.server.phases import PhaseStatus, share_done
+from mizzen.server.status import StatusReader, StatusWriter, create_block
+
+
+@pytest.fixture
+def block() -> Iterator[int]:
+    descriptor = create_block(2)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_the_least_far_rank_tells_how_much_of_a_phase_is_done(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "PROGRESS_SECONDS", 0.0)
+    ranks = [PhaseStatus(StatusWriter(block, rank)) for rank in range(2)]
+    readers = [StatusReader(block, rank) for rank in range(2)]
+
+    def share(phase: Phase) -> float | None:
+        return share_done((reader.read() for reader in readers), phase)
+
+    for rank in ranks:
+        rank.report("weights")
+    assert share(Phase.WEIGHTS) is None
+    ranks[0].progress(30, 40)
+    assert share(Phase.WEIGHTS) == 0.75
+    ranks[1].progress(10, 40)
+    assert share(Phase.WEIGHTS) == 0.25
+    ranks[0].report("graphs")
+    assert share(Phase.GRAPHS) is None
+    ranks[0].progress(1, 50)
+    assert (share(Phase.WEIGHTS), share(Phase.GRAPHS)) == (0.25, 0.02)
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(block: int) -> None:
+    rank, reader = PhaseStatus(StatusWriter(block, 0)), StatusReader(block, 0)
+    rank.report("weights")
+    rank.progress(1, 1000)
+    assert reader.read()["phase_done"] == 0
+    rank.progress(1000, 1000)
+    assert reader.read()["phase_done"] == 1000
+
+
+def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rank = PhaseStatus(StatusWriter(block, 0))
+    for phase in (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.GRAPHS, Phase.WARMUP):
+        rank.phase(phase)
+    rank.phase(Phase.SERVING)
+    fields: list[dict[str, Any]] = [record.__dict__["fields"] for record in caplog.records]
+    assert [field["phase"] for field in fields] == ["import", "config", "weights", "kv", "graphs", "warmup"]
+    assert all(0 <= field["seconds"] < 5 for field in fields)
+
+
+def test_readyz_tells_the_share(start_engine: Any) -> None:
+    engine = start_engine(start_seconds=3.0)
+    engine.until(lambda: 0 < engine.get("/readyz")[1].get("progress", 0) < 1)
+    body = engine.get("/readyz")[1]
+    assert (body["state"], body["phase"]) == ("starting", "weights")
+    engine.ready()
+    assert "progress" not in engine.get("/readyz")[1]
+    assert any(line.get("phase") == "weights" and line["seconds"] > 2.5 for line in engine.log)
+
+
+def test_users_see_quarters_in_log_files(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = PlainProgress()
+    for share in (None, 0.0, 0.1, 0.2, 0.26, 0.3, 0.5, 1.0):
+        shown.update("engine: loading weights", share)
+    shown.update("engine: warming up")
+    assert capsys.readouterr().err.splitlines() == [
+        "mizzen: engine: loading weights",
+        "mizzen: engine: loading weights, 25%",
+        "mizzen: engine: loading weights, 50%",
+        "mizzen: engine: loading weights, 100%",
+        "mizzen: engine: warming up",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"state":"starting","phase":"graphs","progress":0.4}', ("capturing CUDA graphs", 0.4)),
+        ('{"state":"starting","phase":"weights"}', ("loading weights", None)),
+        ('{"state":"starting","phase":"new"}', ("new", None)),
+        ("<html>", ("starting", None)),
+    ],
+)
+def test_a_phase_in_words(body: str, words: tuple[str, float | None]) -> None:
+    assert _phase(body) == words
