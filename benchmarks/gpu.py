@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import types
 import typing
@@ -148,7 +149,11 @@ def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
         options = engine_options(args) | {"load_format": "dummy"} | more | dict(args.engine)
-        with LLM(folder, device=args.device, **options) as llm:
+        try:
+            loaded = LLM(folder, device=args.device, **options)
+        except ValueError as error:  # an option that cannot be, or too little memory
+            sys.exit(f"the engine cannot be loaded: {error}")
+        with loaded as llm:
             yield llm, limits_of(args, read_config(Path(folder)))
 
 
@@ -169,12 +174,21 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def need_device(device: str) -> None:
+    """End with a message where there is no such device."""
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("no GPU is here; --device cpu --shape tiny only tells whether all works")
+
+
 Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]
 """Measures with the given options, fills a table and returns the figures."""
 
 
 def run(args: argparse.Namespace, measure: Measure, *, without: tuple[str, ...] = ()) -> None:
     """Measure, and with `--ablate` again with each part off (but those `without`); print tables and JSON."""
+    need_device(args.device)
     names = [name for name in VARIANTS if name not in without] if args.ablate else ["all on"]
     results: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -189,10 +203,11 @@ def run(args: argparse.Namespace, measure: Measure, *, without: tuple[str, ...] 
 
 
 def started(llm: LLM) -> dict[str, Any]:
-    """Print how the engine came up, and return it."""
-    phases = llm.engine.info.phases
-    print("  start-up: " + ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
-    return {"phases": phases}
+    """Print how the engine came up and which attention it runs, and return it."""
+    info = llm.engine.info
+    print("  start-up: " + ", ".join(f"{name} {value:.1f} s" for name, value in info.phases.items()))
+    print("  attention: decodes {}, prompts {}".format(*info.attention))
+    return {"phases": info.phases, "attention": dict(zip(("decode", "prefill"), info.attention, strict=True))}
 
 
 def drain(llm: LLM) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from gateway_parts.vocabulary import Vocabulary
 
-from gpu import SHAPES, engine_options, median, parser, started
+from gpu import SHAPES, engine_options, median, need_device, parser, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.output import GrammarCounts
 from mizzen.core.request import Request
@@ -214,6 +214,7 @@ def main() -> None:
         if args.json:
             print(json.dumps({"host": found}))
         return
+    need_device(args.device)
     steps: dict[str, dict[str, float]] = {}
     with load(args) as llm:
         llm.generate(

@@ -145,9 +145,13 @@ def main() -> int:
     if args.trace is not None and not args.trace.is_file():
         parser().error(f"--trace {args.trace} is no file")
     key = os.environ.get(args.key_env)
+    try:
+        model = args.model or asyncio.run(first_model(args.url, key))
+    except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:
+        sys.exit(f"{args.url} does not list its models: {error or type(error).__name__}")
     target = Target(
         url=args.url,
-        model=args.model or asyncio.run(first_model(args.url, key)),
+        model=model,
         chat=args.chat,
         key=key,
         timeout=args.timeout,

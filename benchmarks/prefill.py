@@ -32,12 +32,20 @@ def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
     return time.perf_counter() - begin
 
 
+def piece(text: str) -> tuple[int, int]:
+    """Read `16x1024`: so many prompts of so many tokens."""
+    count, _, size = text.partition("x")
+    if not (count.isdigit() and size.isdigit() and int(count) and int(size)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 16x1024, prompts by tokens")
+    return int(count), int(size)
+
+
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Measure each piece of work."""
     results = {}
     with load(args, max_running_requests=64, cuda_graph_max_batch=1) as (llm, limits):
-        for seed, work in enumerate(args.work):
-            count, length = (int(part) for part in work.split("x"))
+        for seed, (count, length) in enumerate(args.work):
+            work = f"{count}x{length}"
             prefill(llm, count, length, seed)  # lets the matrix products choose their kernels
             rounds = [prefill(llm, count, length, 1000 * (seed + 1) + i) for i in range(args.rounds)]
             took, least = median(rounds), count * limits.prefill(length)
@@ -48,12 +56,12 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--work", nargs="+", default=["16x1024", "4x4096", "1x8192", "1x32768"])
+    made.add_argument("--work", type=piece, nargs="+", default=[(16, 1024), (4, 4096), (1, 8192), (1, 32768)])
     made.add_argument("--batch", type=int, nargs="+", help="prompts at once")
     made.add_argument("--context", type=int, nargs="+", help="tokens of a prompt")
     args = made.parse_args()
     if args.batch or args.context:
-        args.work = [f"{count}x{size}" for size in args.context or [1024] for count in args.batch or [1]]
+        args.work = [(count, size) for size in args.context or [1024] for count in args.batch or [1]]
     run(args, measure)
 
 

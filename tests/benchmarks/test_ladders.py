@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from limits import Limits, limits_of
 
 from gpu import SHAPES, engine_option, parser
@@ -20,7 +21,6 @@ COMMON = (
     "--shape=tiny",
     "--device=cpu",
     "--rounds=1",
-    "--json",
     "--engine",
     "kv_cache_tokens=4096",
     "threads=1",
@@ -35,18 +35,26 @@ LADDERS = {
 }
 
 
-def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options, *COMMON],
+def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options],
         capture_output=True,
         text=True,
         timeout=110,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def told_by(name: str, *options: str) -> tuple[dict, list[str]]:
+    done = benchmark(name, *options, "--json")
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     return json.loads(last), lines
+
+
+def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
+    return told_by(name, *options, *COMMON)
 
 
 @pytest.mark.parametrize("name", sorted(LADDERS))
@@ -64,6 +72,58 @@ def test_limits_of_several_ranks_are_told_with_collectives_too() -> None:
     step = told["steps"]["2"]
     assert step["limit_with_collectives_ms"] > step["limit_ms"] + 5 * 2.9e-3
     assert any("with collectives: " in line for line in lines)
+
+
+def test_backends_of_attention_are_compared() -> None:
+    options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--window=24", "--kv-heads=2")
+    told, lines = told_by("attention", *options, "--batch", "1", "2", "--context", "40", "--chunk", "16")
+    assert list(told["attention"]) == ["decode 1 x 40", "decode 2 x 40", "chunk 0+16"]
+    for found in told["attention"].values():
+        assert found["auto"] == "cpu" and set(found["backends"]) == {"cpu", "reference"}
+    # A window of 24 tokens is read: 2 KV heads of 16 numbers, keys and values, 2 bytes each.
+    assert told["attention"]["decode 2 x 40"]["limit_us"] == pytest.approx(2 * 24 * 128 / 4.28e6)
+    assert sum(line.endswith("auto") for line in lines) == 3
+
+
+def test_what_does_not_run_is_said_and_passed_over() -> None:
+    options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--batch", "1", "--context", "20", "--chunk")
+    told, lines = told_by("attention", *options, "--decode", "fa3", "reference")
+    assert list(told["attention"]["decode 1 x 20"]["backends"]) == ["reference"]
+    assert any("fa3: attention fa3 does not run here: it needs a Hopper GPU" in line for line in lines)
+
+
+def test_products_are_measured_by_kernel() -> None:
+    options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--tensor=2", "--batch", "1", "4")
+    told, _ = told_by("products", *options)
+    assert len(told["products"]) == 10
+    assert all(list(found["kernels"]) == ["library"] for found in told["products"].values())
+
+
+def test_every_policy_and_eviction_costs_a_step() -> None:
+    told, _ = told_by("scheduler_step", "--sizes", "4", "--steps", "60", "--all")
+    assert len(told["runs"]) == 9
+    assert {"fcfs, lru", "dfs-weight, lru", "fcfs, slru", "fcfs, priority"} <= set(told["runs"])
+    assert all(figures["page_size_16"]["all_us"]["4"] > 0 for figures in told["runs"].values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize("name", ["decode", "startup", "attention", "products", "grammar"])
+def test_without_a_gpu_it_says_so(name: str) -> None:
+    done = benchmark(name)
+    assert done.returncode == 1
+    assert done.stderr == "no GPU is here; --device cpu --shape tiny only tells whether all works\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--attention", "quick"), "the engine cannot be loaded: --attention-prefill must be one of auto, "),
+        (("--work", "16by1"), "'16by1' is not like 16x1024"),
+    ],
+)
+def test_wrong_options_are_named(options: tuple[str, ...], message: str) -> None:
+    done = benchmark("prefill", *COMMON, *options)
+    assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_parts_are_turned_off_one_by_one() -> None:

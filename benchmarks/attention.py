@@ -1,0 +1,156 @@
+"""Time of one layer's attention by backend, batch and context, with random KV on one GPU.
+
+    python benchmarks/attention.py --shape qwen3-8b [--batch 1 8 32 256] [--context 1096] [--json]
+    python benchmarks/attention.py --heads 16 --kv-heads 2 --head-dim 256 --window 4096 --page-size 64
+
+Decodes are measured from the projection to the attended values, as a layer runs them: norms of queries and
+keys, rotation, storing the new token, attention. They run in a captured graph over several layers where the
+backend can be captured, with more KV than the GPU's caches hold. Chunks of prompts (`--chunk`, behind
+`--prefix` cached tokens) are attention alone, launched one by one. The limits are the bytes of the KV and the
+operations.
+
+What `auto` takes is marked; where another backend is faster, the last lines say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from layer_attention import Bench, Decodes, chunk_seconds
+
+from gpu import SHAPES, Table, need_device
+from mizzen.attention.base import Geometry
+from mizzen.attention.registry import FACTORIES, choose
+from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
+from mizzen.models.registry import read_config
+
+DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
+PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
+BETTER = 1.02
+"""Another backend is named where `auto`'s takes so many times as long."""
+
+
+def compared(
+    table: Table,
+    names: tuple[str, ...],
+    auto: str,
+    limit: float,
+    work: str,
+    measure: Callable[[str], float],
+) -> dict[str, Any]:
+    """Measure each backend, print a row each, and return the figures in microseconds."""
+    found: dict[str, Any] = {"limit_us": limit * 1e6, "auto": auto, "backends": {}}
+    for name in names:
+        try:
+            took = measure(name)
+        except (ValueError, ImportError) as error:
+            print(f"  {work}, {name}: {error}")
+            continue
+        note = "auto" if name == auto else ""
+        share = table.row(f"{work}, {name}", took * 1e6, limit * 1e6, "us", note)
+        found["backends"][name] = {"us": took * 1e6, "share": share}
+    return found
+
+
+def slower_choices(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Say where another backend than `auto`'s is the fastest."""
+    for work, result in found.items():
+        times = {name: figures["us"] for name, figures in result["backends"].items()}
+        auto = result["auto"]
+        fastest = min(times, key=lambda name: times[name], default=auto)
+        if auto in times and times[auto] > BETTER * times[fastest]:
+            yield f"{work}: {fastest} takes {times[fastest] / times[auto]:.0%} of the time of {auto} (auto)"
+
+
+def measure(args: argparse.Namespace, geometry: Geometry, norm: bool) -> dict[str, dict[str, Any]]:
+    """Measure decodes by batch and context, then chunks."""
+    table = Table(
+        f"{geometry.heads} heads over {geometry.kv_heads} of {geometry.head_dim}, page size {args.page_size}"
+    )
+    found: dict[str, dict[str, Any]] = {}
+    element = 1 if args.kv_cache_dtype == "fp8" else 2
+    seen = geometry.windows[0] or math.inf
+    for batch in args.batch:
+        for context in args.context:
+            bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, batch, context)
+            token_bytes = 2 * geometry.kv_heads * geometry.head_dim * element
+            least = batch * min(context, seen) * token_bytes / args.bandwidth / 1e12
+            auto = choose("auto", bench.geometry, bench.kv, decode=True)
+
+            def decode(name: str, bench: Bench = bench, batch: int = batch, context: int = context) -> float:
+                backend = FACTORIES[name](bench.geometry, bench.kv)
+                return Decodes(bench, backend, batch, context, norm).seconds(args.rounds)
+
+            work = f"{batch} x {context}"
+            names = tuple(args.decode or DECODES[args.device])
+            found[f"decode {work}"] = compared(table, names, auto, least, work, decode)
+    for count in args.chunk:
+        bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, 1, args.prefix + count)
+        pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
+        least = 4 * geometry.heads * geometry.head_dim * pairs / args.tflops / 1e12
+        auto = choose("auto", bench.geometry, bench.kv, decode=False)
+
+        def prefill(name: str, bench: Bench = bench, count: int = count) -> float:
+            backend = FACTORIES[name](bench.geometry, bench.kv)
+            return chunk_seconds(bench, backend, count, args.prefix, args.rounds)
+
+        work = f"chunk {args.prefix}+{count}"
+        names = tuple(args.prefill or PROMPTS[args.device])
+        found[work] = compared(table, names, auto, least, work, prefill)
+    return found
+
+
+def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
+    """Return the attention of the shape, changed as asked, and whether queries and keys have norms."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+        config = read_config(Path(folder))
+    geometry = Geometry(
+        heads=args.heads or config.heads,
+        kv_heads=args.kv_heads or config.kv_heads,
+        head_dim=args.head_dim or config.head_dim,
+        windows=(args.window,),
+    )
+    return geometry, config.qk_norm
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    made.add_argument("--heads", type=int, help="query heads, if not the shape's")
+    made.add_argument("--kv-heads", type=int, help="KV heads, if not the shape's")
+    made.add_argument("--head-dim", type=int, help="size of a head, if not the shape's")
+    made.add_argument("--window", type=int, help="tokens that a token sees, itself included")
+    made.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes")
+    made.add_argument("--context", type=int, nargs="+", default=[1096], help="tokens of each row")
+    made.add_argument("--chunk", type=int, nargs="*", default=[1024, 8192], help="prompt tokens at once")
+    made.add_argument("--prefix", type=int, default=0, help="tokens of the prompt that are cached")
+    made.add_argument("--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends of decodes")
+    made.add_argument("--prefill", nargs="+", choices=ATTENTION_PREFILL[1:], help="backends of prompts")
+    made.add_argument("--page-size", type=int, default=16)
+    made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
+    made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
+    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
+    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    made.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = made.parse_args()
+    need_device(args.device)
+    geometry, norm = geometry_of(args)
+    with torch.inference_mode():
+        found = measure(args, geometry, norm)
+    for line in slower_choices(found):
+        print(f"  {line}")
+    if args.json:
+        print(json.dumps({"options": vars(args), "attention": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""One layer's attention over random KV, alone, for the benchmark that compares backends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpu import median
+from mizzen.attention.base import (
+    Attend,
+    AttentionBackend,
+    Chunk,
+    DecodeRows,
+    DeviceDecode,
+    Geometry,
+    PagedKV,
+    Pages,
+    RefreshedDecode,
+    Run,
+)
+
+COLD_BYTES = 256 << 20
+"""KV of all layers together at least: several times a GPU's second-level cache."""
+LAYERS = 32
+REPLAYS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Random KV of several layers, and what a layer's projection gives for `rows` tokens."""
+
+    geometry: Geometry
+    kv: PagedKV
+    pages: Pages
+    device: torch.device
+
+    @classmethod
+    def make(
+        cls, where: str, kv_dtype: str, page_size: int, geometry: Geometry, rows: int, context: int
+    ) -> Bench:
+        """Allocate `rows` sequences of so many tokens, in scattered pages."""
+        device, columns = torch.device(where), -(-context // page_size)
+        stored = torch.float8_e4m3fn if kv_dtype == "fp8" else dtype_of(device)
+        cells = rows * columns * page_size
+        layer_bytes = 2 * cells * geometry.kv_heads * geometry.head_dim * stored.itemsize
+        layers = min(LAYERS, max(2, math.ceil(COLD_BYTES / layer_bytes))) if device.type == "cuda" else 2
+        keys, values = (
+            torch.empty(layers, cells, geometry.kv_heads, geometry.head_dim, dtype=stored, device=device)
+            for _ in range(2)
+        )
+        for part in (*keys, *values):
+            part.copy_(torch.randn(part.shape, dtype=dtype_of(device), device=device))
+        order = np.random.default_rng(0).permutation(rows * columns).astype(np.int32)
+        table = order.reshape(rows, columns)
+        windows = (geometry.windows[0],) * layers
+        whole = Geometry(
+            heads=geometry.heads, kv_heads=geometry.kv_heads, head_dim=geometry.head_dim, windows=windows
+        )
+        return cls(
+            geometry=whole,
+            kv=PagedKV(keys=keys, values=values, page_size=page_size),
+            pages=Pages(host=table, device=torch.from_numpy(table).to(device)),
+            device=device,
+        )
+
+    @property
+    def layers(self) -> int:
+        """Layers that have KV of their own."""
+        return len(self.kv.keys)
+
+    def random(self, tokens: int, heads: int) -> torch.Tensor:
+        """Return numbers [tokens, heads, head_dim] of the precision of activations."""
+        size = (tokens, heads, self.geometry.head_dim)
+        return torch.randn(size, dtype=dtype_of(self.device), device=self.device)
+
+
+def dtype_of(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> float:
+    """Return the median seconds of a step."""
+    cuda, repeats = device.type == "cuda", REPLAYS if device.type == "cuda" else 1
+    for _ in range(2):
+        step()
+    times: list[float] = []
+    for _ in range(rounds):
+        if cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(repeats):
+                step()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3 / repeats)
+        else:
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+    return median(times)
+
+
+class Decodes:
+    """A batch of decodes of one length, from the projection on."""
+
+    def __init__(self, bench: Bench, backend: AttentionBackend, rows: int, context: int, norm: bool) -> None:
+        self.bench, self.backend = bench, backend
+        geometry, device, page = bench.geometry, bench.device, bench.kv.page_size
+        self.slots = np.arange(rows)
+        self.lengths = np.full(rows, context, np.int32)
+        last = bench.pages.host[self.slots, (context - 1) // page].astype(np.int64)
+        self.cells = torch.from_numpy(last * page + (context - 1) % page).to(device)
+        self.qkv = bench.random(rows, geometry.heads + 2 * geometry.kv_heads)
+        ones = torch.ones(geometry.head_dim, dtype=self.qkv.dtype, device=device)
+        self.norms = (ones, ones) if norm else None
+        self.cos, self.sin = torch.ones(2, rows, 1, geometry.head_dim // 2, device=device)
+        self.out = torch.empty_like(self.qkv[:, : geometry.heads])
+        self.read: tuple[torch.Tensor, ...] = ()
+        """What a captured graph reads besides; it has to stay."""
+
+    def layers(self, run: Run) -> None:
+        """Run all layers of a planned batch."""
+        bench, attend = self.bench, Attend(self.bench.kv, self.cells, len(self.slots), run, None)
+        flat = self.qkv.view(len(self.qkv), -1)
+        for layer in range(bench.layers):
+            if attend.projected is not None:
+                attend.projected(layer, flat, self.norms, 1e-6, self.cos, self.sin, self.out)
+            elif bench.device.type == "cuda":
+                from mizzen.kernels.heads import prepare_heads
+
+                stored = (self.cells, bench.kv.keys[layer], bench.kv.values[layer])
+                q = prepare_heads(flat, self.norms, 1e-6, self.cos, self.sin, *stored)
+                run(layer, q, None, None, self.out)
+            else:
+                heads = bench.geometry.heads
+                q, k, v = self.qkv.split((heads, *[bench.geometry.kv_heads] * 2), dim=1)
+                attend(layer, q, k, v)
+
+    def eagerly(self) -> None:
+        """Run the whole batch kernel by kernel."""
+        rows = DecodeRows(slots=self.slots, lengths=self.lengths, pages=self.bench.pages)
+        self.layers(self.backend.plan_decode(rows))
+
+    def captured(self, backend: DeviceDecode) -> Callable[[], None]:
+        """Return a replay of the whole batch."""
+        slots = torch.from_numpy(self.slots.astype(np.int32)).to(self.bench.device)
+        lengths = torch.ones_like(slots)
+        self.read = (slots, lengths)
+        graph, table = torch.cuda.CUDAGraph(), self.bench.pages.device
+        self.layers(backend.plan_decode_on_device(slots, lengths, table))  # loads kernels
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            self.layers(backend.plan_decode_on_device(slots, lengths, table))
+        lengths.copy_(torch.from_numpy(self.lengths))
+        if isinstance(backend, RefreshedDecode):
+            backend.refresh(len(self.slots), self.lengths)
+        return graph.replay
+
+    def seconds(self, rounds: int) -> float:
+        """Return the seconds of a layer."""
+        step = self.captured(self.backend) if isinstance(self.backend, DeviceDecode) else self.eagerly
+        return seconds_of(step, self.bench.device, rounds) / self.bench.layers
+
+
+def chunk_seconds(bench: Bench, backend: AttentionBackend, count: int, prefix: int, rounds: int) -> float:
+    """Return the seconds of a layer's attention over a chunk of a prompt."""
+    geometry = bench.geometry
+    q = bench.random(count, geometry.heads)
+    k, v = bench.random(count, geometry.kv_heads), bench.random(count, geometry.kv_heads)
+    out, chunks = torch.empty_like(q), (Chunk(slot=0, start=prefix, count=count),)
+
+    def step() -> None:
+        run = backend.plan_prefill(chunks, bench.pages)
+        for layer in range(bench.layers):
+            run(layer, q, k, v, out)
+
+    return seconds_of(step, bench.device, rounds) / bench.layers

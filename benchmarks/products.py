@@ -1,0 +1,175 @@
+"""Time of a model's matrix products of few rows, by kernel, with random weights on one GPU.
+
+    python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]
+
+Each product runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by
+the library that PyTorch calls, and by each kernel of `mizzen.kernels` that serves it. The one that a layer
+takes is marked. gate-up includes SiLU and the product behind it. The limit is that of the weights' bytes, or
+of the operations where that is more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
+
+from gpu import SHAPES, Table, need_device
+from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
+from mizzen.models.config import ModelConfig
+from mizzen.models.registry import read_config
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""(weight [rows, columns], x [tokens, columns], out): x times the transpose of weight."""
+
+
+def products_of(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each product on one of so many ranks."""
+    heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
+    middle = config.intermediate_size // ranks
+    return {
+        "qkv": ((heads + 2 * kv_heads) * config.head_dim, config.hidden_size),
+        "o": (config.hidden_size, heads * config.head_dim),
+        "gate-up": (2 * middle, config.hidden_size),
+        "down": (config.hidden_size, middle),
+        "head": (-(-config.vocab_size // ranks), config.hidden_size),
+    }
+
+
+def library(gate: bool, device: str) -> Product:
+    """Return the product by PyTorch's library."""
+
+    def plain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        torch.mm(x, weight.t(), out=out)
+
+    def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        if device == "cuda":
+            from mizzen.kernels.activation import silu_mul
+
+            silu_mul(F.linear(x, weight))
+        else:
+            gates, others = F.linear(x, weight).chunk(2, dim=-1)
+            F.silu(gates).mul_(others)
+
+    return gated if gate else plain
+
+
+def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Product]:
+    """Return the ways to multiply `rows` rows with a weight."""
+    found: dict[str, Product] = {"library": library(gate, weight.device.type)}
+    if weight.device.type != "cuda":
+        return found
+    from mizzen.kernels import gemv, skinny, wide
+
+    if not gemv.serves(weight):
+        return found
+    if rows == 1:
+        found["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, gate=gate)
+    if rows <= skinny.PART * skinny.PARTS[-1] and not weight.shape[1] % skinny.SEGMENT:
+        found["skinny"] = lambda weight, x, out: skinny.skinny(weight, x, out, gate=gate)
+    cut = wide.cut_of(*weight.shape, rows)
+    if cut is not None and not (gate and weight.shape[0] % 16):
+        found["wide"] = lambda weight, x, out: wide.wide(weight, x, out, gate=gate)
+    return found
+
+
+def chosen(name: str, weight: torch.Tensor, rows: int) -> str:
+    """Return the way that a layer takes."""
+    if weight.device.type != "cuda":
+        return "library"
+    from mizzen.kernels import skinny
+
+    most = widest_product(weight, gate=name == "gate-up")
+    if name == "qkv":
+        size = weight.numel()
+        most = min(most, next((limit for weights, limit in WIDEST_BEFORE_ATTENTION if size <= weights), 0))
+    if rows > most:
+        return "library"
+    return "gemv" if rows == 1 else "skinny" if rows <= skinny.widest(weight) else "wide"
+
+
+def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return a replay of a step, or the step where nothing can be captured."""
+    if device.type != "cuda":
+        return step
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def measure_one(
+    args: argparse.Namespace, table: Table, name: str, weights: list[torch.Tensor], rows: int
+) -> dict[str, Any]:
+    """Measure a product of so many rows by each kernel; return the figures in microseconds."""
+    gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
+    x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
+    out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)
+    read = 2 * height * columns / args.bandwidth / 1e12
+    least = max(read, 2 * rows * height * columns / args.tflops / 1e12)
+    taken = chosen(name, weights[0], rows)
+    found: dict[str, Any] = {"limit_us": least * 1e6, "chosen": taken, "kernels": {}}
+    for way, product in candidates(weights[0], rows, gate).items():
+
+        def step(product: Product = product) -> None:
+            for weight in weights:
+                product(weight, x, out)
+
+        took = seconds_of(captured(step, device), device, args.rounds) / len(weights)
+        note = "chosen" if way == taken else ""
+        share = table.row(f"{name}, {rows} rows, {way}", took * 1e6, least * 1e6, "us", note)
+        found["kernels"][way] = {"us": took * 1e6, "share": share}
+    return found
+
+
+def measure(args: argparse.Namespace, config: ModelConfig) -> dict[str, dict[str, Any]]:
+    """Measure all products for each number of rows."""
+    device, found = torch.device(args.device), dict[str, dict[str, Any]]()
+    table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))
+    for name, (height, columns) in products_of(config, args.tensor).items():
+        size = height * columns * dtype_of(device).itemsize
+        count = min(LAYERS, max(2, math.ceil(COLD_BYTES / size))) if args.device == "cuda" else 1
+        weights = [
+            torch.randn(height, columns, dtype=dtype_of(device), device=device) / columns**0.5
+            for _ in range(count)
+        ]
+        for rows in args.batch:
+            found[f"{name} {rows}"] = measure_one(args, table, name, weights, rows)
+    return found
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    made.add_argument(
+        "--tensor", type=int, default=1, help="GPUs that share the model; one's part is measured"
+    )
+    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
+    made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
+    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
+    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    made.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = made.parse_args()
+    need_device(args.device)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+        config = read_config(Path(folder))
+    with torch.inference_mode():
+        found = measure(args, config)
+    if args.json:
+        print(json.dumps({"options": vars(args), "products": found}))
+
+
+if __name__ == "__main__":
+    main()
