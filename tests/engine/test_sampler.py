@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from distribution import KINDS, check_counts, filtered
 
 from mizzen.core.params import SamplingParams
 from mizzen.core.plan import SlotStart
@@ -36,51 +35,11 @@ def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.nd
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
-def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Compute the distribution token by token, as the parameters' documentation says."""
-    scaled = (logits.double() / params.temperature).tolist()
-    top = max(scaled)
-    weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}
-    ranked = sorted(weights, key=lambda i: -weights[i])
-    if params.top_k:
-        ranked = ranked[: params.top_k]
-    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
-    for i in ranked:
-        if mass < params.top_p * total:
-            kept.append(i)
-        mass += weights[i]
-    kept = [i for i in kept if weights[i] >= params.min_p * weights[ranked[0]]]
-    out = np.zeros(len(scaled))
-    for i in kept:
-        out[i] = weights[i] / sum(weights[j] for j in kept)
-    return out
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.5),
-        SamplingParams(temperature=1.7),
-        SamplingParams(top_k=4),
-        SamplingParams(top_p=0.7),
-        SamplingParams(min_p=0.2),
-        SamplingParams(temperature=1.3, top_k=7, top_p=0.8, min_p=0.1),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("params", KINDS, ids=str)
 def test_distribution(params: SamplingParams) -> None:
     torch.manual_seed(3)
     logits = torch.randn(VOCAB) * 1.5
-    expected, count = filtered(logits, params), 20000
-    counts = draw_many(logits, params, count)
-    kept = expected > 0
-    assert counts[~kept].sum() == 0
-    statistic = ((counts[kept] - count * expected[kept]) ** 2 / (count * expected[kept])).sum()
-    freedom = kept.sum() - 1
-    # The 99.99th percentile of chi-square, by Wilson and Hilferty.
-    limit = freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3
-    assert statistic < limit
+    check_counts(draw_many(logits, params, 20000), filtered(logits, params))
 
 
 def test_alone_equals_in_a_batch() -> None:

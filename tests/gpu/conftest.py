@@ -1,8 +1,37 @@
-"""Lets tests on a GPU use the helpers of those without one."""
+"""Lets tests on a GPU use the helpers of those without one, and says what is missing where all must run."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "engine")]
+
+PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton", "xgrammar")
+"""Without them tests are skipped, or kernels are replaced by slower ones."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With MIZZEN_GPU=required, as `make test-gpu` has it, end where most tests would be skipped."""
+    if os.environ.get("MIZZEN_GPU") != "required":
+        return
+    if not torch.cuda.is_available():
+        pytest.exit("these tests need a GPU, and PyTorch finds none", returncode=2)
+    lacking = [name for name in PACKAGES if not is_there(name)]
+    if lacking:
+        pytest.exit(
+            f"these tests need the packages of mizzen[gpu]; missing: {', '.join(lacking)}", returncode=2
+        )
+
+
+def is_there(name: str) -> bool:
+    """Tell whether a module can be found."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

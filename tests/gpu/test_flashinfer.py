@@ -6,16 +6,13 @@ MIZZEN_COMPILE=1 alone; without it, the cases that need them are skipped.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attention_kit import CHUNKS, SLOTS, check_mixed, close, make_kv
+from flashinfer_kit import BF16, FP8, HEAD_DIMS, TEMPLATES, need
 
 from mizzen.attention.base import DecodeRows, Geometry
 from mizzen.attention.flashinfer import FlashInferAttention
@@ -30,40 +27,6 @@ pytestmark = [
         reason="needs a Hopper GPU with flashinfer-python",
     ),
 ]
-HEAD_DIMS = (64, 128, 256)
-TEMPLATES = ("fa2", "fa3")
-BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-
-
-def specification(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16) -> Any:
-    from flashinfer.jit.attention import gen_batch_prefill_module
-
-    return gen_batch_prefill_module(
-        template, BF16, stored, BF16, torch.int32, head_dim, head_dim, 0, window, False, False
-    )
-
-
-@functools.cache
-def compile_all() -> None:
-    wanted = [
-        specification(template, head_dim, window)
-        for template in TEMPLATES
-        for head_dim in HEAD_DIMS
-        for window in (False, True)
-    ]
-    wanted += [specification("fa2", 128, window, FP8) for window in (False, True)]
-    # One ninja each, as at first use: a ninja of all keeps no log there, and first use would compile anew.
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        list(pool.map(lambda spec: spec.is_compiled or spec.build(verbose=False), wanted))
-
-
-def need(template: str, head_dim: int, window: bool, stored: torch.dtype = BF16) -> None:
-    if os.environ.get("MIZZEN_COMPILE"):
-        compile_all()
-        return
-    spec = specification(template, head_dim, window, stored)
-    if not spec.is_aot and not spec.is_compiled:
-        pytest.skip("its kernels are not compiled; MIZZEN_COMPILE=1 compiles them")
 
 
 def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from small_models import VOCABULARY, make_model
+from torch.profiler import ProfilerActivity, profile
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.core.request import Request
 from mizzen.engine import parts, warm
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.graphs import DecodeGraphs
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
 from mizzen.models.registry import read_config
@@ -115,6 +117,39 @@ def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.
         for x, y in zip(eager, padded, strict=True)
     ]
     assert sum(same) > 0.7 * sum(len(x) for x in eager)
+
+
+def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = DecodeGraphs.send
+
+    def counted(self: DecodeGraphs, plan: StepPlan, *, with_pages: bool) -> None:
+        sent.append(plan.step)
+        send(self, plan, with_pages=with_pages)
+
+    monkeypatch.setattr(DecodeGraphs, "send", counted)
+    draw = np.random.default_rng(4)
+    options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "page_size": 128}
+    with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
+        engine = llm.engine
+        for rid in range(6):
+            sampling = SamplingParams(temperature=rid % 2, max_tokens=60, ignore_eos=True)
+            prompt = draw.integers(3, VOCABULARY, 20).astype(np.int32)
+            engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
+        for _ in range(10):
+            engine.step(0.0)
+        before = len(sent)
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            for _ in range(20):
+                output = engine.step(0.0)
+                assert output is not None and len(output.rids) == 6
+            torch.cuda.synchronize()
+        assert len(sent) == before >= 1
+        while engine.busy:
+            engine.step(0.0)
+    copies = {event.key: event.count for event in trace.key_averages() if "Memcpy" in event.key}
+    assert not [key for key in copies if "HtoD" in key], copies
+    assert [count for key, count in copies.items() if "DtoH" in key], copies  # the tokens
 
 
 def logits_of(folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+import distribution
 import numpy as np
 import pytest
 import torch
@@ -150,6 +151,18 @@ def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dt
         made.state.seed.device,
     )
     assert alone.tolist() == plain[6:7].tolist()
+
+
+@pytest.mark.parametrize("params", distribution.KINDS, ids=str)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    count, vocab = (40_000, 50) if GPU else (100, 12)
+    logits = normal(1, vocab) * 1.5
+    logits[0, 3] = float("-inf")
+    made = slots_state([params] * count)
+    rows = logits.expand(count, -1).contiguous()
+    tokens = sample_fused(rows, made.state, made.slots, np.arange(count), made.upload)
+    counts = np.bincount(tokens.cpu().numpy(), minlength=vocab)
+    distribution.check_counts(counts, distribution.filtered(logits[0].cpu(), params))
 
 
 def test_sampling_of_extreme_logits() -> None:

@@ -1,6 +1,6 @@
 """Memory under load: full of KV it never runs out, and after minutes of arrivals and aborts none is lost.
 
-MIZZEN_LOAD_SECONDS sets how long the random load lasts: 20 by default, 240 for the full test.
+MIZZEN_LOAD_SECONDS sets how long the random load lasts: 20 by default, 240 by `make test-gpu`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""What sampling should draw, computed token by token, and whether what was drawn follows it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from mizzen.core.params import SamplingParams
+
+LEAST = 5.0
+"""Draws of a class of tokens that chi-square needs."""
+KINDS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.5),
+    SamplingParams(temperature=1.7),
+    SamplingParams(top_k=4),
+    SamplingParams(top_p=0.7),
+    SamplingParams(min_p=0.2),
+    SamplingParams(temperature=1.3, top_k=7, top_p=0.8, min_p=0.1),
+]
+
+
+def filtered(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """Compute the distribution token by token, as the parameters' documentation says."""
+    scaled = (logits.double() / params.temperature).tolist()
+    top = max(scaled)
+    weights = {i: math.exp(value - top) for i, value in enumerate(scaled)}
+    ranked = sorted(weights, key=lambda i: -weights[i])
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
+    for i in ranked:
+        if mass < params.top_p * total:
+            kept.append(i)
+        mass += weights[i]
+    kept = [i for i in kept if weights[i] >= params.min_p * weights[ranked[0]]]
+    out = np.zeros(len(scaled))
+    for i in kept:
+        out[i] = weights[i] / sum(weights[j] for j in kept)
+    return out
+
+
+def check_counts(counts: np.ndarray, expected: np.ndarray) -> None:
+    """Compare how often each token was drawn with its probability, by chi-square; rare ones are one."""
+    count = counts.sum()
+    assert counts[expected == 0].sum() == 0
+    got, wanted = [0.0], [0.0]
+    for token in np.argsort(expected):
+        if wanted[-1] >= LEAST:
+            got.append(0.0)
+            wanted.append(0.0)
+        got[-1] += counts[token]
+        wanted[-1] += count * expected[token]
+    statistic = sum((a - b) ** 2 / b for a, b in zip(got, wanted, strict=True))
+    freedom = len(wanted) - 1
+    assert freedom > 0
+    # The 99.99th percentile of chi-square, by Wilson and Hilferty.
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.72 * math.sqrt(2 / (9 * freedom))) ** 3

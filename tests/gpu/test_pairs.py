@@ -1,0 +1,53 @@
+"""Any backend of decodes goes with any of prompts in one batch; the one that `auto` takes, in every shape."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from attention_kit import check_mixed, make_kv
+from flashinfer_kit import BF16, need
+
+from mizzen.attention.base import Geometry
+from mizzen.attention.registry import make_attention
+from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() != (9, 0)
+        or importlib.util.find_spec("sgl_kernel") is None,
+        reason="needs a Hopper GPU with sglang-kernel",
+    ),
+]
+DECODES = [name for name in ATTENTION_DECODE if name not in ("auto", "cpu")]
+PROMPTS = [name for name in ATTENTION_PREFILL if name not in ("auto", "cpu")]
+
+
+def check(decode: str, prefill: str, geometry: Geometry, page: int) -> None:
+    for name in {decode, prefill}:
+        if name.startswith("flashinfer"):
+            pytest.importorskip("flashinfer")
+            for window in geometry.windows:
+                need("fa3" if name.endswith("fa3") else "fa2", geometry.head_dim, window is not None)
+    kv, pages = make_kv(geometry, page, BF16)
+    made = make_attention(geometry, kv, prefill=prefill, decode=decode)
+    assert made.names == (decode, prefill)
+    check_mixed(made.decode, geometry, kv, pages, BF16, prefill=made.prefill, times=2)
+
+
+@pytest.mark.parametrize("prefill", PROMPTS)
+@pytest.mark.parametrize("decode", DECODES)
+def test_any_pair(decode: str, prefill: str) -> None:
+    check(decode, prefill, Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,)), 16)
+
+
+@pytest.mark.parametrize(
+    ("groups", "page"), [*((groups, 16) for groups in range(1, 9)), (4, 1), (4, 24), (4, 64)]
+)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_what_auto_takes(head_dim: int, groups: int, page: int) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
+    check("split", "fa3", geometry, page)
