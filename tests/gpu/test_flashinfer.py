@@ -106,6 +106,6 @@ def test_what_does_not_run_is_named() -> None:
     with pytest.raises(ValueError, match=r"head_dim must be one of \(64, 128, 256\), not 96"):
         make_attention(odd, make_kv(odd, 16, BF16)[0], prefill="flashinfer", decode="reference")
     geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
-    kv, _ = make_kv(geometry, 16, FP8)
+    kv, _ = make_kv(geometry, 16, BF16, FP8)
     with pytest.raises(ValueError, match="bfloat16 or float16, not float8_e4m3fn"):
         make_attention(geometry, kv, prefill="reference", decode="flashinfer-fa3")
