@@ -59,12 +59,28 @@ def test_progress_is_told_now_and_then_and_at_the_end(block: int) -> None:
 def test_every_phase_is_logged_with_its_time(block: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     rank = PhaseStatus(StatusWriter(block, 0))
-    for phase in (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.GRAPHS, Phase.WARMUP):
+    for phase in (
+        Phase.IMPORT,
+        Phase.CONFIG,
+        Phase.CONFIG,
+        Phase.WEIGHTS,
+        Phase.KV,
+        Phase.GRAPHS,
+        Phase.WARMUP,
+    ):
         rank.phase(phase)
     rank.phase(Phase.SERVING)
     fields: list[dict[str, Any]] = [record.__dict__["fields"] for record in caplog.records]
     assert [field["phase"] for field in fields] == ["import", "config", "weights", "kv", "graphs", "warmup"]
     assert all(0 <= field["seconds"] < 5 for field in fields)
+
+
+def test_a_phase_that_failed_is_not_over(block: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rank = PhaseStatus(StatusWriter(block, 0))
+    rank.phase(Phase.WEIGHTS)
+    rank.fail("no such file")
+    assert caplog.records == []
 
 
 def test_readyz_tells_the_share(start_engine: Any) -> None:

@@ -37,6 +37,8 @@ class Readiness:
     def check(self) -> bool:
         """Tell whether both are ready and the gateway would send a request to the engine now."""
         status, text = _get(self._engine.http_host, self._engine.http_port, "/readyz")
+        if not status and self.state != "starting":
+            return False  # it ends: what it was last at tells more
         if status != 200:
             phase, self.share = _phase(text)
             self.state = f"engine: {phase}"

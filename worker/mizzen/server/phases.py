@@ -27,10 +27,11 @@ class PhaseStatus:
         """Enter a phase; the time in a start-up phase is its metric, and is logged."""
         now, values = time.monotonic(), self._values
         if self._phase in STARTUP_PHASES:
-            seconds = now - values[INDEX["phase_since"]]
-            values[INDEX[f"phase_seconds_{self._phase.name}"]] += seconds
-            fields = {"phase": self._phase.name.lower(), "seconds": round(seconds, 3)}
-            log.info("phase of the start is over", extra={"fields": fields})
+            spent = INDEX[f"phase_seconds_{self._phase.name}"]
+            values[spent] += now - values[INDEX["phase_since"]]
+            if phase not in (self._phase, Phase.FAILED):
+                fields = {"phase": self._phase.name.lower(), "seconds": round(values[spent], 3)}
+                log.info("phase of the start is over", extra={"fields": fields})
         self._phase = phase
         values[INDEX["phase"]] = phase
         values[INDEX["phase_done"]] = values[INDEX["phase_total"]] = 0.0
