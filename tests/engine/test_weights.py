@@ -192,4 +192,5 @@ def test_phases_are_reported_and_timed(folder: Path) -> None:
     engine = load_engine(EngineOptions(model=str(folder), device="cpu", kv_cache_tokens=64), seen.append)
     engine.close()
     assert seen == ["config", "weights", "kv", "warmup"] == list(engine.info.phases)
+    assert 0 < engine.info.free_bytes < engine.info.device_bytes
     assert engine.info.context_length == engine.info.pages_total * engine.info.page_size == 64

@@ -96,6 +96,7 @@ def test_a_full_cache_never_runs_out_of_memory(folder: Path, graphs: str) -> Non
         assert info.kv_bytes == info.pages_total * info.page_size * 114_688
         assert info.kv_bytes > 1000 * MIB
         assert info.step_bytes > 100 * MIB
+        assert info.device_bytes - info.free_bytes >= info.weights_bytes + info.kv_bytes
         needed = 2 * info.pages_total * info.page_size
         rid = prompted = 0
         while prompted < needed:

@@ -20,6 +20,8 @@ def test_memory_is_told_by_what_it_is_for() -> None:
         weights_bytes=11,
         kv_bytes=22,
         step_bytes=33,
+        device_bytes=99,
+        free_bytes=20,
         dtype="bfloat16",
         device="cuda",
     )
@@ -31,5 +33,6 @@ def test_memory_is_told_by_what_it_is_for() -> None:
         snapshot = reader.read()
     finally:
         os.close(block)
-    assert [snapshot[name] for name in ("weights_bytes", "kv_bytes", "step_bytes")] == [11, 22, 33]
-    assert {"weights_bytes", "kv_bytes", "step_bytes"} <= {metric.name for metric in METRICS}
+    told = ("weights_bytes", "kv_bytes", "step_bytes", "device_bytes", "free_bytes")
+    assert [snapshot[name] for name in told] == [11, 22, 33, 99, 20]
+    assert set(told) <= {metric.field for metric in METRICS}

@@ -22,7 +22,7 @@ from mizzen.engine.grammar.compiler import GrammarCompiler
 from mizzen.engine.grammar.intake import Grammars
 from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.machine import cpu_count
+from mizzen.engine.machine import cpu_count, device_memory
 from mizzen.engine.memory import KvNeed, shortage
 from mizzen.engine.parts import fitting_pages, make_kv, make_model, measured, take_kv_scales
 from mizzen.engine.profile import ProfiledRunner
@@ -170,6 +170,7 @@ def assemble(
         warm_up(runner, config)
         if group:
             group.barrier("warm")
+    memory = device_memory(device)
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
         vocab_size=config.vocab_size,
@@ -182,6 +183,8 @@ def assemble(
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         attention=step.attention.names,
+        device_bytes=memory.total,
+        free_bytes=memory.free,
         phases=phases.seconds,
     )
     tell(info)
@@ -203,6 +206,8 @@ def tell(info: EngineInfo) -> None:
         "kv_bytes": info.kv_bytes,
         "kv_tokens": info.pages_total * info.page_size,
         "step_bytes": info.step_bytes,
+        "free_bytes": info.free_bytes,
+        "device_bytes": info.device_bytes,
         "attention_decode": decode,
         "attention_prefill": prefill,
         **{f"{name}_seconds": round(seconds, 3) for name, seconds in info.phases.items()},

@@ -23,5 +23,9 @@ class EngineInfo:
     """Backends of decodes and of prompts."""
     step_bytes: int = 0
     """Kept free for steps: slots, workspaces, graphs, intermediate results. On one GPU it is measured."""
+    device_bytes: int = 0
+    """Memory of the device in all; on cpu of the machine, or of the container."""
+    free_bytes: int = 0
+    """What of it was free once the engine was loaded."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds that each phase of start-up took: config, weights, kv, graphs (on cuda), warmup."""

@@ -82,6 +82,10 @@ METRICS = (
     Metric("weights_bytes", "weights_bytes", "Memory of weights"),
     Metric("kv_bytes", "kv_bytes", "Memory of the KV cache"),
     Metric("step_bytes", "step_bytes", "Memory that is kept for slots and steps"),
+    Metric("device_bytes", "device_bytes", "Memory of the device in all"),
+    Metric(
+        "free_bytes", "device_free_bytes", "Memory of the device that was free once the engine was loaded"
+    ),
     Metric("malformed", "malformed_frames_total", "Frames that were no message of the protocol"),
     Metric("lost_peers", "lost_gateways_total", "Gateways that vanished or did not take their frames"),
     Metric("peers", "gateways", "Gateways that are connected"),

@@ -46,6 +46,16 @@ class EngineInfo(Protocol):
         """Memory that it keeps for slots and steps."""
         ...
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory of its device in all, of rank 0."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """What of it was free once it was loaded."""
+        ...
+
 
 class Engine(Protocol):
     """An engine that is stepped from one thread. Requests' ids are small and dense."""

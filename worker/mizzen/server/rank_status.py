@@ -53,7 +53,7 @@ class RankStatus(PhaseStatus):
 
     def memory(self, info: EngineInfo) -> None:
         """Say what the engine's memory is for."""
-        for name in ("weights_bytes", "kv_bytes", "step_bytes"):
+        for name in ("weights_bytes", "kv_bytes", "step_bytes", "device_bytes", "free_bytes"):
             self._values[INDEX[name]] = getattr(info, name)
 
     def step(self, seconds: float, tokens: int) -> None:
