@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -64,41 +65,53 @@ def test_a_rank_that_is_gone_ends_the_engine_with_the_reason(
     assert not any(process.is_running() for process in others)
 
 
-SHORT_OF_MEMORY = """
-import sys
+FAULTY = """
+import sys, time
 if "mizzen.server.follower --rank 2" in " ".join(sys.orig_argv):
     from mizzen.engine.runner import CpuRunner
 
     launch = CpuRunner.launch
 
-    def short(self, plan):
+    def faulty(self, plan):
         if plan.step > 20:
-            raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            FAULT
         launch(self, plan)
 
-    CpuRunner.launch = short
+    CpuRunner.launch = faulty
 """
-"""Run by each process as it starts."""
+"""Run by each process as it starts: a follower meets a fault after some steps."""
+FAULTS = {
+    "memory": (
+        "raise MemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')",
+        r"rank_failed: rank 2 failed: MemoryError: CUDA out of memory",
+    ),
+    "hang": (
+        "time.sleep(600)",
+        r"watchdog: rank 2 \(process \d+\) is at step 20 for \d+\.\d s, others at 2\d",
+    ),
+}
 
 
-def test_a_rank_that_runs_out_of_memory_ends_the_engine_and_is_blamed(
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_rank_that_fails_or_hangs_ends_the_engine_and_is_blamed(
+    fault: str,
     start: Callable[..., Ranks],
     connect: Callable[[str], Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The others fail or wait, too, because its connections close or it has not come."""
+    code, reason = FAULTS[fault]
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(SHORT_OF_MEMORY)
+    (site / "sitecustomize.py").write_text(FAULTY.replace("FAULT\n", f"{code}\n"))
     monkeypatch.setenv("PYTHONPATH", str(site))
-    engine = start(tensor=4)
+    engine = start(tensor=4, rank_deadline_seconds=4)
     wire = engine.until(lambda: engine.get("/readyz").get("wire"))
     gateway = connect(wire)
     gateway.generate(1, prompt=[7, 8, 9], max_tokens=1500, ignore_eos=True, temperature=0.5)
     assert engine.process.wait(SECONDS) == 1
-    told = engine.message.read_text()
-    # The others fail, too, because its connections close.
-    assert told.startswith("rank_failed: rank 2 failed: MemoryError: CUDA out of memory"), told
+    assert re.match(reason, engine.message.read_text()), engine.message.read_text()
 
 
 def test_sigterm_ends_all_ranks_well(start: Callable[..., Ranks]) -> None:
