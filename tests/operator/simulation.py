@@ -310,7 +310,8 @@ class SimulatedNode:
             ended = {"exitCode": 3, "reason": "Error", "message": words}
             return {**status, "restartCount": 0, "state": {"terminated": ended}}
         if broken:
-            ended = {"exitCode": 1, "reason": "Error", "message": "no config.json in the model's folder"}
+            words = "rank_failed: rank 0 failed: ConfigError: no config.json in the model's folder"
+            ended = {"exitCode": 1, "reason": "Error", "message": words}
             return {
                 **status,
                 "restartCount": 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -503,13 +504,19 @@ def test_evictions_take_no_group_that_must_serve(service: Callable[..., Service]
 
 
 def test_a_group_that_fails_too_often_is_given_up_until_the_spec_changes(
-    service: Callable[..., Service], node: Any
+    service: Callable[..., Service], node: Any, operators: Any
 ) -> None:
     node.behaviour.broken_models = {"/models/broken"}
     demo = service(model={"source": "file:///models/broken"}, lifecycle={"maxGroupRestarts": 2})
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "RestartBudgetExceeded", 90)
     assert "no config.json in the model's folder" in demo.condition("Failed")["message"]
     demo.eventually(lambda: demo.pods() == [], 90)
+    counted = re.search(
+        rf'group_failures_total{{cause="rank_failed",namespace="{demo.namespace}",service="demo"}} (\S+)',
+        operators.http(operators.leader(), "/metrics"),
+    )
+    assert counted
+    assert float(counted[1]) >= 2
     demo.patch(replicas=2)
     demo.eventually(lambda: demo.status()["observedGeneration"] == demo.body()["metadata"]["generation"])
     assert demo.condition("Failed")["reason"] == "RestartBudgetExceeded", "replicas are no change of the spec"
