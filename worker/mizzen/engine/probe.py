@@ -21,7 +21,7 @@ GREEDIEST = SamplingParams(
     logprobs=MAX_LOGPROBS,
     logit_bias=((0, 1.0),),
 )
-"""Asks for all that takes memory in a step."""
+"""Asks for all that takes memory in a step, beside the log probabilities of prompts."""
 
 
 def largest_plan(options: EngineOptions, context: int) -> StepPlan:
@@ -33,7 +33,7 @@ def largest_plan(options: EngineOptions, context: int) -> StepPlan:
     size = min(-(-(options.prefill_chunk_tokens + slots) // slots), context - 1)
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
-    asks = Asks(tokens=tokens, prompt_tokens=size)
+    asks = Asks(tokens=tokens, prompt_tokens=size, prompt_logprobs=MAX_LOGPROBS)
     starts = [
         SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, asks=asks) for slot in range(slots)
     ]
