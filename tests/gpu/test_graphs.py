@@ -199,6 +199,27 @@ def test_8_bit_kv_costs_what_its_precision_does(folder: Path, fusion: str) -> No
     assert narrow.norm() < 0.2 * exact.norm()
 
 
+def test_what_others_ask_changes_no_draw(folder: Path) -> None:
+    """Exactly, if the others are as many and as long: then all kernels and their cuts are the same."""
+    own = np.random.default_rng(9).integers(3, VOCABULARY, 50).tolist()
+    options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefix_cache": "none"}
+    with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
+
+        def tokens(seed: int, others: int) -> list[int]:
+            draw = np.random.default_rng(others)
+            prompts = [own, *(draw.integers(3, VOCABULARY, n).tolist() for n in (5, 20, 64, 90))]
+            params = [
+                SamplingParams(temperature=1.0, seed=seed + i * others, max_tokens=OUTPUT, ignore_eos=True)
+                for i in range(len(prompts))
+            ]
+            return llm.generate(prompts, params)[0].token_ids
+
+        first = tokens(7, 1)
+        assert tokens(7, 1) == tokens(7, 2) == tokens(7, 3) == first
+        assert tokens(8, 1) != first
+        assert len(set(first)) > 5
+
+
 def test_a_seeded_request_alone_in_company_and_among_aborts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
