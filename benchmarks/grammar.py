@@ -2,7 +2,7 @@
 
 Penalties and log probabilities stand beside it.
 
-    python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--json]
+    python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--only logprobs,penalties] [--json]
     python benchmarks/grammar.py --device cpu --layers 2 [--json]
     python benchmarks/grammar.py --host [--batch 64] [--json]
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ GRAMMARS = {
 WISHES: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.2, "repetition_penalty": 1.1},
     "logprobs": {"logprobs": 5},
+    "logprobs of 20": {"logprobs": 20},
+    "penalties and logprobs": {"frequency_penalty": 0.3, "repetition_penalty": 1.1, "logprobs": 5},
 }
 
 
@@ -140,10 +142,20 @@ def step_seconds(llm: LLM, wishes: dict[str, Any], batch: int, temperature: floa
     return (end_at - begin) / count, (masks_end - masks_begin) / count
 
 
-def compile_seconds(llm: LLM) -> dict[str, float]:
+def asked_of(only: str | None) -> dict[str, dict[str, Any]]:
+    """Return what is asked, by name: first nothing, then all or what is named."""
+    asked = {name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()}
+    asked |= WISHES
+    if only is None:
+        return asked
+    return {name: asked[name] for name in dict.fromkeys(["none", *only.split(",")])}
+
+
+def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
     """Return how long a request waits for each grammar when nobody asked for it before."""
     found: dict[str, float] = {}
-    for name, grammar in GRAMMARS.items():
+    for name in names:
+        grammar = GRAMMARS.get(name)
         if grammar is None:
             continue
         once = SamplingParams(grammar=grammar, max_tokens=1, ignore_eos=True)
@@ -206,6 +218,7 @@ def main() -> None:
     made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
     made.add_argument("--batch", type=int, default=64)
     made.add_argument("--mask-threads", type=int, default=1, help="with --host")
+    made.add_argument("--only", help="of what is asked, these names alone, by commas")
     made.add_argument("--layers", type=int, default=0, help="run so many layers of the shape alone")
     made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
     args = made.parse_args()
@@ -220,9 +233,8 @@ def main() -> None:
         llm.generate(
             [[1, 2, 3]], SamplingParams(max_tokens=1, grammar=Grammar(GrammarKind.REGEX, "a")), progress=False
         )
-        compiling = compile_seconds(llm)
-        asked = {name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()}
-        asked |= WISHES
+        asked = asked_of(args.only)
+        compiling = compile_seconds(llm, asked)
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
         for _ in range(args.rounds):
             for name, wishes in asked.items():
@@ -232,7 +244,7 @@ def main() -> None:
             took, mask = (median(list(column)) for column in zip(*measured, strict=True))
             steps[name] = {"ms": took * 1e3, "mask_ms": mask * 1e3, "overhead": took / base - 1}
             print(
-                f"{args.shape} batch {args.batch} {name:>12}: {took * 1e3:6.2f} ms a step "
+                f"{args.shape} batch {args.batch} {name:>22}: {took * 1e3:6.2f} ms a step "
                 f"({took / base - 1:+.1%}), masks {mask * 1e3:5.2f} ms, "
                 f"first compilation {compiling.get(name, 0.0):.2f} s"
             )
