@@ -11,8 +11,16 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+LOGPROBS = (
+    "test_the_kernels_equal_their_plain_twin",
+    "test_any_logits_have_log_probabilities",
+    "test_a_steps_rows_report_what_the_plain_twin_does",
+    "test_a_batch_that_shrinks_reports_its_own_rows",
+    "test_counts_of_rows_end_with_the_largest_batch",
+)
 KERNELS = (
     "tests/gpu/test_kernels.py",
+    *(f"tests/gpu/test_logprobs.py::{name}" for name in LOGPROBS),
     "tests/gpu/test_penalties.py::test_the_penalty_kernel_equals_its_plain_twin",
     "tests/gpu/test_split.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0]",
     "tests/gpu/test_split.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2]",

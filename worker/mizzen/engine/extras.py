@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mizzen.core.plan import Float32, SlotStart
 from mizzen.core.request import Int64
 from mizzen.engine.asks import Ask, SlotAsks, TokenCounts, TokenMasks, Upload
+from mizzen.engine.logprobs import LogprobRows
 
 BANNED = -1e30
 """Logit of a token that is not to be drawn while there is any other. Finite, so that temperatures keep it."""
@@ -46,24 +47,6 @@ class Penalties:
     frequency: torch.Tensor
     presence: torch.Tensor
     repetition: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobRows:
-    """Rows of a batch whose log probabilities are reported."""
-
-    rows: torch.Tensor
-    """int64 [n] on the device."""
-    slots: tuple[int, ...]
-    tops: tuple[int, ...]
-    widest: int
-    """Of `tops`."""
-    named: tuple[int, ...]
-    """How many tokens each row asks for by id."""
-    by_id: torch.Tensor
-    """int64 [n, most of `named`] on the device, padded with 0."""
-    processed: tuple[torch.Tensor, torch.Tensor] | None
-    """Which of these rows draw from processed logits, and where those stand among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +134,11 @@ class SlotExtras:
     def batch(self, slots: Int64, positions: Int64, within: Int64 | None = None) -> BatchExtras | None:
         """Return what a batch asks (its slots, and the positions of the tokens to be drawn), or None.
 
-        Rows `within` are penalised where they are drawn, and ask nothing here.
+        Rows `within` are penalised where they are drawn, and ask for log probabilities alone here.
         """
         flags = self.flags[slots]
         if within is not None:
-            flags[within] = 0
+            flags[within] &= np.uint8(Ask.LOGPROBS)
         if not flags.any():
             return None
         return Gather(self, slots, positions, flags).batch()
@@ -232,24 +215,4 @@ class Gather:
             return None
         extras, slots = self.extras, self.batch_slots[rows]
         by_id = [extras.asks[slot].by_id for slot in slots.tolist()]
-        named = tuple(map(len, by_id))
-        table = np.zeros((len(rows), max(named)), np.int64)
-        for row, ids in enumerate(by_id):
-            table[row, : len(ids)] = ids
-        tops = extras.tops[slots]
-        processed = np.flatnonzero(np.isin(rows, self.rows))
-        where = None
-        if len(processed):
-            where = (
-                extras.upload(processed),
-                extras.upload(np.searchsorted(self.rows, rows[processed])),
-            )
-        return LogprobRows(
-            rows=extras.upload(rows),
-            slots=tuple(slots.tolist()),
-            tops=tuple(tops.tolist()),
-            widest=int(tops.max()),
-            named=named,
-            by_id=extras.upload(table),
-            processed=where,
-        )
+        return LogprobRows.of(rows, slots, extras.tops[slots], by_id, self.rows, extras.upload)

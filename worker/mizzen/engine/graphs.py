@@ -20,9 +20,10 @@ from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
 from mizzen.engine.asks import TokenMasks
 from mizzen.engine.extras import BatchExtras
+from mizzen.engine.logprob_graphs import LogprobGraphs
 from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.sampler import draw, filtered_rows, finish
-from mizzen.engine.side import DeviceSide, LogprobTensors, report
+from mizzen.engine.sampler import draw, draw_processed, filtered_rows
+from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Outcome
 from mizzen.models.decoder import Decoder
@@ -81,6 +82,7 @@ class DecodeGraphs:
         self.filtered: Int64 = np.empty(0, np.int64)
         """Rows of that batch that draw from a part of the vocabulary."""
         self.penalties = SlotPenalties(state.extras, self.scratch + 1)
+        self.logprobs = LogprobGraphs(self.logits, self.tokens, self.penalties)
         self.within: Int64 = np.empty(0, np.int64)
         """Rows of that batch that the graph itself penalises."""
         self.masks_alone = False
@@ -131,6 +133,7 @@ class DecodeGraphs:
                 pool = pool or graph.pool()
                 self.graphs[size] = graph
                 captured()
+            self.logprobs.capture(stream, pool)
         stream.synchronize()
         seconds = time.perf_counter() - begin
         log.info("captured %d decode graphs in %.1f s", len(self.graphs), seconds)
@@ -216,25 +219,25 @@ class DecodeGraphs:
     def finish(self, extras: BatchExtras, tokens: torch.Tensor, positions: Int64) -> DeviceSide | None:
         """Draw once more for rows whose logits are processed, and report log probabilities.
 
-        These kernels follow the replay in the stream; the host enqueues them while the replay runs.
+        All of it follows the replay in the stream; the host enqueues it while the replay runs.
         """
         self.extras_steps -= 1
-        state = self.state
+        state, processed = self.state, None
         if self.masks_alone and state.extras.masks is not None:
-            logprobs = self.draw_masked(state.extras.masks, extras, tokens, positions)
-            return None if logprobs is None else DeviceSide(logprobs=(logprobs,))
-        logprobs = finish(extras, self.logits, tokens, state, positions, self.upload, fused=True)
-        if len(extras.rows):
+            self.draw_masked(state.extras.masks, extras, tokens, positions)
+        elif len(extras.rows):
+            processed = draw_processed(extras, self.logits, tokens, state, positions, self.upload, fused=True)
             state.last_tokens[extras.slots_index] = tokens[extras.index]
-        return None if logprobs is None else DeviceSide(logprobs=(logprobs,))
+        if extras.logprobs is None:
+            return None
+        return DeviceSide(logprobs=(self.logprobs(extras.logprobs, processed, tokens),))
 
     def draw_masked(
         self, masks: TokenMasks, extras: BatchExtras, tokens: torch.Tensor, positions: Int64
-    ) -> LogprobTensors | None:
-        """Draw once more for rows with a grammar, in two kernels behind their masks, and report."""
+    ) -> None:
+        """Draw once more for rows with a grammar, in two kernels behind their masks."""
         self.redraw(extras.index, tokens, masks.bits(extras.slots, positions[extras.rows]))
         masks.applied()
-        return None if extras.logprobs is None else report(extras.logprobs, self.logits, None, tokens)
 
     def redraw(self, rows: torch.Tensor, tokens: torch.Tensor, bits: torch.Tensor) -> None:
         """Draw rows (int64 [n]) of the batch once more, from what `bits` allow their slots."""

@@ -35,11 +35,11 @@ class SlotPenalties:
         return self._values.device
 
     def within(self, slots: Int64, filtered: Int64) -> Int64:
-        """Return the rows of a batch that are penalised and ask for nothing else: a captured step draws them.
+        """Return the rows of a batch that are penalised, and by captured steps: nothing else is done to them.
 
         `filtered` are rows that draw from a part of the vocabulary.
         """
-        alone = self._extras.flags[slots] == Ask.PENALTIES
+        alone = self._extras.flags[slots] & ~np.uint8(Ask.LOGPROBS) == Ask.PENALTIES
         alone[filtered] = False
         return np.flatnonzero(alone)
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from mizzen.core.plan import Asks, PrefillChunk, SlotStart, StepPlan
 from mizzen.core.request import Int64, Pooling
-from mizzen.engine.side import DeviceSide, LogprobTensors, Owner, table
+from mizzen.engine.logprobs import table
+from mizzen.engine.side import DeviceSide, LogprobTensors, Owner, packed
 from mizzen.engine.state import Uploader
 from mizzen.models.decoder import Decoder
 
@@ -106,7 +107,7 @@ class Prompts:
         ]
         ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
         owner = Owner(slot=read.chunk.slot, rows=read.count, top=top, named=0, start=position)
-        return LogprobTensors(owners=(owner,), widest=ids.shape[1] - 1, ids=ids, values=values)
+        return LogprobTensors(owners=(owner,), widest=ids.shape[1] - 1, packed=packed(ids, values))
 
     def pooled(self, read: Read, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return a prompt's vector, float32 [hidden], with its last chunk; None before."""

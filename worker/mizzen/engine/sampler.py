@@ -20,8 +20,9 @@ import torch
 from mizzen.core.request import Int64
 from mizzen.engine.asks import PROMPT, TokenCounts
 from mizzen.engine.extras import BatchExtras, Entries, Penalties
+from mizzen.engine.logprobs import report
 from mizzen.engine.random import uniform
-from mizzen.engine.side import LogprobTensors, report
+from mizzen.engine.side import LogprobTensors
 from mizzen.engine.state import SlotState, Uploader
 
 TOPK_LIMIT = 1024
@@ -86,10 +87,13 @@ def sample(
         tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
     else:
         tokens = choose(logits, state, slots, positions, upload, fused=fused)
-    return Sampled(tokens, finish(batch, logits, tokens, state, positions, upload, fused=fused))
+    processed = draw_processed(batch, logits, tokens, state, positions, upload, fused=fused)
+    if batch.logprobs is None:
+        return Sampled(tokens, None)
+    return Sampled(tokens, report(batch.logprobs, logits, processed, tokens, fused=fused))
 
 
-def finish(
+def draw_processed(
     batch: BatchExtras,
     logits: torch.Tensor,
     tokens: torch.Tensor,
@@ -98,19 +102,17 @@ def finish(
     upload: Uploader,
     *,
     fused: bool = False,
-) -> LogprobTensors | None:
-    """Draw the rows of processed logits, into `tokens` (int64 [rows]); count them, and report."""
-    processed = None
-    if len(batch.rows):
-        positions = positions[batch.rows]
-        processed = process(batch, logits, state, positions, fused=fused)
-        drawn = choose(processed, state, batch.slots, positions, upload, fused=fused)
-        tokens[batch.index] = drawn
-        if batch.penalties is not None:
-            state.extras.counts.add(batch.penalties.counts, drawn[batch.penalties.rows])
-    if batch.logprobs is None:
+) -> torch.Tensor | None:
+    """Draw the rows of processed logits, into `tokens` (int64 [rows]), and count them; return the logits."""
+    if not len(batch.rows):
         return None
-    return report(batch.logprobs, logits, processed, tokens)
+    positions = positions[batch.rows]
+    processed = process(batch, logits, state, positions, fused=fused)
+    drawn = choose(processed, state, batch.slots, positions, upload, fused=fused)
+    tokens[batch.index] = drawn
+    if batch.penalties is not None:
+        state.extras.counts.add(batch.penalties.counts, drawn[batch.penalties.rows])
+    return processed
 
 
 def process(

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from mizzen.core.plan import Float32, Side, SlotLogprobs, SlotVector
+from mizzen.core.plan import Side, SlotLogprobs, SlotVector
 from mizzen.core.request import Int32
-from mizzen.engine.extras import LogprobRows
 
 FLOOR = -9999.0
 """Log probability of what cannot be drawn, and the least that is reported."""
@@ -38,15 +37,13 @@ class LogprobTensors:
     owners: tuple[Owner, ...]
     """In the order of the rows."""
     widest: int
-    ids: torch.Tensor
-    """int32 [rows, 1 + widest + most asked for by id]."""
-    values: torch.Tensor
-    """float32, the same shape."""
+    packed: torch.Tensor
+    """int32 [rows, 2, 1 + widest + most asked for by id]: ids, and the bits of float32 values."""
 
     def read(self) -> list[SlotLogprobs]:
-        """Return each owner's part; the tensors are on the host."""
-        ids: Int32 = self.ids.numpy()
-        values: Float32 = self.values.numpy()
+        """Return each owner's part; the tensor is on the host."""
+        packed: Int32 = self.packed.numpy()
+        ids, values = packed[:, 0], packed.view(np.float32)[:, 1]
         out: list[SlotLogprobs] = []
         row = 0
         for owner in self.owners:
@@ -81,9 +78,7 @@ class DeviceSide:
     def copied(self, copy: Copy) -> DeviceSide:
         """Return the same with every tensor copied."""
         return DeviceSide(
-            logprobs=tuple(
-                replace(part, ids=copy(part.ids), values=copy(part.values)) for part in self.logprobs
-            ),
+            logprobs=tuple(replace(part, packed=copy(part.packed)) for part in self.logprobs),
             slots=self.slots,
             vectors=None if self.vectors is None else copy(self.vectors),
         )
@@ -97,48 +92,6 @@ class DeviceSide:
         )
 
 
-def report(
-    asked: LogprobRows, logits: torch.Tensor, processed: torch.Tensor | None, tokens: torch.Tensor
-) -> LogprobTensors:
-    """Return the log probabilities of the rows that ask for them.
-
-    Args:
-        asked: Which rows, and what they ask.
-        logits: The model's, [batch, vocab].
-        processed: Those of the rows that draw from processed ones.
-        tokens: What each row of the batch drew, int64 [batch].
-    """
-    rows = logits[asked.rows].float()
-    if asked.processed is not None and processed is not None:
-        into, source = asked.processed
-        rows[into] = processed[source]
-    ids, values = table(rows, tokens[asked.rows], asked.widest, asked.by_id)
-    owners = zip(asked.slots, asked.tops, asked.named, strict=True)
-    return LogprobTensors(
-        owners=tuple(Owner(slot=slot, rows=1, top=top, named=named) for slot, top, named in owners),
-        widest=min(asked.widest, rows.shape[1]),
-        ids=ids,
-        values=values,
-    )
-
-
-def table(
-    logits: torch.Tensor, tokens: torch.Tensor, top: int, by_id: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int32 and log probabilities float32, [rows, m], of tokens, the most probable, and by id.
-
-    Args:
-        logits: float32 [rows, vocab].
-        tokens: int64 [rows].
-        top: how many of the most probable; equal ones in the order that the device finds them.
-        by_id: int64 [rows, n].
-    """
-    total = torch.logsumexp(logits, dim=-1, keepdim=True)
-    ids = [tokens[:, None]]
-    if top:
-        ids.append(torch.topk(logits, min(top, logits.shape[1]), dim=-1).indices)
-    if by_id is not None:
-        ids.append(by_id)
-    columns = torch.cat(ids, dim=-1)
-    values = (logits.gather(-1, columns) - total).clamp_(min=FLOOR)
-    return columns.int(), values.nan_to_num_(nan=FLOOR)
+def packed(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return ids int32 and values float32, both [rows, m], as `LogprobTensors` holds them."""
+    return torch.stack((ids, values.view(torch.int32)), dim=1)

@@ -53,14 +53,15 @@ def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | N
 def warm_up(runner: Runner, config: ModelConfig) -> None:
     """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
 
-    They write to page 0 and slot 0, which no request holds yet. Once plainly, and once with penalties and log
-    probabilities, whose kernels would be compiled under way.
+    They write to page 0 and slot 0, which no request holds yet. Once plainly, and before with penalties, and
+    with log probabilities of processed logits and of the model's: their kernels would be compiled under way.
     """
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
+    plain = SamplingParams(temperature=0)
     wishes = SamplingParams(temperature=0, frequency_penalty=1, logprobs=1, logit_bias=((0, 1.0),))
-    for step, sampling in ((-2, wishes), (0, SamplingParams(temperature=0))):
-        asks = Asks(tokens=prompt, prompt_tokens=1) if sampling is wishes else None
+    for step, sampling in ((-4, wishes), (-2, SamplingParams(temperature=0, logprobs=1)), (0, plain)):
+        asks = None if sampling is plain else Asks(tokens=prompt, prompt_tokens=1)
         start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, asks=asks)
         runner.launch(
             StepPlan(
