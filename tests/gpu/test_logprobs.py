@@ -147,7 +147,10 @@ class Steps:
         self.penalties = SlotPenalties(self.state.extras, self.state.scratch + 1)
         self.reports = LogprobGraphs(self.logits, self.tokens, self.penalties)
         if captured and GPU:
-            self.reports.capture(torch.cuda.current_stream(), None)
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):  # none is captured in the default one
+                self.reports.capture(torch.cuda.current_stream(), None)
+            torch.cuda.synchronize()
         elif captured:
             self.reports.graphs = {n: Replay(self.reports, n) for n in self.reports.counts}  # type: ignore
         self.filtered = filtered_rows(self.state, self.slots)
