@@ -53,7 +53,7 @@ def test_it_runs(kit: SimpleNamespace, tmp_path: Path) -> None:
     assert outcome.side is not None
     # Of the prompts too, all but their first tokens: that takes logits of many rows where few requests run.
     told = [part for part in outcome.side.logprobs if part.owners[0].start is not None]
-    assert [len(part.ids) for part in told] == [len(plan.prefill[0].tokens) - 1] * 5
+    assert [len(part.packed) for part in told] == [len(plan.prefill[0].tokens) - 1] * 5
     assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
 
 
