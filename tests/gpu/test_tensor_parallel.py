@@ -36,7 +36,7 @@ class Alone:
     def __getitem__(self, family: str) -> list[list[int]]:
         """Return the tokens of each request."""
         if family not in self.tokens:
-            self.tokens[family] = generated(self.model(family), {})
+            self.tokens[family] = apart(generated, self.model(family), {})
         return self.tokens[family]
 
 

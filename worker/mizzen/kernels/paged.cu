@@ -156,7 +156,7 @@ __device__ __forceinline__ void prepare(
 
 // q: raw projections [rows, stride], of which the first KV * GROUP heads are queries, then keys, then values;
 // or (without PROJECTED) ready queries. out: [rows, KV * GROUP, SIZE].
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 paged(const unsigned short* q, const unsigned short* q_scales, const unsigned short* k_scales,
     const float* cosines, const float* sines, const long long* cells, const int* slots, const int* lengths,
     const int* table, unsigned char* keys, unsigned char* values, unsigned short* out,

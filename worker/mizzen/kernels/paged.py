@@ -32,8 +32,11 @@ WIDE = 8
 """Parts of a row's context from which on blocks of eight warps pay."""
 PROGRAMS = 1024
 """Split programs of a kernel at most, for which a workspace has to have room."""
-RESIDENT = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 5, (128, torch.float8_e4m3fn): 4}
-"""Blocks of four warps that a multiprocessor holds at once, by a head's size and the cache's precision."""
+RESIDENT = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
+"""Blocks of four warps that a multiprocessor is to hold at once, by a head's size and the cache's precision.
+
+Left to itself the compiler takes more registers for 8-bit caches, and fewer for heads of 64: both are slower.
+"""
 SOURCE = source("paged")
 
 
@@ -72,7 +75,8 @@ def definitions(
     """Return what the kernel is compiled with."""
     shape = (("SIZE", size), ("GROUP", group), ("KV", kv_heads), ("PAGE", page), ("WINDOW", window or 0))
     how = (("WARPS", warps), ("MOST", MOST), ("NORM", int(norm)), ("PROJECTED", int(projected)))
-    return (*shape, *how, ("FP8", int(cache == torch.float8_e4m3fn)))
+    resident = RESIDENT[size, cache] if warps == 4 else 1
+    return (*shape, *how, ("FP8", int(cache == torch.float8_e4m3fn)), ("RESIDENT", resident))
 
 
 def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
