@@ -33,9 +33,11 @@ def largest_plan(options: EngineOptions, context: int) -> StepPlan:
     size = min(-(-(options.prefill_chunk_tokens + slots) // slots), context - 1)
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
-    asks = Asks(tokens=tokens, prompt_tokens=size, prompt_logprobs=MAX_LOGPROBS)
+    # Log probabilities of prompts are made one after the other, so that one need ask for the most probable.
+    first, other = (Asks(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0))
     starts = [
-        SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, asks=asks) for slot in range(slots)
+        SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, asks=other if slot else first)
+        for slot in range(slots)
     ]
     pages = PageWrites(
         np.repeat(np.arange(slots, dtype=np.int32), columns),
