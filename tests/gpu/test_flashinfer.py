@@ -1,7 +1,7 @@
 """The flashinfer backends equal the reference, over scattered pages, cached prefixes and sliding windows.
 
 Kernels that the package does not bring along are compiled first, all at once and for some minutes: with
-MIZZEN_COMPILE=1 alone; without it, the cases that need them are skipped.
+MIZZEN_COMPILE=1 alone, as `make test-gpu` has it; without it, the cases that need them are skipped.
 """
 
 from __future__ import annotations

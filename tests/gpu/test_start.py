@@ -1,0 +1,81 @@
+"""What a start on a GPU tells, and takes where a package is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flashinfer_kit import need
+from small_models import VOCABULARY, make_model
+
+from mizzen import LLM, SamplingParams
+from mizzen.attention import fa3, flashinfer
+from mizzen.engine.build import load_engine
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.graphs import batch_sizes
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() != (9, 0)
+        or importlib.util.find_spec("sgl_kernel") is None,
+        reason="needs a Hopper GPU with sglang-kernel",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Qwen3, in bfloat16."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    make_model("qwen3").bfloat16().save_pretrained(folder)
+    return folder
+
+
+def test_a_start_counts_its_graphs(folder: Path) -> None:
+    phases: list[str] = []
+    told: list[tuple[str, int, int]] = []
+    options = EngineOptions(
+        model=str(folder),
+        device="cuda",
+        kv_cache_tokens=4096,
+        max_running_requests=16,
+        prefill_chunk_tokens=256,
+    )
+    engine = load_engine(options, phases.append, lambda done, total: told.append((phases[-1], done, total)))
+    engine.close()
+    assert phases == ["config", "weights", "kv", "graphs", "warmup"] == list(engine.info.phases)
+    counted = [(done, total) for phase, done, total in told if phase == "graphs"]
+    assert [done for done, _ in counted] == list(range(1, counted[0][1] + 1))
+    assert len(counted) > len(batch_sizes(16))  # and those of steps with prompts
+    assert engine.info.attention == ("split", "fa3")
+    assert engine.info.step_bytes > 0
+
+
+def test_flashinfer_takes_over_where_fa3_does_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flashinfer")
+    need("fa2", 64, window=False)
+    draw = np.random.default_rng(5)
+    prompts = [draw.integers(3, VOCABULARY, n).tolist() for n in (1, 16, 17, 130, 333)]
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    options: dict[str, Any] = {
+        "kv_cache_tokens": 4096,
+        "max_running_requests": 12,
+        "prefill_chunk_tokens": 256,
+    }
+
+    def tokens(wanted: tuple[str, str]) -> list[int]:
+        with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:
+            assert llm.engine.info.attention == wanted
+            return [token for answer in llm.generate(prompts, greedy) for token in answer.token_ids]
+
+    usual = tokens(("split", "fa3"))
+    monkeypatch.setattr(fa3, "missing", lambda geometry, kv: "it is another GPU")
+    monkeypatch.setattr(flashinfer, "hinders", lambda geometry, kv: None)
+    other = tokens(("split", "flashinfer"))
+    assert sum(a == b for a, b in zip(usual, other, strict=True)) > 0.8 * len(usual)
