@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mizzen.core.plan import Runner, StepPlan, StepTokens
@@ -75,6 +76,8 @@ class Lead:
     check: Callable[[], None] | None = None
     """Raises when another rank has failed. With it, rank 0 looks while it waits for a step; without it,
     somebody else ends this process then."""
+    guard: AbstractContextManager[None] = field(default_factory=nullcontext)
+    """Around each launch, which may never return once another rank is gone."""
 
     def over(self, runner: Runner, group: Group) -> LeadingRunner:
         """Put them behind a runner whose warm-up is over."""
@@ -94,8 +97,9 @@ class LeadingRunner:
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step on all ranks."""
-        self._lead.plans.send(plan)
-        self._runner.launch(plan)
+        with self._lead.guard:
+            self._lead.plans.send(plan)
+            self._runner.launch(plan)
         self._lead.pulse.launched(plan.step)
 
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ from mizzen.engine.ranks import Lead
 from mizzen.parallel.group import Group, RanksFailed
 from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
+from mizzen.server.launch_guard import LaunchGuard
 from mizzen.server.links import create_links
 from mizzen.server.pulse import PulseReader, PulseWriter, RankWatch
 from mizzen.server.status import StatusReader
@@ -44,11 +45,13 @@ class LocalRanks:
         self._looked = 0.0
         self._fault: str | None = None
         self._processes = [self._spawn(rank) for rank in range(1, size)]
+        self._guard = LaunchGuard(lambda: self._look(time.monotonic()))
 
     def lead(self) -> Lead:
         """Return how rank 0 reaches the others."""
         self._pulse.start()
-        return Lead(join=self._join, plans=RingWriter(self._links.ring), pulse=self._pulse, check=self.check)
+        plans = RingWriter(self._links.ring)
+        return Lead(join=self._join, plans=plans, pulse=self._pulse, check=self.check, guard=self._guard)
 
     def check(self) -> None:
         """Look after the other ranks, a few times a second at most.
@@ -60,14 +63,12 @@ class LocalRanks:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        # The first fault is the reason of all that follow, such as that the others were ended.
-        self._fault = self._fault or self._ended() or self._watch.look(self._pulses.read(), now)
-        if self._fault:
-            self._kill()
-            raise RanksFailed(self._fault)
+        if fault := self._look(now):
+            raise RanksFailed(fault)
 
     def close(self) -> None:
         """Let them end, which they do at the end of plans; those that do not are killed."""
+        self._guard.close()
         self._pulse.close()
         deadline = time.monotonic() + END_SECONDS
         for process in self._processes:
@@ -77,6 +78,14 @@ class LocalRanks:
                 pass
         self._kill()
         self._links.close()
+
+    def _look(self, now: float) -> str | None:
+        """Return what is wrong with the other ranks, if anything is; they were ended then."""
+        # The first fault is the reason of all that follow, such as that the others were ended.
+        self._fault = self._fault or self._ended() or self._watch.look(self._pulses.read(), now)
+        if self._fault:
+            self._kill()
+        return self._fault
 
     def _join(self) -> Group:
         return Group(local_place(self._options, 0, self._links.rendezvous), self.check)

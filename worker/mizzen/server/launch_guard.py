@@ -1,0 +1,64 @@
+"""Ends a program whose call to its GPU will never return, for a rank that shares the model is gone.
+
+A GPU takes about a thousand kernels ahead; further launches wait. Where the first of them waits for another
+rank, that is for ever, in a call that no exception reaches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+LONG_SECONDS = 2.0
+"""A launch that takes longer is looked after."""
+LOOK_SECONDS = 0.5
+
+
+def leave() -> None:
+    """End the process at once: nothing of it can be taken apart in order."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+class LaunchGuard:
+    """A context around each launch of one thread. `close` ends the thread that looks after it."""
+
+    def __init__(self, fault: Callable[[], str | None], end: Callable[[], None] = leave) -> None:
+        """Take what tells why another rank is gone, if one is, and how to end the program."""
+        self._fault = fault
+        self._end = end
+        self._since = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="mizzen-launch-guard", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._since = 0.0
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            since = self._since
+            if not since or time.monotonic() - since < LONG_SECONDS:
+                continue
+            fault = self._fault()
+            if fault and self._since == since:
+                log.critical("the program ends, for its GPU waits for a rank that is gone: %s", fault)
+                self._end()
