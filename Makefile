@@ -40,7 +40,7 @@ test: $(STAMP) lint ## lint, types and all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
 
 test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
-	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu -o addopts="" --import-mode=importlib -q
+	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
 
 soak: $(STAMP) ## hours of rollouts, scaling and faults under load; SOAK="--requests 5000 ..." for less
 	$(BIN)/python tests/cluster/soak.py $(SOAK)
