@@ -151,6 +151,35 @@ def test_the_host_sends_nothing_while_the_batch_stays(folder: Path, monkeypatch:
     assert [count for key, count in copies.items() if "DtoH" in key], copies  # the tokens
 
 
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_k": 20},
+        {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.8, "frequency_penalty": 0.5, "logit_bias": ((7, 1.0),)},
+        {"temperature": 0.8, "logprobs": 3},
+    ],
+    ids=str,
+)
+def test_no_step_waits_for_the_device(folder: Path, asked: dict[str, Any], graphs: str) -> None:
+    """But for the events of tokens that are read: PyTorch raises where anything else makes the host wait."""
+    draw = np.random.default_rng(6)
+    options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefill_chunk_tokens": 64}
+    sampling = SamplingParams(**asked, max_tokens=12, ignore_eos=True)
+    with LLM(folder, device="cuda", skip_tokenizer=True, cuda_graph=graphs, **options) as llm:
+        for mode in ("default", "error"):  # kernels are loaded in the first round
+            prompts = [draw.integers(3, VOCABULARY, n).tolist() for n in (5, 20, 64, 90)]
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                answers = llm.generate(prompts, sampling)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert [len(answer.token_ids) for answer in answers] == [12] * 4
+
+
 def logits_of(folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None) -> torch.Tensor:
     """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
