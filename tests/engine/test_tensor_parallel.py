@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,40 +194,6 @@ def test_a_rank_that_is_gone_fails_the_engine(
             llm.engine.step(0.0)
     assert not follower.is_running()
     llm.close()
-
-
-STUCK = """
-import sys, time
-import numpy as np, psutil
-from mizzen import LLM, SamplingParams
-from mizzen.core.request import Request
-from mizzen.engine.runner import CpuRunner
-
-launch = CpuRunner.launch
-llm = LLM(sys.argv[1], device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024, threads=1)
-
-
-def full(self, plan):
-    if plan.step == 5:
-        for child in psutil.Process().children():
-            child.kill()
-        time.sleep(600)  # as a launch into a full queue
-    launch(self, plan)
-
-
-CpuRunner.launch = full
-llm.generate([[3, 4, 5]], SamplingParams(max_tokens=50, ignore_eos=True))
-"""
-
-
-def test_a_launch_that_never_returns_ends_the_program(kit: SimpleNamespace, tmp_path: Path) -> None:
-    kit.save_model(tmp_path, "llama", **SHAPE)
-    run = subprocess.run(
-        [sys.executable, "-c", STUCK, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.returncode == 1, run.stderr
-    assert "its GPU waits for a rank that is gone: rank 1 (process" in run.stderr
-    assert "ended with code -9" in run.stderr
 
 
 def test_a_rank_that_cannot_start_says_why(kit: SimpleNamespace, tmp_path: Path) -> None:

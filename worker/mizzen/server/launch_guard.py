@@ -1,4 +1,4 @@
-"""Ends a program whose call to its GPU will never return, for a rank that shares the model is gone.
+"""Ends a program whose calls to its GPU will never return, for a rank that shares the model is gone.
 
 A GPU takes about a thousand kernels ahead; further launches wait. Where the first of them waits for another
 rank, that is for ever, in a call that no exception reaches.
@@ -6,8 +6,10 @@ rank, that is for ever, in a call that no exception reaches.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 LONG_SECONDS = 2.0
 """A launch that takes longer is looked after."""
 LOOK_SECONDS = 0.5
+END_SECONDS = 30
+"""What taking a program apart may take once a rank of it is gone."""
 
 
 def leave() -> None:
@@ -26,6 +30,19 @@ def leave() -> None:
     logging.shutdown()
     sys.stderr.flush()
     os._exit(1)
+
+
+def end_in_time() -> None:
+    """Have the kernel end this process soon after its end has begun: what its GPU is at may never let it go.
+
+    The exit code is minus SIGALRM then, else what it would be.
+    """
+    atexit.register(_alarm)
+
+
+def _alarm() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(END_SECONDS)
 
 
 class LaunchGuard:

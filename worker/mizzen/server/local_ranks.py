@@ -15,7 +15,7 @@ from mizzen.engine.ranks import Lead
 from mizzen.parallel.group import Group, RanksFailed
 from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
-from mizzen.server.launch_guard import LaunchGuard
+from mizzen.server.launch_guard import LaunchGuard, end_in_time
 from mizzen.server.links import create_links
 from mizzen.server.pulse import PulseReader, PulseWriter, RankWatch
 from mizzen.server.status import StatusReader
@@ -82,9 +82,12 @@ class LocalRanks:
     def _look(self, now: float) -> str | None:
         """Return what is wrong with the other ranks, if anything is; they were ended then."""
         # The first fault is the reason of all that follow, such as that the others were ended.
-        self._fault = self._fault or self._ended() or self._watch.look(self._pulses.read(), now)
-        if self._fault:
-            self._kill()
+        if self._fault is None:
+            self._fault = self._ended() or self._watch.look(self._pulses.read(), now)
+            if self._fault:
+                self._kill()
+                if self._options.device == "cuda":
+                    end_in_time()
         return self._fault
 
     def _join(self) -> Group:

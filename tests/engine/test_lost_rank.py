@@ -1,0 +1,61 @@
+"""A program that has lost a rank ends, whatever its GPU is at: stand-ins for calls that never return."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+LAUNCH = """
+import sys, time
+import psutil
+from mizzen import LLM, SamplingParams
+from mizzen.engine.runner import CpuRunner
+
+launch = CpuRunner.launch
+llm = LLM(sys.argv[1], device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024, threads=1)
+
+
+def full(self, plan):
+    if plan.step == 5:
+        for child in psutil.Process().children():
+            child.kill()
+        time.sleep(600)  # as a launch into a full queue
+    launch(self, plan)
+
+
+CpuRunner.launch = full
+llm.generate([[3, 4, 5]], SamplingParams(max_tokens=50, ignore_eos=True))
+"""
+END = """
+import atexit, time
+from mizzen.server import launch_guard
+
+launch_guard.END_SECONDS = 3
+atexit.register(time.sleep, float(SECONDS))  # as memory that is freed once the GPU is done
+launch_guard.end_in_time()
+raise SystemExit(7)
+"""
+
+
+def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_launch_that_never_returns_ends_the_program(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama")
+    done = run(LAUNCH, str(tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert "the program ends, for its GPU waits for a rank that is gone: rank 1 (process" in done.stderr
+    assert "ended with code -9" in done.stderr
+
+
+def test_an_end_that_never_comes_is_made() -> None:
+    assert run(END.replace("SECONDS", "600")).returncode == -signal.SIGALRM
+
+
+def test_an_end_that_comes_is_left_alone() -> None:
+    assert run(END.replace("SECONDS", "0")).returncode == 7
