@@ -20,10 +20,12 @@ from mizzen.core.params import SamplingParams
 from mizzen.core.request import Finished, FinishReason, Int32, Pooling, Request
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
+from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.template import ChatTemplate
-from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.text.tokenizer import Tokenizer, read_files
 from mizzen.progress import ProgressBar
+from mizzen.wire.intake import EMBEDS_ALONE
 from mizzen.wire.stream import TokenLogprobs, entries
 
 if TYPE_CHECKING:
@@ -148,6 +150,8 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
+        if not self.engine.info.generates:
+            raise ValueError(EMBEDS_ALONE)
         each = self._params(params, len(prompts))
         answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
         if not answers:
@@ -159,7 +163,7 @@ class LLM:
         self,
         prompts: Prompts,
         *,
-        pooling: str = "last",
+        pooling: str | None = None,
         normalize: bool = True,
         progress: bool | None = None,
     ) -> NDArray[np.float32]:
@@ -168,7 +172,7 @@ class LLM:
         Args:
             prompts: All of them together form one batch, whatever their number.
             pooling: "last" takes the last token's hidden state (after the final norm), "mean" the mean over
-                all tokens.
+                all tokens; None what the model was made for (`1_Pooling/config.json`, else "last").
             normalize: Scale vectors to length 1.
             progress: Show a bar; by default where the error output is a terminal.
 
@@ -177,6 +181,8 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
+        if pooling is None:
+            pooling = model_pooling(read_files(Path(self.options.model)))
         if pooling not in list(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {pooling!r}")
         sampling = SamplingParams(temperature=0.0, max_tokens=1)

@@ -182,6 +182,7 @@ def assemble(
         step_bytes=need.step_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
+        generates=config.generates,
         attention=step.attention.names,
         device_bytes=memory.total,
         free_bytes=memory.free,

@@ -19,6 +19,8 @@ class EngineInfo:
     kv_bytes: int
     dtype: str
     device: str
+    generates: bool = True
+    """False of models that have no head, and embed alone."""
     attention: tuple[str, str] = ("", "")
     """Backends of decodes and of prompts."""
     step_bytes: int = 0

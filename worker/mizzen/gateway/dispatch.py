@@ -16,7 +16,7 @@ from mizzen.gateway.engines import Engine, EngineTable
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.job import PAUSE_SECONDS, Job
 from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.openai.prompt import refused
+from mizzen.gateway.openai.prompt import refused, wire_pooling
 from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
@@ -80,15 +80,17 @@ class Dispatcher:
         """
         return await self._attempt(job, self._generate)
 
-    async def embed(self, job: Job, pooling: str = "last", normalize: bool = True) -> Embedded:
-        """Return the embedding of the job's prompt, `pooling` "last" or "mean"; `leave` must be called.
+    async def embed(self, job: Job, pooling: str | None = None, normalize: bool = True) -> Embedded:
+        """Return the embedding of the job's prompt, `pooling` "last", "mean" or None, the model's own.
+
+        `leave` must be called.
 
         Raises:
             ApiError: it cannot be served, or not in time.
         """
 
         async def one(job: Job, engine: Engine) -> Embedded | None:
-            return await self._embed(job, engine, pooling, normalize)
+            return await self._embed(job, engine, wire_pooling(pooling, job.text), normalize)
 
         found = await self._attempt(job, one)
         job.ticket.served = True

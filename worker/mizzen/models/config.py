@@ -65,6 +65,8 @@ class ModelConfig:
     dtype: str = "bfloat16"
     """Precision that the weights were saved for."""
     end_token_ids: tuple[int, ...] = ()
+    generates: bool = True
+    """False of checkpoints that have no head: they embed alone, and the embedding stands in for the head."""
 
     def for_context(self, length: int) -> ModelConfig:
         """Return what serves contexts of so many tokens."""
@@ -228,6 +230,8 @@ def read_decoder(
     heads, kv_heads, head_dim = read_heads(fields)
     if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.error("hidden_act", "must be silu")
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "must be true: attention to later tokens is not served")
     if not quantizes_kv_alone(fields.child("quantization_config")):
         raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")

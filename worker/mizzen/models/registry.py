@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mizzen.models import llama, mistral, qwen2, qwen3
@@ -13,6 +14,8 @@ Reader = Callable[[Fields], ModelConfig]
 
 READERS: dict[str, Reader] = {family.ARCHITECTURE: family.read for family in (llama, mistral, qwen2, qwen3)}
 """By the names that config.json lists under `architectures`."""
+HEADLESS: dict[str, Reader] = {name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()}
+"""Checkpoints of embedding models that were saved without the head that generating needs."""
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -24,11 +27,13 @@ def read_config(folder: Path) -> ModelConfig:
     fields = Fields.load(folder)
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names:
-        raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS))}")
+        raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS))}")
     for name in names:
         if name in READERS:
             return READERS[name](fields)
-    raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS))}")
+        if name in HEADLESS:
+            return replace(HEADLESS[name](fields), tie_embeddings=True, generates=False)
+    raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS))}")
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -32,6 +32,11 @@ class EngineInfo(Protocol):
         ...
 
     @property
+    def generates(self) -> bool:
+        """Whether it continues prompts; some models embed alone."""
+        ...
+
+    @property
     def weights_bytes(self) -> int:
         """Memory of its weights, of rank 0."""
         ...

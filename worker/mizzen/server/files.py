@@ -15,8 +15,9 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "1_Pooling/config.json",
 )
-"""What decides tokens and templates."""
+"""What decides tokens and templates, and how an embedding model's vectors are made."""
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_FILE_BYTES = 256 * 1024 * 1024

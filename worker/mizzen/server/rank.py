@@ -88,6 +88,7 @@ def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> We
         page_size=info.page_size,
         max_running_requests=config.max_running_requests,
         draining=False,
+        generates=info.generates,
     )
 
 

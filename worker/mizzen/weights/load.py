@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ Progress = Callable[[int, int], None]
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHOWN = 5
+BASE = "model."
+"""How names of all but the head begin, but for checkpoints of embedding models, which may leave it out."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
@@ -84,11 +87,12 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
             header = Header(path)
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    target = wanted.pop(name, None)
+                    target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
                     if target is None:
                         if not may_be_ignored(name, tied):
                             unexpected.append(name)
                         continue
+                    target = replace(target, name=name)
                     source = file.get_slice(name)
                     check_shape(path, source, target)
                     if not target.into.numel():

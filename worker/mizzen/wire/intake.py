@@ -18,6 +18,8 @@ MAX_STOP_TOKENS = 1024
 MAX_QUEUE_SECONDS = 86_400.0
 EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
+EMBEDS_ALONE = "model has no head to generate with: it embeds texts alone"
+
 
 class InvalidRequest(ValueError):
     """A request would be refused by every engine of this model; the text names the field."""
@@ -29,6 +31,7 @@ class Intake:
 
     vocab_size: int
     context_length: int
+    generates: bool = True
 
     def request(self, message: Generate | Embed, now: float) -> Request:
         """Return the request that a message asks for; its rid is the gateway's handle, `now` its arrival.
@@ -40,6 +43,8 @@ class Intake:
         return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
 
     def _generate(self, message: Generate, now: float) -> Request:
+        if not self.generates:
+            raise InvalidRequest(EMBEDS_ALONE)
         sampling = self._sampling(message.sampling)
         request = Request(
             rid=message.rid,

@@ -138,6 +138,8 @@ class Welcome(Message, frozen=True):
     page_size: int
     max_running_requests: int
     draining: bool
+    generates: bool = True
+    """Whether it takes `Generate`; a model without a head takes `Embed` alone."""
 
 
 class File(Message, frozen=True):

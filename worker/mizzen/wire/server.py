@@ -82,7 +82,7 @@ class WireServer:
         self._welcome = welcome
         self._files = files
         self._max_waiting = max_waiting
-        self._intake = Intake(welcome.vocab_size, welcome.context_length)
+        self._intake = Intake(welcome.vocab_size, welcome.context_length, welcome.generates)
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

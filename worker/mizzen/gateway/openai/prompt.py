@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Pooling
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
@@ -69,6 +69,19 @@ def refused(wish: Wish, text: str) -> ApiError:
     }
     field = fields.get(name, name)
     return invalid(f"{field}{colon} {rest}", field, "invalid_request")
+
+
+def wire_pooling(asked: str | None, text: TextModel | None) -> str:
+    """Return the pooling that is asked for, or the model's own.
+
+    Raises:
+        ApiError: 400 when none is asked for, and the model's own is not served.
+    """
+    own = Pooling.LAST if text is None else text.pooling
+    if asked is None and own is None:
+        why = "pooling: the model was made for another than last and mean; name one of them"
+        raise invalid(why, "pooling", "unsupported_parameter")
+    return asked or str(own)
 
 
 def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:

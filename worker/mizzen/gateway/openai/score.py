@@ -132,7 +132,7 @@ class Scores:
         return request, pair_wishes(request) if form is pairs else label_wishes(request)
 
     async def _pairs(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> PairsResponse:
-        found = await embed(self._gateway, scope, wishes, "last", normalize=True)
+        found = await embed(self._gateway, scope, wishes, None, normalize=True)
         left = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
         first, second = found[:left], found[left:]
         scores = [

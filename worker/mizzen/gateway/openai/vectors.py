@@ -49,7 +49,8 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         ),
     ] = None
     pooling: Annotated[
-        Literal["last", "mean"] | None, doc("The last token's state (default), or the mean over all tokens.")
+        Literal["last", "mean"] | None,
+        doc("The last token's state, or the mean over all tokens; by default what the model was made for."),
     ] = None
     normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default).")] = None
     add_special_tokens: Annotated[
@@ -92,7 +93,7 @@ class Embeddings:
         """
         request, wishes = await self._gateway.reader.read(body, self._read)
         normalize = request.normalize is not False
-        vectors = await embed(self._gateway, scope, wishes, request.pooling or "last", normalize)
+        vectors = await embed(self._gateway, scope, wishes, request.pooling, normalize)
         size = len(vectors[0].vector)
         if request.dimensions is not None and request.dimensions > size:
             text = f"dimensions must be at most {size}, the model's, not {request.dimensions}"
@@ -127,9 +128,9 @@ def wish_of(request: EmbeddingRequest, prompt: Prompt) -> Wish:
 
 
 async def embed(
-    gateway: Gateway, scope: Scope, wishes: list[Wish], pooling: str, normalize: bool
+    gateway: Gateway, scope: Scope, wishes: list[Wish], pooling: str | None, normalize: bool
 ) -> list[Embedded]:
-    """Return the vectors of prompts, in their order.
+    """Return the vectors of prompts, in their order; `pooling` None is the model's own.
 
     Raises:
         ApiError: one of them cannot be had.

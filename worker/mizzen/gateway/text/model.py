@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Pooling
+from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
 
@@ -34,6 +35,8 @@ class TextModel:
     """The `tokenizer_hash`."""
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    pooling: Pooling | None = Pooling.LAST
+    """What the model's embeddings are by default; None where it is none that is served."""
 
     async def chat_prompt(
         self,
@@ -99,7 +102,7 @@ def build(name: str, files: Mapping[str, bytes]) -> TextModel:
     Raises:
         TokenizerError, TemplateError: a file is missing or cannot be read.
     """
-    return TextModel(name, Tokenizer.from_files(files), ChatTemplate.from_files(files))
+    return TextModel(name, Tokenizer.from_files(files), ChatTemplate.from_files(files), model_pooling(files))
 
 
 class TextModels:

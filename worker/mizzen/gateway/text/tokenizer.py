@@ -14,8 +14,9 @@ FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "1_Pooling/config.json",
 )
-"""Files that a tokenizer and its chat template are read from; the first is required."""
+"""Files that a tokenizer, its chat template and the pooling are read from; the first is required."""
 MANY_TOKENS = 4096
 """More are decoded with other threads running."""
 
