@@ -82,3 +82,8 @@ Action = CreateGroup | DeleteGroup
 def without_new(actions: Sequence[Action], revision: str) -> list[Action]:
     """Of a plan all but the groups that it would make of a revision."""
     return [one for one in actions if not (isinstance(one, CreateGroup) and one.revision == revision)]
+
+
+def strays(pods: Sequence[tuple[str, str]]) -> list[DeleteGroup]:
+    """What becomes of engine pods, by name and uid, of which nothing tells any more what they are."""
+    return [DeleteGroup(name, uid, "Stray", ((name, uid),)) for name, uid in pods]

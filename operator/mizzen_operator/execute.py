@@ -32,13 +32,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Checked:
-    """Children that are not watched, as they were checked last."""
+    """Children that are not watched, as they were checked last.
+
+    Attributes:
+        passed: names of pods that are not free, though no pod with the service's label has them.
+    """
 
     at: float
     keys: Keys | None = None
     shared: tuple[str, ...] = ()
     """Public keys of the shared gateway that the Secrets were made for."""
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
 
 
 class Executor:
@@ -85,6 +90,10 @@ class Executor:
             memory = _Checked(time.monotonic())
             self._checked[key] = (service.uid, memory)
         return memory
+
+    def passed(self, service: InferenceService) -> frozenset[str]:
+        """Names that pods have which do not carry the service's label."""
+        return frozenset(self._memory(service).passed)
 
     async def keys(self, service: InferenceService, shared: tuple[str, ...] = ()) -> Keys:
         """Make the service's Secrets where they are missing, and rotate their keys where that is due.
@@ -207,33 +216,38 @@ class Executor:
         if len(pods) > 1:
             await self._names(service)
         for rank in action.ranks or range(len(pods)):
-            await self._create_pod(service, pods[rank])
+            if not await self._create_pod(pods[rank]):
+                await self._explain(service, pods[rank]["metadata"]["name"], leads=rank == 0)
 
     async def _names(self, service: InferenceService) -> None:
         """Give the pods of groups their DNS names; they are kept when groups get by without."""
         digests, require = self._memory(service).digests, partial(require_ours, service)
         await self._applier.keep([ranks_service(service)], digests, require, wanted=True)
 
-    async def _create_pod(self, service: InferenceService, pod: dict[str, Any]) -> None:
+    async def _create_pod(self, pod: dict[str, Any]) -> bool:
         try:
-            made = await self._kube.create(pod)
+            return await self._kube.create(pod)
         except KubeError as error:
             if error.code in (400, 403, 422):
                 raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
             raise
-        if not made:
-            await self._explain(service, pod["metadata"]["name"])
 
-    async def _explain(self, service: InferenceService, name: str) -> None:
+    async def _explain(self, service: InferenceService, name: str, *, leads: bool) -> None:
         """Say why a pod's name was not free, although no pod with the service's label was seen to have it.
 
+        Another's pod may have it, or one of ours that somebody took out of service by its label. The leading
+        pod of a group takes the next name at the next look; the others are called by it.
+
         Raises:
-            Refused: another's pod has it.
-            KubeError: the pod was made a moment ago: by a leader that lost the Lease just then, or by a
-                request whose answer was lost.
+            Refused: another pod of a group cannot have its name.
+            KubeError: the next look has to find another name; or the pod was made a moment ago: by a leader
+                that lost the Lease just then, or by a request whose answer was lost.
         """
         selector = f"{labels.SERVICE}={service.name}"
         there = await self._kube.list_metadata(Ref("Pod", service.namespace), selector)
         if any(pod["metadata"]["name"] == name and owned(pod, service.uid) for pod in there):
             raise KubeError(409, "NotSeenYet", f"Pod {name} was made a moment ago, and is not seen yet")
-        raise Refused("NameTaken", f"Pod {name} belongs to something else: delete or rename it")
+        if not leads:
+            raise Refused("NameTaken", f"Pod {name} belongs to something else: delete or rename it")
+        self._memory(service).passed.add(name)
+        raise KubeError(409, "NamePassed", f"Pod {name} is not the service's: the next name is taken")

@@ -33,6 +33,8 @@ class Observed:
     Attributes:
         groups: its engine pods; those of a service of the same name that was deleted are left out.
         taken: names of all pods that carry the service's label, whoever owns them.
+        strays: names and uids of its engine pods whose other labels somebody has removed: nothing tells what
+            they run, and gateways would route to them for ever.
         deployment: the gateway's Deployment, None when there is none.
         endpoint: the gateway's Service, None when there is none.
     """
@@ -42,6 +44,7 @@ class Observed:
     gateways: tuple[GatewayPod, ...]
     deployment: Mapping[str, Any] | None
     endpoint: Mapping[str, Any] | None
+    strays: tuple[tuple[str, str], ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -64,12 +67,14 @@ async def observe(kube: Kube, service: InferenceService) -> Observed:
     if not service.shared:
         fronts = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
+    strays = [pod["metadata"] for pod in engines if not _has_names(pod)]
     return Observed(
         groups=groups(service.name, [pod for pod in engines if _has_names(pod)]),
         taken=frozenset(pod["metadata"]["name"] for pod in pods),
         gateways=tuple(map(gateway_pod, fronts)),
         deployment=deployment,
         endpoint=endpoint,
+        strays=tuple((one["name"], one["uid"]) for one in strays if "deletionTimestamp" not in one),
     )
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels, rollout
-from mizzen_operator.actions import DeleteGroup, without_new
+from mizzen_operator.actions import DeleteGroup, strays, without_new
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused
 from mizzen_operator.autoscale.run import Autoscaler
@@ -162,10 +162,11 @@ class Reconciler:
             wanted = held(wanted, download)
             if fits is not None and not fits.fits:  # nothing is made of it, and nothing goes for it
                 wanted = replace(wanted, paused=True)
-            actions = plan(wanted, groups, acknowledged.by_all, observed.taken)
+            taken = observed.taken | self._executor.passed(service)
+            actions = plan(wanted, groups, acknowledged.by_all, taken)
             if fits is not None and not fits.fits:
                 actions = without_new(actions, newest)
-            actions = allowed(actions, newest, download)
+            actions = [*strays(observed.strays), *allowed(actions, newest, download)]
             if any(isinstance(action, DeleteGroup) for action in actions):
                 service = await self._writer.remember(service, memory)
             await self._executor.groups(pinned(service, download), newest, actions)

@@ -379,7 +379,7 @@ def test_what_belongs_to_others_is_left_alone(
     demo.settle(1)
 
 
-def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_named(
+def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_passed_over(
     service: Callable[..., Service], api: Any
 ) -> None:
     demo = service(replicas=0)
@@ -389,10 +389,10 @@ def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_named(
     metadata = {"name": name, "namespace": demo.namespace}
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     demo.patch(replicas=1)
-    demo.eventually(lambda: demo.condition("Failed")["reason"] == "NameTaken")
-    assert name in demo.condition("Ready")["message"]
-    api.delete("Pod", demo.namespace, name)
     demo.settle(1)
+    assert demo.live() == [f"{name.removesuffix('-0')}-1"]
+    assert "deletionTimestamp" not in api.get("Pod", demo.namespace, name)["metadata"]
+    api.delete("Pod", demo.namespace, name, gracePeriodSeconds=0)
 
 
 def test_a_pod_that_the_api_server_rejects_shows_why(service: Callable[..., Service]) -> None:
