@@ -11,6 +11,10 @@ import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -21,6 +25,9 @@ from schemathesis.specs.openapi.checks import (
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from mizzen.gateway.openai.describe import REQUESTS
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
+from mizzen.gateway.openai.vectors import EmbeddingRequest
+from mizzen.gateway.responses.schemas import ResponsesRequest
 
 PAGE = Path(__file__).parents[2] / "docs/openai.md"
 CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
@@ -67,3 +74,18 @@ def test_the_page_says_what_each_field_of_a_request_does(kind: type[msgspec.Stru
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", section, re.MULTILINE))
     assert set(rows) == {field.encode_name for field in msgspec.structs.fields(kind)}
     assert all(meaning.strip() for meaning in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        (ChatParams, ChatRequest),
+        (CompletionParams, CompletionRequest),
+        (ResponseCreateParamsBase, ResponsesRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+    ],
+)
+def test_each_parameter_of_the_official_client_is_served_or_refused_by_name(
+    params: Any, kind: type[msgspec.Struct]
+) -> None:
+    assert set(params.__annotations__) <= {field.encode_name for field in msgspec.structs.fields(kind)}

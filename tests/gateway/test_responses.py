@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from openai.types.responses import Response
 
+from mizzen.gateway.responses.parse import NAMES
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent / "templates"
@@ -344,6 +345,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**WEATHER, "parameters": {"type": 1}}]}, "tools[0].parameters.type"),
     ({"tools": [{**WEATHER, "parameters": {"default": nested(200)}}]}, "tools[0].parameters"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": nested(200)}}}}, SCHEMA),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "b" * 600_000}}}}, SCHEMA),
     (one(role="user", content=nested(700)), "input[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
@@ -361,6 +363,8 @@ async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
             assert response.status_code == 400, (body, response.text)
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param), (body, error)
+            for name in set(NAMES) - set(body):  # of chat's fields
+                assert not error["message"].startswith(name), error
         for name in ("previous_response_id", "store"):
             sent = {"model": "demo", "input": "Hi", name: "x" if name != "store" else True}
             error = (await http.post(f"{gateway.url}/v1/responses", json=sent)).json()["error"]

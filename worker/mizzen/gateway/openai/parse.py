@@ -40,6 +40,9 @@ CHAT_HARMLESS = {
     "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
     "echo": (False,),
 }
 COMPLETION_HARMLESS = {**HARMLESS, "suffix": ("",)}

@@ -192,6 +192,9 @@ class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     prediction: Annotated[Any, doc(NOT_SERVED)] = None
     verbosity: Annotated[Any, doc("Only `medium`.")] = None
     web_search_options: Annotated[Any, doc(NOT_SERVED)] = None
+    moderation: Annotated[Any, doc(NOT_SERVED)] = None
+    prompt_cache_options: Annotated[Any, doc(NOT_SERVED)] = None
+    prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
 
 
 class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.exchange import Exchange
 from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.responses.parse import Asked, ResponsesParser, renamed
+from mizzen.gateway.responses.parse import Asked, ResponsesParser, rename
 from mizzen.gateway.responses.writer import ResponsesWriter
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ResponsesExchange(Exchange):
     async def _error(self, error: ApiError) -> None:
         """Answer with an error that names the fields of this request."""
         if self._asked is not None:
-            error.param = renamed(error.param)
+            rename(error)
         await super()._error(error)
 
     def _failed(self, error: ApiError) -> bytes:

@@ -45,6 +45,8 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "max_tool_calls": (),
     "prompt": (),
+    "image": (),
+    "access_programs": (),
     "context_management": ([],),
     "moderation": (),
     "prompt_cache_options": (),
@@ -101,7 +103,7 @@ class ResponsesParser:
         try:
             wish = self._chat(chat)
         except ApiError as error:
-            error.param = renamed(error.param)
+            rename(error)
             raise
         return Asked(request, replace(wish, include_usage=True))
 
@@ -257,6 +259,11 @@ def response_format(given: TextOptions | None) -> ResponseFormat | None:
     return ResponseFormat("json_schema", JsonSchema(form.name or "", form.schema))
 
 
-def renamed(param: str | None) -> str | None:
-    """Return the name of a field of a response request that a chat request has under another."""
-    return param if param is None else NAMES.get(param, param)
+def rename(error: ApiError) -> None:
+    """Let an error about a field of a chat request name that of the response request, in its message too."""
+    name = error.param
+    if name is None or name not in NAMES:
+        return
+    error.param = NAMES[name]
+    if error.message.startswith(name):
+        error.message = error.param + error.message.removeprefix(name)

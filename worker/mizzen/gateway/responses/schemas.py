@@ -117,6 +117,8 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     top_logprobs: Annotated[Any, doc("Only 0; chat completions have log probabilities.")] = None
     max_tool_calls: Annotated[Any, doc(NOT_SERVED)] = None
     prompt: Annotated[Any, doc(NOT_SERVED)] = None
+    image: Annotated[Any, doc(NOT_SERVED)] = None
+    access_programs: Annotated[Any, doc(NOT_SERVED)] = None
     context_management: Annotated[Any, doc(NOT_SERVED)] = None
     moderation: Annotated[Any, doc(NOT_SERVED)] = None
     prompt_cache_options: Annotated[Any, doc(NOT_SERVED)] = None
