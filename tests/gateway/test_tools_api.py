@@ -234,6 +234,11 @@ async def test_prompts_are_those_of_transformers(live: Any, model: Model, templa
         **DATE["chat_template_kwargs"],
     )
     assert prompt_of(engine) == expected
+    body = {"model": "demo", "messages": given, "tools": [WEATHER], **DATE}
+    async with httpx.AsyncClient(timeout=60) as client:
+        response = await client.post(f"{gateway.url}/tokenize", json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["tokens"] == np.frombuffer(engine.requests[-1].prompt, "<i4").tolist()
 
 
 DATE = {"chat_template_kwargs": {"date_string": "1 Jan 2026"}}

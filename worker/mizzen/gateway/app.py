@@ -53,7 +53,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     handle_errors(app)
     add_generation(app, gateway, Parser(families(gateway.config)))
     add_vectors(app, gateway)
-    add_texts(app, gateway)
+    add_texts(app, gateway, families(gateway.config))
     add_models(app, gateway)
     describe(app)
     return app

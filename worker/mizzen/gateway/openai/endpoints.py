@@ -8,6 +8,7 @@ from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse
 from mizzen.gateway.openai.call import JsonCall
 from mizzen.gateway.openai.describe import described
 from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.openai.form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
 from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest, Scores
@@ -63,9 +64,9 @@ def add_vectors(app: FastAPI, gateway: Gateway) -> None:
         return JsonCall(gateway, scores)
 
 
-def add_texts(app: FastAPI, gateway: Gateway) -> None:
+def add_texts(app: FastAPI, gateway: Gateway, families: FamilyOptions) -> None:
     """Add the endpoints for tokens."""
-    texts = Texts(gateway)
+    texts = Texts(gateway, families)
 
     @app.post("/v1/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))
     @app.post("/tokenize", openapi_extra=described(TokenizeRequest, TokenizeResponse))

@@ -13,6 +13,7 @@ from starlette.types import Scope
 from mizzen.core.params import SamplingParams
 from mizzen.gateway.errors import invalid, unavailable
 from mizzen.gateway.openai.decode import decode
+from mizzen.gateway.openai.form import ChatForm, FamilyOptions
 from mizzen.gateway.openai.jobs import each
 from mizzen.gateway.openai.messages import Message, conversation
 from mizzen.gateway.openai.parse import check_arguments, opens_turn
@@ -77,8 +78,9 @@ class DetokenizeResponse(msgspec.Struct):
 class Texts:
     """Answers requests that need a tokenizer and no engine's step."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
+        self._families = families
         self._tokenize = msgspec.json.Decoder(TokenizeRequest)
         self._detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
@@ -121,7 +123,7 @@ class Texts:
         request = decode(self._tokenize, body)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        return request, wishes(request)
+        return request, wishes(request, self._families)
 
     def _model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
         if name is None:
@@ -136,8 +138,10 @@ class Texts:
         return service, text
 
 
-def wishes(request: TokenizeRequest) -> list[Wish]:
+def wishes(request: TokenizeRequest, families: FamilyOptions) -> list[Wish]:
     """Return what is to be tokenized, as generating requests would ask for it.
+
+    Tools are named to the template whether or not the model could choose one of them.
 
     Raises:
         ApiError: 400, which names the field.
@@ -155,6 +159,7 @@ def wishes(request: TokenizeRequest) -> list[Wish]:
                 prompt_field="messages",
                 messages=tuple(conversation(request.messages)),
                 template_arguments=arguments,
+                form=ChatForm(tools=None, options=families),
                 add_generation_prompt=opens_turn(request),
                 continue_final_message=bool(request.continue_final_message),
                 add_special_tokens=bool(request.add_special_tokens),
