@@ -120,10 +120,10 @@ def test_what_a_block_costs_and_that_the_bound_holds() -> None:
             names = [draw.getrandbits(64) for _ in range(1000)]
             index.event(names, names[:100])
             index.guess(names[100:200])
+            del names
             used = tracemalloc.get_traced_memory()[0] - before
             if len(index) > blocks // 2:
                 worst = max(worst, used / blocks)
-        del names
         assert len(index) <= blocks
         assert index.forgotten > 0
         assert worst <= BLOCK_BYTES

@@ -14,7 +14,8 @@ import pytest
 
 from mizzen.engine.build import load_engine
 from mizzen.server.config import EngineConfig
-from mizzen.server.rank import serve
+from mizzen.server.engine_api import Engine
+from mizzen.server.rank import Startup, serve
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusReader, StatusWriter, create_block
 from mizzen.wire.messages import RefusalCode, Refused, Welcome
@@ -25,6 +26,10 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer", "maximum": 9}},
     "required": ["name", "size"],
 }
+
+
+def load(config: EngineConfig, startup: Startup) -> Engine:
+    return load_engine(config, startup.report, startup.progress)
 
 
 class Served:
@@ -40,7 +45,7 @@ class Served:
             wire_bind=f"ipc://{folder}/wire", drain_timeout_seconds=0.0,
         )  # fmt: skip
         self.endpoint = config.wire_bind
-        self.thread = threading.Thread(target=serve, args=(config, status, control, load_engine), daemon=True)
+        self.thread = threading.Thread(target=serve, args=(config, status, control, load), daemon=True)
         self.thread.start()
 
     def close(self) -> None:
