@@ -507,6 +507,8 @@ async def test_scores_of_labels_are_probabilities(post: Any, client: Any, tokeni
         ({"text_1": "a"}, "text_2"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         ({"text_1": "a", "text_2": "b", "query": "c"}, "query"),
+        ({"text_1": "a", "text_2": "b", "apply_softmax": True}, "apply_softmax"),
+        ({"text_1": "a", "text_2": "b", "item_first": True}, "item_first"),
         ({"query": "a", "items": "b"}, "label_token_ids"),
         ({"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
         ({"query": "a", "items": [[1]], "label_token_ids": [1]}, "items"),

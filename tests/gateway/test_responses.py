@@ -303,6 +303,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": {}}, "conversation"),
+    ({"previous_response_id": ""}, "previous_response_id"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
     ({"max_tool_calls": 1}, "max_tool_calls"),

@@ -126,6 +126,8 @@ class Scores:
                 raise invalid(
                     f"{name} is required beside {given[0] if given else 'model'}", name, "missing_field"
                 )
+        options = ("apply_softmax", "item_first")  # of labels
+        given += [name for name in options if form is pairs and getattr(request, name)]
         for name in given:
             if name not in form:
                 raise invalid(f"{name} does not belong beside {form[0]}: the forms are two", name)

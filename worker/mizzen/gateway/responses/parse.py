@@ -123,7 +123,7 @@ def check(request: ResponsesRequest) -> None:
         ApiError: 400, which names the field.
     """
     for name, reason in STORED.items():
-        if getattr(request, name):
+        if not (getattr(request, name) is None or (name == "store" and request.store is False)):
             raise invalid(f"{name} is not served: {reason}", name, "unsupported_parameter")
     refuse_unserved(request, HARMLESS)
     if request.stream_options is not None and not request.stream:
