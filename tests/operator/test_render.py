@@ -83,6 +83,15 @@ def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
                 "resources": {"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}},
                 "tolerations": [{"key": "gpu", "operator": "Exists"}],
                 "priorityClassName": "high",
+                "schedulerName": "kai",
+                "runtimeClassName": "nvidia",
+                "serviceAccountName": "reader",
+                "affinity": {"nodeAffinity": {}},
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}
+                ],
+                "imagePullSecrets": [{"name": "pull"}],
+                "sharedMemorySizeLimit": "1Gi",
                 "volumes": [{"name": "data", "emptyDir": {}}],
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}],
             },
@@ -101,6 +110,13 @@ def test_the_overlay_reaches_the_pod(service: Make, api: Any) -> None:
     assert {"name": "mizzen-model", "persistentVolumeClaim": claim} in spec["volumes"]
     assert spec["nodeSelector"] == {"gpu": "h200"}
     assert spec["priorityClassName"] == "high"
+    assert (spec["schedulerName"], spec["runtimeClassName"]) == ("kai", "nvidia")
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("reader", False)
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert [one["topologyKey"] for one in spec["topologySpreadConstraints"]] == ["rack"]
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
+    shm = {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert {"name": "mizzen-shm", "emptyDir": shm} in spec["volumes"]
     assert spec["tolerations"][0]["key"] == "gpu"
     assert (pod["metadata"]["labels"]["team"], pod["metadata"]["annotations"]["note"]) == ("a", "b")
 

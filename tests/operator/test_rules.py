@@ -74,3 +74,30 @@ def test_each_rule_lets_something_pass(
     assert not [words for words in taken if isinstance(words, str)]
     unasked = [message for path, message in every if not any(holds(body, path) for body in taken)]
     assert unasked == []
+
+
+AS_IN_KUBERNETES = (
+    "spec.engine.env.*.",
+    "spec.gateway.resources.",
+    "spec.gateway.service.",
+    "spec.model.credentialsSecretRef.",
+    "spec.podTemplate.",
+)
+"""Whose fields are those of Kubernetes' own objects."""
+
+
+def silent(schema: Any, path: str = "") -> Iterator[str]:
+    """Paths of fields of which `kubectl explain` would tell the type alone."""
+    for name, below in schema.get("properties", {}).items():
+        here = f"{path}.{name}".removeprefix(".")
+        if "description" not in below:
+            yield here
+        yield from silent(below, here)
+    if "items" in schema:
+        yield from silent(schema["items"], f"{path}.*")
+
+
+def test_every_field_of_our_own_is_explained() -> None:
+    [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert [path for path in silent(schema, "spec") if not path.startswith(AS_IN_KUBERNETES)] == []
