@@ -21,7 +21,8 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
 6. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay.
 7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
 8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
-   serve.
+   serve. One whose engine is not ready goes without that, for nothing is lost with it, while enough others
+   serve or have served: else a rollout that mends what has broken would wait for it for ever.
 
 Of a new group of several pods that the operator was kept from making whole, the others are made, *completed*.
 
@@ -73,7 +74,8 @@ def plan(
     coming = [group for group in fresh if group.revision == wanted.stable and not group.held]
     coming = _worst_first(coming, serving)[::-1][: max(0, stay - len(served))]
     superseded = [group for group in fresh if group not in coming]
-    surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving)
+    known = [group for group in (*new, *old) if group.was_routable or group.uid in serving]
+    surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving, known)
 
     kept = [group for group in live if group not in (*superseded, *surplus, *given_up, *refused)]
     resting = _resting(groups, wanted.revision, aim - len(new))
@@ -94,7 +96,8 @@ def plan(
     foreign = [group for group in served if group.revision != wanted.stable]
     stable = [group for group in served if group.revision == wanted.stable]
     going = [*_worst_first(foreign, serving), *_worst_first(stable, serving)]
-    replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving)
+    known = [group for group in known if group not in surplus]
+    replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving, len(known))
     return [
         *_deleted(ended, "Ended"),
         *_deleted(refused, "Refused"),
@@ -155,33 +158,42 @@ def _refused(wanted: Wanted, new: Sequence[Group]) -> list[Group]:
 
 
 def _surplus(
-    wanted: Wanted, new: Sequence[Group], number: int, stay: int, serving: frozenset[str]
+    wanted: Wanted,
+    new: Sequence[Group],
+    number: int,
+    stay: int,
+    serving: frozenset[str],
+    known: Sequence[Group],
 ) -> tuple[list[Group], int]:
     """New groups that go because there are too many; and how many groups serve then.
 
-    Where old ones take their places, those that served wait until enough others do.
+    Where old ones take their places, those that served wait until enough others do. `known` are all groups
+    that serve, or have served.
     """
     worst = _worst_first(new, serving)[: max(0, number)]
     waiting = [group for group in worst if stay and (group.was_routable or group.uid in serving)]
     free = [group for group in worst if group not in waiting]
     left = len(serving) - sum(group.uid in serving for group in free)
-    retired, left = _retired(waiting, len(waiting), left, wanted.enough, serving)
+    others = sum(group not in free for group in known)
+    retired, left = _retired(waiting, len(waiting), left, wanted.enough, serving, others)
     return [*free, *retired], left
 
 
 def _retired(
-    going: Sequence[Group], number: int, left: int, enough: int, serving: frozenset[str]
+    going: Sequence[Group], number: int, left: int, enough: int, serving: frozenset[str], known: int
 ) -> tuple[list[Group], int]:
     """At most `number` of `going` that may go while `left` groups serve; and how many serve then.
 
-    One that is not seen to serve goes no sooner: it may be that no gateway answers.
+    One that is ready and not seen to serve goes no sooner: it may be that no gateway answers. One that is not
+    ready may go where more than enough groups are `known`: that serve, or have served.
     """
     retired: list[Group] = []
     for group in going:
         after = left - (group.uid in serving)
-        if len(retired) < number and after >= enough:
+        broken = not group.containers_ready and known > enough
+        if len(retired) < number and (after >= enough or broken):
             retired.append(group)
-            left = after
+            left, known = after, known - 1
     return retired, left
 
 

@@ -191,6 +191,19 @@ def test_a_broken_revision_never_takes_the_old_one_down_and_a_revert_mends_it(
     assert node.lowest[demo.namespace] == 2
 
 
+def test_a_change_mends_a_service_whose_groups_have_all_broken(
+    service: Callable[..., Service], node: Any
+) -> None:
+    demo = service(replicas=2)
+    demo.settle(2)
+    node.behaviour.unready = {pod["metadata"]["uid"] for pod in demo.pods()}
+    demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
+    before = demo.live()
+    demo.patch(engine={"pageSize": 32})
+    demo.settle(2)
+    assert not set(demo.live()) & set(before)
+
+
 def test_replicas_may_change_in_the_middle_of_a_rollout(service: Callable[..., Service], node: Any) -> None:
     demo = service(replicas=3)
     demo.settle(3)

@@ -109,6 +109,8 @@ class Cluster:
     """Revisions that answer golden prompts wrong."""
     lies: set[str] = field(default_factory=set)
     """Uids that gateways say they route to, though they hold them back."""
+    broken: set[str] = field(default_factory=set)
+    """Revisions whose groups serve no more, and never will: their model is gone, or their key."""
 
     @property
     def groups(self) -> list[Group]:
@@ -269,6 +271,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 if it.pods[name].group.ended:
                     it.change(name, resting=False)
                     continue
+                if it.pods[name].group.revision in it.broken:
+                    it.change(name, containers_ready=False, routable=False)
+                    continue
                 it.change(name, containers_ready=True, reason="")
                 it.verify(name)
                 it.acknowledge(name)
@@ -363,6 +368,16 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 name, containers_ready=False, routable=False, reason="CrashLoopBackOff", restarts=restarts
             )
 
+        @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
+        def break_for_good_and_be_mended(self, revision: str, edit: int) -> None:
+            """All groups of the revision that the spec asks for, until a change of the spec mends it."""
+            it = self.cluster
+            it.broken = {it.revision}
+            for name, pod in it.pods.items():
+                if pod.group.revision in it.broken:
+                    it.change(name, containers_ready=False, routable=False, reason="Error")
+            self.change_spec(revision, edit)
+
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data())
         def lose_its_device(self, data: st.DataObject) -> None:
@@ -434,8 +449,12 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         def teardown(self) -> None:
             it = self.cluster
             it.lies = set()
+            it.broken.discard(it.revision)
             self.settle()
-            self.check_refused()
+            if it.broken:
+                it.service = replace(it.service, rollout=replace(it.service.rollout, partition=0))
+            else:
+                self.check_refused()
             # Whatever was given up, refused or paused: the user lets it go on.
             it.wrong = set()
             it.service = replace(
@@ -468,7 +487,9 @@ TestRollouts.settings = settings(
 )
 
 MUTANTS: Mapping[str, tuple[str, str]] = {
-    "retires without a look at what is left": ("and after >= enough", ""),
+    "retires without a look at what is left": ("and (after >= enough or broken)", ""),
+    "waits for what has broken": ("(after >= enough or broken)", "after >= enough"),
+    "takes all at once that is not ready": ("and known > enough", ""),
     "takes what nobody routes to for serving": (
         "if group.uid in serving and group.containers_ready)",
         "if group.containers_ready)",
@@ -553,6 +574,7 @@ def test_no_mutant_of_the_planner_passes_the_table(name: str) -> None:
         "keeps an ended pod",
         "knows no partition",
         "retires none",
+        "waits for what has broken",
     ],
 )
 def test_the_state_machine_finds_what_breaks_its_rules(name: str) -> None:
