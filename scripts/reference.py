@@ -64,6 +64,8 @@ What similar APIs have and this one does not, or calls otherwise, and what to us
   `x-mizzen-session`: [routing](routing.md).
 - `auth`, `limits`, priorities: `spec.gateway.apiKeys`: each key has its models, limits, priority and weight
   ([tenants](tenants.md)). Tokens of Kubernetes are not reviewed.
+- Node selectors, tolerations, a priority class of gateway pods: those of `spec.podTemplate` are the engines'.
+  Gateways need no GPU and run where any pod may.
 - Scaling of gateway pods: `spec.gateway.replicas` and `processes`; the operator puts the Deployment's
   replicas back, so no autoscaler may have it as its target.
 - Scaling by time to first token: saturation, waiting tokens or requests in work, or KEDA with any metric:
