@@ -32,6 +32,8 @@ LEFT_TO_KOPF = (401, 429)
 """Answers that kopf acts on itself: it logs in anew, or waits."""
 GONE = 410
 """Ends kopf where it answers a watch, so that a fresh process lists all; a list begins anew."""
+END_SECONDS = 5.0
+"""How long a watcher may take to end."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class _Collection:
     on_list: Callable[[Listing], None]
     listing: Listing = field(default_factory=Listing)
     watch: aiohttp.ClientResponse | None = None
+    watcher: asyncio.Task[object] | None = None
+    """kopf's task that lists and watches."""
     began: float = 0.0
     pause: float = FIRST_PAUSE_SECONDS
 
@@ -87,7 +91,16 @@ class Traffic:
         return session
 
     async def close(self) -> None:
-        """Break all connections."""
+        """End who watches and break all connections.
+
+        When one watcher fails, kopf forgets the others until it stops them together with what they wait on.
+        One that has lost its connection by then takes its own end for a pause, and begins anew for ever.
+        """
+        watchers = {one.watcher for one in self._collections.values() if one.watcher is not None}
+        for watcher in watchers:
+            watcher.cancel()
+        if watchers:
+            await asyncio.wait(watchers, timeout=END_SECONDS)
         while self._connectors:
             await self._connectors.pop().close()
 
@@ -109,6 +122,7 @@ class Traffic:
         if plural not in self._collections:
             return await handler(request)
         collection = self._collections[plural]
+        collection.watcher = asyncio.current_task()
         watching = "watch" in request.url.query
         try:
             if watching:
