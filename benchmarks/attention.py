@@ -17,19 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from layer_attention import Bench, Decodes, chunk_seconds
+from limits import add_roof
 
-from gpu import SHAPES, Table, need_device
+from gpu import SHAPES, Table, config_of, need_device
 from mizzen.attention.base import Geometry
 from mizzen.attention.registry import FACTORIES, choose
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
-from mizzen.models.registry import read_config
 
 DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
@@ -109,9 +107,7 @@ def measure(args: argparse.Namespace, geometry: Geometry, norm: bool) -> dict[st
 
 def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
     """Return the attention of the shape, changed as asked, and whether queries and keys have norms."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
-        config = read_config(Path(folder))
+    config = config_of(args.shape)
     geometry = Geometry(
         heads=args.heads or config.heads,
         kv_heads=args.kv_heads or config.kv_heads,
@@ -138,8 +134,7 @@ def main() -> None:
     made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
     made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
-    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
-    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    add_roof(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     args = made.parse_args()
     need_device(args.device)

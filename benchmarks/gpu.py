@@ -18,6 +18,7 @@ from limits import Limits, add_limits, limits_of
 
 from mizzen import LLM
 from mizzen.engine.config import EngineOptions
+from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config
 
 QWEN3 = {
@@ -144,17 +145,30 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
 
 
 @contextmanager
+def shape_folder(shape: str) -> Iterator[Path]:
+    """Have a model folder of a shape, without weights, for a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+        yield Path(folder)
+
+
+def config_of(shape: str) -> ModelConfig:
+    """Return the configuration of a shape."""
+    with shape_folder(shape) as folder:
+        return read_config(folder)
+
+
+@contextmanager
 def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
     """Load the chosen shape with random weights and the chosen options."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+    with shape_folder(args.shape) as folder:
         options = engine_options(args) | {"load_format": "dummy"} | more | dict(args.engine)
         try:
             loaded = LLM(folder, device=args.device, **options)
         except ValueError as error:  # an option that cannot be, or too little memory
             sys.exit(f"the engine cannot be loaded: {error}")
         with loaded as llm:
-            yield llm, limits_of(args, read_config(Path(folder)))
+            yield llm, limits_of(args, read_config(folder))
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -87,10 +87,15 @@ class Limits:
         return (2 * self.config.layers + 1) * self.sum(rows) + logits / self.links
 
 
-def add_limits(made: argparse.ArgumentParser) -> None:
-    """Add the options that limits are computed with."""
+def add_roof(made: argparse.ArgumentParser) -> None:
+    """Add the options that limits of one GPU are computed with."""
     made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
     made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+
+
+def add_limits(made: argparse.ArgumentParser) -> None:
+    """Add the options that limits are computed with."""
+    add_roof(made)
     made.add_argument("--links", type=float, default=450, help="GB/s that a GPU gets from others")
     made.add_argument(
         "--least-sum", type=float, help="microseconds of the shortest sum over GPUs; by default as measured"

@@ -13,19 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
+from limits import add_roof
 
-from gpu import SHAPES, Table, need_device
+from gpu import SHAPES, Table, config_of, need_device
 from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
 from mizzen.models.config import ModelConfig
-from mizzen.models.registry import read_config
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 """(weight [rows, columns], x [tokens, columns], out): x times the transpose of weight."""
@@ -157,14 +155,11 @@ def main() -> None:
     made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
     made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
-    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
-    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    add_roof(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     args = made.parse_args()
     need_device(args.device)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
-        config = read_config(Path(folder))
+    config = config_of(args.shape)
     with torch.inference_mode():
         found = measure(args, config)
     if args.json:

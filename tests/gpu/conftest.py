@@ -35,3 +35,13 @@ def is_there(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Qwen3, in bfloat16; some files have a model of their own."""
+    from small_models import make_model
+
+    folder = tmp_path_factory.mktemp("qwen3")
+    make_model("qwen3").bfloat16().save_pretrained(folder)
+    return folder

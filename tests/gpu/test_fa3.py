@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
 from attention_kit import SLOTS, check_mixed, close, make_kv
+from hopper import WITH_FA3
 
 from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
 from mizzen.attention.fa3 import Fa3Attention
@@ -15,15 +14,7 @@ from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
 from mizzen.attention.split import SplitAttention
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() != (9, 0)
-        or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
+pytestmark = WITH_FA3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from products import normal
+from product_kit import normal
 
 from mizzen.kernels.activation import silu_mul
 from mizzen.kernels.gemv import Norm, gemv, serves

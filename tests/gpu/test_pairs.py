@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
-import torch
 from attention_kit import check_mixed, make_kv
 from flashinfer_kit import BF16, need
+from hopper import WITH_FA3
 
 from mizzen.attention.base import Geometry
 from mizzen.attention.registry import make_attention
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() != (9, 0)
-        or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
+pytestmark = WITH_FA3
 DECODES = [name for name in ATTENTION_DECODE if name not in ("auto", "cpu")]
 PROMPTS = [name for name in ATTENTION_PREFILL if name not in ("auto", "cpu")]
 

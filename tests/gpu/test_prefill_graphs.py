@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hopper import WITH_FA3
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
@@ -21,15 +21,7 @@ from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
 from mizzen.models.registry import read_config
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() != (9, 0)
-        or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
+pytestmark = WITH_FA3
 VOCABULARY = 512
 SLOTS, COLUMNS, PAGE = 8, 40, 16
 

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from small_models import VOCABULARY, make_model
+from hopper import WITH_FA3
+from small_models import VOCABULARY
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 from mizzen.engine import warm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() != (9, 0)
-        or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
+pytestmark = WITH_FA3
 OUTPUT = 40
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random Qwen3, in bfloat16."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    make_model("qwen3").bfloat16().save_pretrained(folder)
-    return folder
 
 
 def test_what_others_ask_changes_no_draw(folder: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flashinfer_kit import need
-from small_models import VOCABULARY, make_model
+from hopper import WITH_FA3
+from small_models import VOCABULARY
 
 from mizzen import LLM, SamplingParams
 from mizzen.attention import fa3, flashinfer
@@ -18,23 +17,7 @@ from mizzen.engine.build import load_engine
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.graphs import batch_sizes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available()
-        or torch.cuda.get_device_capability() != (9, 0)
-        or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random Qwen3, in bfloat16."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    make_model("qwen3").bfloat16().save_pretrained(folder)
-    return folder
+pytestmark = WITH_FA3
 
 
 def test_a_start_counts_its_graphs(folder: Path) -> None:

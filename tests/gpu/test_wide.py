@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from products import check_chain, close, normal
+from product_kit import check_chain, close, normal
 
 from mizzen.kernels.wide import Cut, wide
 

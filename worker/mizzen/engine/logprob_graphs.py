@@ -96,10 +96,9 @@ class LogprobGraphs:
         rows = len(asked.owners)
         count = next(count for count in self.counts if count >= rows)
         graph = self.graphs.get(count)
-        if graph is None or asked.processed is not None or asked.by_id is not None:
+        if graph is None or asked.plain is None or asked.processed is not None or asked.by_id is not None:
             return report_fused(asked, self.logits, processed, tokens, self.penalties)
         if asked is not self.held:
-            assert asked.plain is not None
             self.wanted[:rows] = asked.plain
             self.wanted[rows:] = -1
             self.held = asked

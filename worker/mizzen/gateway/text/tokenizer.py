@@ -8,13 +8,14 @@ from pathlib import Path
 import tokenizers
 
 from mizzen.gateway.text.detokenize import DecoderForm, Detokenizer, Pieces, special_tokens
+from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "1_Pooling/config.json",
+    POOLING_FILE,
 )
 """Files that a tokenizer, its chat template and the pooling are read from; the first is required."""
 MANY_TOKENS = 4096
