@@ -72,7 +72,7 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
 
 def received(engine: Any) -> list[int]:
     """Return how many tokens the gateway has of each answer of an engine, the fewest first."""
-    return sorted(stream.received for stream in engine.link._streams.values())
+    return sorted(stream.received for stream in engine.link._handles.all())
 
 
 def resumes(gateway: Any) -> float:

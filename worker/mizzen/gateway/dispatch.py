@@ -21,9 +21,8 @@ from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
 from mizzen.gateway.running import Running
-from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import RefusalCode
-from mizzen.wire.stream import EngineRefused, StreamLost
+from mizzen.wire.stream import EngineOverloaded, EngineRefused, StreamLost
 
 __all__ = ["Dispatcher", "Embedded", "Job", "Running"]
 

@@ -16,9 +16,8 @@ from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.questions import Question, read_question
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.stream import TextStream
-from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import Finish, RefusalCode, Sampling
-from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost
+from mizzen.wire.stream import EngineOverloaded, EngineRefused, EngineStream, StreamLost
 
 if TYPE_CHECKING:
     from mizzen.gateway.engine import Engine

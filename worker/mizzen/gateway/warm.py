@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from mizzen.core.request import Int32
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.route.hot import HotPrefixes, Prefix
-from mizzen.wire.client import EngineOverloaded
 from mizzen.wire.messages import Sampling
-from mizzen.wire.stream import EngineRefused, StreamLost
+from mizzen.wire.stream import EngineOverloaded, EngineRefused, StreamLost
 
 if TYPE_CHECKING:
     from mizzen.gateway.engine import Engine

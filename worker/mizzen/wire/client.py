@@ -11,23 +11,21 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import zmq
 import zmq.asyncio
 from numpy.typing import NDArray
-from zmq.utils.monitor import recv_monitor_message
 
-from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
-from mizzen.wire.endpoint import heartbeats, require_safe, secure_client
+from mizzen.wire.codec import MalformedFrame
+from mizzen.wire.connection import Connection
+from mizzen.wire.download import Downloads
+from mizzen.wire.endpoint import require_safe
+from mizzen.wire.handles import Handles
 from mizzen.wire.keys import WireKeys
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
-    MAX_FRAME_BYTES,
     PROTOCOL,
-    Abort,
     Blocks,
     Embed,
     Embedding,
@@ -44,38 +42,12 @@ from mizzen.wire.messages import (
     Welcome,
 )
 from mizzen.wire.offers import Offer
-from mizzen.wire.readiness import Readiness
-from mizzen.wire.stream import EmbedReply, EngineRefused, EngineStream, StreamLost
+from mizzen.wire.stream import EmbedReply, EngineOverloaded, EngineStream, StreamLost
 
 log = logging.getLogger(__name__)
 
-SEND_FRAMES = 1000
-RECEIVE_FRAMES = 4000
-FRAMES_A_TURN = 32
-"""Frames handled before other tasks get their turn."""
-MAX_FILES_BYTES = 512 * 1024 * 1024
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
-NEVER_MILLISECONDS = 3_600_000
-EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
-EVENTS |= zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.CLOSED
-
-
-async def first_to_fail(*work: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines side by side until one of them raises, end the others, and raise its error."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class EngineOverloaded(Exception):
-    """The engine does not take frames at the moment; nothing was sent."""
 
 
 class Link:
@@ -128,14 +100,10 @@ class Link:
         self._lost = max(timeout_seconds, lost_seconds)
         self._on_change = on_change
         self._on_blocks = on_blocks
-        self._decode = gateway_decoder()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._readiness: Readiness | None = None
-        self._streams: dict[int, EngineStream | EmbedReply] = {}
-        self._parts: dict[tuple[str, int], asyncio.Future[File]] = {}
+        self._connection: Connection | None = None
+        self._files = Downloads(endpoint, self._send, 4 * timeout_seconds)
+        self._handles = Handles(self._send)
         self._blocks_next: int | None = None
-        self._rid = random.randrange(2**20)
-        self._heard = 0.0
 
     @property
     def draining(self) -> bool:
@@ -146,7 +114,7 @@ class Link:
     @property
     def quiet_seconds(self) -> float:
         """For how many seconds the engine has said nothing."""
-        return self._quiet()
+        return 0.0 if self._connection is None else self._connection.quiet_seconds
 
     def ping(self) -> None:
         """Ask for something small, so that an engine that lives is heard."""
@@ -160,14 +128,14 @@ class Link:
 
     def give_up(self, lost: StreamLost) -> None:
         """Abort all requests and replies whose handles are in use, and fail the handles."""
-        for stream in tuple(self._streams.values()):
-            self._abort(stream)
-            stream.fail(lost)
+        for handle in self._handles.all():
+            self._handles.abort(handle)
+            handle.fail(lost)
 
     @property
     def open_streams(self) -> int:
         """Requests whose handles are in use."""
-        return len(self._streams)
+        return len(self._handles)
 
     async def run(self) -> None:
         """Connect, and connect again whenever the connection is lost; until cancelled."""
@@ -176,8 +144,9 @@ class Link:
             while True:
                 began = time.monotonic()
                 try:
-                    await self._connection()
+                    await self._connect()
                 except StreamLost as lost:
+                    self.malformed += lost.cause == "malformed"
                     self._tell(lost)
                     self._reset(lost)
                 except Exception as error:  # a fault of ours must not end the link for good
@@ -222,16 +191,16 @@ class Link:
             EngineOverloaded: the engine's queue of frames is full.
             StreamLost: there is no connection.
         """
-        rid = self._next_rid()
+        rid = self._handles.free()
         stream = EngineStream(
             rid,
-            self._abort,
+            self._handles.abort,
             generated=generated,
             logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
             prompt_logprobs=sampling.prompt_logprobs is not None,
         )
         self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant))
-        self._streams[rid] = stream
+        self._handles.add(stream)
         return stream
 
     async def embed(
@@ -254,15 +223,15 @@ class Link:
             EngineOverloaded: the engine's queue of frames is full.
             StreamLost: there is no connection, it was lost, or the engine failed.
         """
-        rid = self._next_rid()
+        rid = self._handles.free()
         reply = EmbedReply(rid)
         self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds))
-        self._streams[rid] = reply
+        self._handles.add(reply)
         try:
             embedding = await reply.answer
         finally:
-            if self._streams.get(rid) is reply:
-                self._abort(reply)
+            if reply in self._handles:
+                self._handles.abort(reply)
         vector = np.frombuffer(embedding.vector, "<f4")
         return vector, embedding.prompt_tokens, embedding.cached_tokens
 
@@ -276,168 +245,47 @@ class Link:
         welcome = self.welcome
         if welcome is None:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
-        sizes = {name: welcome.files[name] for name in names if name in welcome.files}
-        if sum(sizes.values()) > MAX_FILES_BYTES or any(size < 0 for size in sizes.values()):
-            raise MalformedFrame(f"the engine announces files of {sum(sizes.values())} bytes")
-        return {name: await self._file(name, size) for name, size in sizes.items()}
-
-    async def _file(self, name: str, size: int) -> bytes:
-        content = bytearray()
-        while True:
-            part = await self._part(name, len(content))
-            content += part.content
-            if part.size != size or len(content) > size or (not part.content and len(content) < size):
-                raise MalformedFrame(f"{name}: {size} bytes were announced, the parts differ")
-            if len(content) == size:
-                return bytes(content)
-
-    async def _part(self, name: str, offset: int) -> File:
-        future: asyncio.Future[File] = asyncio.get_running_loop().create_future()
-        self._parts[name, offset] = future
-        try:
-            self._send(FetchFile(name, offset))
-            async with asyncio.timeout(4 * self._timeout):
-                return await future
-        except EngineOverloaded as error:
-            raise StreamLost("overloaded", str(error)) from error
-        except TimeoutError:
-            raise StreamLost("silent", f"{self.endpoint} did not send {name}") from None
-        finally:
-            self._parts.pop((name, offset), None)
+        return await self._files.fetch({name: welcome.files[name] for name in names if name in welcome.files})
 
     # ── one connection ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _connection(self) -> None:
+    async def _connect(self) -> None:
         """Run one connection.
 
         Raises:
             StreamLost: always, in the end.
         """
         ways = self._offers()
-        self.offer = offer = ways[self._tried % len(ways)]
+        self.offer = ways[self._tried % len(ways)]
         self._tried += 1  # the next time another one, unless this one works
-        socket = self._open(offer)
-        monitor = socket.get_monitor_socket(int(EVENTS))
-        self._socket, self._heard = socket, time.monotonic()
-        try:
-            socket.connect(offer.endpoint)
-            await self._handshake(monitor)
-            self._heard = time.monotonic()
-            self._send(Hello(PROTOCOL, self._gateway))
-            await first_to_fail(
-                self._receive(socket), self._watch_connection(socket, monitor), self._watch_silence()
-            )
-        except TimeoutError:
-            raise StreamLost("connection", f"{self.endpoint} does not answer") from None
-        except (zmq.ZMQError, EngineOverloaded) as error:
-            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
-        finally:
-            self._socket = None
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close(linger=0)
+        self._connection = Connection(
+            self.endpoint,
+            self._context,
+            self.offer,
+            timeout_seconds=self._timeout,
+            take=self._take,
+            on_silence=self._silence,
+        )
+        await self._connection.run(Hello(PROTOCOL, self._gateway))
 
-    def _open(self, offer: Offer) -> zmq.Socket[bytes]:
-        # A plain socket: `Readiness` tells when frames are there, and only its monitor is awaited.
-        plain: Any = zmq.Socket
-        socket: Any = self._context.socket(zmq.DEALER, plain)
-        socket.linger = 0
-        socket.sndhwm = SEND_FRAMES
-        socket.rcvhwm = RECEIVE_FRAMES
-        socket.maxmsgsize = MAX_FRAME_BYTES
-        socket.ipv6 = "[" in self.endpoint
-        # `run` makes connections again, each with a socket of its own. (With ZMQ_IMMEDIATE instead, libzmq
-        # throws away what was received and not yet read when the connection ends.)
-        socket.reconnect_ivl = NEVER_MILLISECONDS
-        heartbeats(socket, max(0.2, self._timeout / 5), self._timeout)
-        if offer.keys:
-            secure_client(socket, offer.keys)
-        return socket
-
-    async def _handshake(self, monitor: Any) -> None:
-        async with asyncio.timeout(self._timeout):
-            event = (await recv_monitor_message(monitor))["event"]
-        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-            return
-        if event in (zmq.Event.CLOSED, zmq.Event.DISCONNECTED):
-            raise StreamLost("connection", f"{self.endpoint} does not take connections")
-        raise StreamLost("handshake", f"{self.endpoint} refuses this gateway's keys, or speaks no ZMTP")
-
-    async def _watch_connection(self, socket: zmq.Socket[bytes], monitor: Any) -> None:
-        await recv_monitor_message(monitor)
-        # The news of the end overtakes what came before it: a drained engine says its last and closes.
-        unread = True
-        while unread:
-            unread = self._read(socket) == FRAMES_A_TURN
-            await asyncio.sleep(0)
-        raise StreamLost("connection", f"the connection to {self.endpoint} was closed")
-
-    async def _watch_silence(self) -> None:
-        while True:
-            await asyncio.sleep(self._timeout / 4)
-            if self._quiet() <= self._timeout:
-                continue
-            await asyncio.sleep(0.1)  # this loop itself may have been late: let it read what has arrived
-            if self._quiet() > (self._lost if self.welcome else self._timeout):
-                raise StreamLost("silent", f"{self.endpoint} was silent for {self._quiet():.1f} s")
-            if self._quiet() > self._timeout and self.welcome and not self.silent:
-                self.silent = True
-                self.problem = f"{self.endpoint} is silent"
-                fields = {"endpoint": self.endpoint, "streams": len(self._streams)}
-                log.warning("engine is silent", extra={"fields": fields})
-                self._on_change()
-
-    def _quiet(self) -> float:
-        """Return for how many seconds the engine has said nothing."""
-        return time.monotonic() - self._heard
-
-    async def _receive(self, socket: zmq.Socket[bytes]) -> None:
-        self._readiness = readiness = Readiness(socket, lambda: self._read(socket) == FRAMES_A_TURN)
-        try:
-            await readiness.run()
-        finally:
-            self._readiness = None
-
-    def _read(self, socket: zmq.Socket[bytes]) -> int:
-        """Handle the frames that are here, `FRAMES_A_TURN` at most, and return how many there were."""
-        for count in range(FRAMES_A_TURN):
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return count
-            self._heard = time.monotonic()
-            if self.silent:
-                self.silent, self.problem = False, ""
-                self._on_change()
-            try:
-                self._take(self._one(frames))
-            except MalformedFrame as error:
-                self.malformed += 1
-                raise StreamLost("malformed", f"{self.endpoint}: {error}") from error
-        return FRAMES_A_TURN
-
-    def _one(self, frames: list[bytes]) -> Message:
-        if len(frames) != 1:
-            raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
-        return self._decode(frames[0])
+    def _silence(self, silent: bool) -> None:
+        self.silent = silent
+        self.problem = f"{self.endpoint} is silent" if silent else ""
+        if silent:
+            fields = {"endpoint": self.endpoint, "streams": len(self._handles)}
+            log.warning("engine is silent", extra={"fields": fields})
+        self._on_change()
 
     def _send(self, message: Message) -> None:
-        if self._socket is None:
+        if self._connection is None:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            raise EngineOverloaded(f"{self.endpoint} does not take frames") from None
-        except zmq.ZMQError as error:
-            raise StreamLost("connection", f"{self.endpoint}: {error}") from error
-        if self._readiness is not None:
-            self._readiness.sent()
+        self._connection.send(message)
 
     # ── what the engine says ──────────────────────────────────────────────────────────────────────────────
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Outputs):
-            self._outputs(message)
+            self._handles.outputs(message)
         elif isinstance(message, Stats):
             self.stats = message
             self._on_change()
@@ -446,11 +294,9 @@ class Link:
         elif isinstance(message, Refused):
             self._refused(message)
         elif isinstance(message, Embedding):
-            self._embedding(message)
+            self._handles.embedding(message)
         elif isinstance(message, File):
-            future = self._parts.get((message.name, message.offset))
-            if future is not None and not future.done():
-                future.set_result(message)
+            self._files.take(message)
         elif isinstance(message, Welcome):
             self._welcomed(message)
 
@@ -461,50 +307,15 @@ class Link:
         if self.welcome is not None and self.welcome.incarnation != message.incarnation:
             raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
         self.welcome, self.problem, self._tried = message, "", 0
+        if self._connection is not None:
+            self._connection.patience = self._lost
         self._on_change()
-
-    def _outputs(self, message: Outputs) -> None:
-        try:
-            rids = np.frombuffer(message.rids, "<u4").tolist()
-            offsets = np.frombuffer(message.offsets, "<u4").tolist()
-            tokens = np.frombuffer(message.tokens, "<i4").tolist()
-            counts = np.frombuffer(message.counts, "<u2").tolist() if message.counts else [1] * len(rids)
-        except ValueError as error:
-            raise MalformedFrame(f"a column of Outputs: {error}") from error
-        if not len(rids) == len(offsets) == len(counts) or sum(counts) != len(tokens):
-            raise MalformedFrame("the columns of Outputs differ in length")
-        for report in message.logprobs:
-            stream = self._streams.get(report.rid)
-            if stream is not None:
-                try:
-                    stream.report(report)
-                except ValueError as error:
-                    raise MalformedFrame(f"log probabilities of Outputs: {error}") from error
-        start = 0
-        for rid, offset, count in zip(rids, offsets, counts, strict=True):
-            stream = self._streams.get(rid)
-            if stream is not None:
-                stream.feed(offset, tokens[start : start + count])
-            start += count
-        for finish in message.finished:
-            stream = self._streams.pop(finish.rid, None)
-            if stream is not None:
-                stream.end(finish)
-
-    def _embedding(self, message: Embedding) -> None:
-        if not message.vector or len(message.vector) % 4:
-            raise MalformedFrame(f"an embedding of {len(message.vector)} bytes is no float32 vector")
-        reply = self._streams.pop(message.rid, None)
-        if isinstance(reply, EmbedReply):
-            reply.give(message)
 
     def _refused(self, message: Refused) -> None:
         if message.code == RefusalCode.UNKNOWN_PEER:
             raise StreamLost("forgotten", f"{self.endpoint}: {message.message}")
         if message.rid is not None:
-            stream = self._streams.pop(message.rid, None)
-            if stream is not None:
-                stream.fail(EngineRefused(message.code, message.message, message.retry_after_seconds))
+            self._handles.refused(message.rid, message)
         elif self.welcome is None:  # the Hello was refused
             raise StreamLost("protocol", f"{self.endpoint}: {message.message}")
         else:
@@ -519,34 +330,9 @@ class Link:
         self._blocks_next = message.sequence + 1
         self._on_blocks(message)
 
-    # ── streams ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def _next_rid(self) -> int:
-        self._rid = (self._rid + 1) % 2**32
-        while self._rid in self._streams:
-            self._rid = (self._rid + 1) % 2**32
-        return self._rid
-
-    def _abort(self, stream: EngineStream | EmbedReply) -> None:
-        """Tell the engine; the handle stays taken until it answers."""
-        try:
-            self._send(Abort(stream.rid))
-        except EngineOverloaded:
-            asyncio.get_running_loop().call_later(0.1, self._abort_again, stream)
-        except StreamLost:
-            pass  # the engine aborts what a lost connection has left
-
-    def _abort_again(self, stream: EngineStream | EmbedReply) -> None:
-        if self._streams.get(stream.rid) is stream:
-            self._abort(stream)
-
     def _reset(self, lost: StreamLost) -> None:
         self.welcome = self.stats = self._blocks_next = None
         self.silent, self.problem = False, str(lost)
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(lost)
-        for part in self._parts.values():
-            if not part.done():
-                part.set_exception(lost)
+        self._handles.lost(lost)
+        self._files.fail(lost)
         self._on_change()

@@ -1,4 +1,4 @@
-"""A step's output, cut into one set of packed columns a peer, without touching single tokens."""
+"""A step's output as packed columns, one set a peer, cut without touching single tokens; and read again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 from mizzen.core.output import StepOutput
 from mizzen.core.request import Int32, Int64
+from mizzen.wire.codec import MalformedFrame
+from mizzen.wire.messages import Outputs
 from mizzen.wire.requests import NOBODY, RequestTable
 
 
@@ -53,6 +55,24 @@ def split(output: StepOutput, table: RequestTable) -> Iterator[tuple[int, Column
                 part = _pack(handles[rows], offsets[rows], tokens[ends[start] : ends[stop]], counts[rows])
             yield owner, part
         start = stop
+
+
+def unpack(message: Outputs) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return the columns of a message: handles, offsets, counts of tokens [rows], and all tokens, flat.
+
+    Raises:
+        MalformedFrame: the columns do not fit together.
+    """
+    try:
+        rids = np.frombuffer(message.rids, "<u4").tolist()
+        offsets = np.frombuffer(message.offsets, "<u4").tolist()
+        tokens = np.frombuffer(message.tokens, "<i4").tolist()
+        counts = np.frombuffer(message.counts, "<u2").tolist() if message.counts else [1] * len(rids)
+    except ValueError as error:
+        raise MalformedFrame(f"a column of Outputs: {error}") from error
+    if not len(rids) == len(offsets) == len(counts) or sum(counts) != len(tokens):
+        raise MalformedFrame("the columns of Outputs differ in length")
+    return rids, offsets, counts, tokens
 
 
 def _reorder(tokens: Int32, counts: Int32, order: Int64) -> tuple[Int32, Int64]:

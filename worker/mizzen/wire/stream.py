@@ -24,6 +24,10 @@ class StreamLost(Exception):
         self.cause = cause
 
 
+class EngineOverloaded(Exception):
+    """The engine does not take frames at the moment; nothing was sent."""
+
+
 class EngineRefused(Exception):
     """The engine did not take the request. `code` is a `mizzen.wire.messages.RefusalCode`."""
 
