@@ -84,7 +84,15 @@ def python(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["mizzen", "mizzen.gateway.app", "mizzen.server.supervisor", "mizzen.cli", "mizzen.fetch.run"]
+    "module",
+    [
+        "mizzen",
+        "mizzen.gateway.app",
+        "mizzen.server.supervisor",
+        "mizzen.server.simulated_rank",
+        "mizzen.cli",
+        "mizzen.fetch.run",
+    ],
 )
 def test_light_programs_leave_torch_out(module: str) -> None:
     assert (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as with_fields
 
@@ -13,7 +14,9 @@ from mizzen.core.params import Grammar
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.compiler import GrammarCompiler
-from mizzen.engine.grammar.masks import GrammarMasks
+
+if TYPE_CHECKING:  # simulated engines have no masks, and would wait for torch
+    from mizzen.engine.grammar.masks import GrammarMasks
 
 POLL_SECONDS = 0.001
 
