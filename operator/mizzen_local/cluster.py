@@ -131,7 +131,8 @@ class Cluster:
         crd = (REPOSITORY / "crds" / "inferenceservices.yaml").read_text()
         values = {"operator": {"replicas": 1}}
         manifests = operator_manifests(REPOSITORY / "charts" / "mizzen", values, NAMESPACE, RELEASE)
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         rest = yaml.safe_dump_all([namespace, *manifests])
         kubectl("apply", "--server-side", "-f", "-", stdin=f"{crd}\n---\n{rest}")
         kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")

@@ -16,6 +16,7 @@ import yaml
 from mizzen_local import helm as helm_program
 from mizzen_local.cluster import Cluster
 from mizzen_local.kubectl import Kubectl
+from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mizzen"
@@ -98,10 +99,9 @@ def make_namespace(kubectl: Kubectl) -> Iterator[Callable[[str], str]]:
     made: list[str] = []
 
     def make(name: str) -> str:
-        label = "pod-security.kubernetes.io/enforce=restricted"
         made.append(name)
         kubectl("create", "namespace", name)
-        kubectl("label", "namespace", name, label)
+        kubectl("label", "namespace", name, *(f"{key}={value}" for key, value in RESTRICTED.items()))
         return name
 
     yield make

@@ -14,6 +14,7 @@ import pytest
 
 from mizzen_local.cluster import Cluster
 from mizzen_local.urls import service_url
+from pod_security import RESTRICTED
 
 
 class LocalCluster:
@@ -27,6 +28,15 @@ class LocalCluster:
     def up(self, *, operator: bool = True, gpus: int = 8) -> LocalCluster:
         self.cluster.up(gpus=gpus, operator=operator, report=lambda line: print(line, file=sys.stderr))
         return self
+
+    def restrict(self, namespace: str) -> None:
+        """Have a namespace take restricted pods alone."""
+        self.kubectl("label", "namespace", namespace, *(f"{name}={v}" for name, v in RESTRICTED.items()))
+
+    def make_namespace(self, name: str) -> None:
+        """Make a namespace that takes restricted pods alone."""
+        self.kubectl("create", "namespace", name)
+        self.restrict(name)
 
     def down(self) -> None:
         self.cluster.down()
@@ -60,10 +70,11 @@ class LocalCluster:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster with the CRD and the operator."""
+    """A cluster with the CRD and the operator; `default` takes restricted pods alone, whatever makes them."""
     local = LocalCluster(tmp_path_factory.mktemp("cluster"))
     try:
-        yield local.up()
+        local.up().restrict("default")
+        yield local
     finally:
         local.down()
 

@@ -15,6 +15,8 @@ from model_servers import Hub
 
 ROOT = Path(__file__).parents[2]
 NAME = "fetched"
+SPACE = "fetched"
+"""Its pods use a folder of their node: Pod Security `restricted` has no place for them."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
@@ -31,7 +33,7 @@ def hub() -> Iterator[Hub]:
 
 
 def status(cluster: Any) -> dict[str, Any]:
-    return cluster.get("infsvc", NAME).get("status", {})
+    return cluster.get("infsvc", NAME, "-n", SPACE).get("status", {})
 
 
 def reason(cluster: Any, kind: str) -> str:
@@ -46,7 +48,7 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": "hub-token"},
+        "metadata": {"name": "hub-token", "namespace": SPACE},
         "stringData": {"token": "wrong"},
     }
     model = {
@@ -58,7 +60,7 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
     service = {
         "apiVersion": "mizzen.dev/v1alpha1",
         "kind": "InferenceService",
-        "metadata": {"name": NAME},
+        "metadata": {"name": NAME, "namespace": SPACE},
         "spec": {
             "model": model,
             "engine": {"device": "CPU"},
@@ -66,30 +68,31 @@ def test_a_model_comes_from_a_hub_and_answers(cluster: Any, hub: Hub, tmp_path: 
             "accelerator": {"nodeSelector": {}},
         },
     }
+    cluster.kubectl("create", "namespace", SPACE)
     cluster.apply(secret, service)
     try:
         until(lambda: reason(cluster, "Failed") == "DownloadFailed", "the wrong token is told")
         failed = next(c for c in status(cluster)["conditions"] if c["type"] == "Failed")
         assert "credentialsSecretRef" in failed["message"] and "wrong" not in failed["message"]
         cluster.apply({**secret, "stringData": {"token": "hub-token"}})
-        assert hub.cdn.faults.held.wait(180), cluster.kubectl("get", "pods,jobs")
+        assert hub.cdn.faults.held.wait(180), cluster.kubectl("get", "pods,jobs", "-n", SPACE)
         until(lambda: 0 < status(cluster)["model"].get("downloadPercent", 0) < 100, "the bytes are counted")
         assert status(cluster)["model"]["resolvedRevision"] == commit
         hub.push({"config.json": b"{}"})  # the branch moves on
         hub.cdn.faults.gate.set()
-        cluster.kubectl("wait", f"infsvc/{NAME}", "--for=condition=Ready", "--timeout=180s")
+        cluster.kubectl("wait", f"infsvc/{NAME}", "-n", SPACE, "--for=condition=Ready", "--timeout=180s")
         known = status(cluster)["model"]
         assert known["resolvedRevision"] == commit and known["downloadPercent"] == 100
         there = json.loads((cache / known["folder"] / ".mizzen.json").read_text())
         assert there["revision"] == commit
         weights = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
         assert sum(hub.cdn.served.values()) == weights
-        client = openai.OpenAI(base_url=cluster.url(NAME), api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=cluster.url(NAME, SPACE), api_key="none", max_retries=0, timeout=60)
         question = [{"role": "user", "content": "What is Mizzen?"}]
         answer = client.chat.completions.create(model=NAME, messages=question, temperature=0)
         assert "Mizzen" in (answer.choices[0].message.content or "")
     finally:
-        cluster.kubectl("delete", "infsvc", NAME, "--wait=true")
+        cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
 
 
 def until(check: Any, what: str) -> None:

@@ -67,7 +67,7 @@ class Quay:
 
 @pytest.fixture(scope="module")
 def quay(cluster: Any) -> Iterator[Quay]:
-    cluster.kubectl("create", "namespace", SPACE)
+    cluster.make_namespace(SPACE)
     body = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
     body["metadata"]["namespace"] = SPACE
     body["spec"]["gateway"] |= {"apiKeys": {"fromLabel": True}}

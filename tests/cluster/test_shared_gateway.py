@@ -87,7 +87,7 @@ class Harbour:
 
 @pytest.fixture(scope="module")
 def harbour(cluster: Any) -> Iterator[Harbour]:
-    cluster.kubectl("create", "namespace", SPACE)
+    cluster.make_namespace(SPACE)
     cluster.apply(
         keys_secret(
             {"name": "a", "key": "sk-team-a"}, {"name": "b", "key": "sk-team-b", "models": ["second"]}

@@ -8,7 +8,8 @@ import ssl
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mizzen_local.controlplane import ControlPlane, start_control_plane
 from mizzen_operator.api import InferenceService
 from mizzen_operator.parse import parse
 from mizzen_operator.refs import Ref
+from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
 CONTROLLERS = (
@@ -156,17 +158,35 @@ def api(control_plane: ControlPlane) -> Iterator[Api]:
 
     eventually(established)
     eventually(lambda: taken(client), what="the CRD takes objects")
+    restricted = {"metadata": {"labels": RESTRICTED}}
+    content_type = "application/merge-patch+json"
+    client.request("PATCH", "/api/v1/namespaces/default", restricted, content_type=content_type)
     yield client
     client.close()
 
 
-@pytest.fixture
-def namespace(api: Api) -> Iterator[str]:
+@contextmanager
+def made_namespace(api: Api, labels: Mapping[str, str]) -> Iterator[str]:
+    """A namespace that ends with the block."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    api.request("POST", "/api/v1/namespaces", body)
+    metadata = {"name": name, "labels": dict(labels)}
+    api.request("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     yield name
     api.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def namespace(api: Api) -> Iterator[str]:
+    """A namespace that takes restricted pods alone: whatever the operator makes there must be such."""
+    with made_namespace(api, RESTRICTED) as name:
+        yield name
+
+
+@pytest.fixture
+def lax_namespace(api: Api) -> Iterator[str]:
+    """A namespace that takes every pod."""
+    with made_namespace(api, {}) as name:
+        yield name
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
 from mizzen_operator.render.keys import name_of
+from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "mizzen-system"
@@ -530,7 +531,11 @@ class Operators:
             "Role": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/roles",
             "RoleBinding": f"/apis/rbac.authorization.k8s.io/v1/namespaces/{SYSTEM}/rolebindings",
         }
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}
+        namespace = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": SYSTEM, "labels": RESTRICTED},
+        }
         self._api.apply_any(namespace, "/api/v1/namespaces")
         for manifest in operator_manifests(ROOT / "charts/mizzen", {}, SYSTEM, "mizzen"):
             if manifest["kind"] in paths:

@@ -26,6 +26,7 @@ from mizzen_operator.cache import Cache
 from mizzen_operator.follow import CACHED, Caches, settings
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
 from mizzen_operator.watches import Watches
 
 LABELS = {"mizzen.dev/component": "engine", "mizzen.dev/service": "demo"}
@@ -194,7 +195,8 @@ def direct(plane: ControlPlane) -> Configuration:
 
 
 def pod(namespace: str, name: str, labels: dict[str, str] = LABELS) -> dict[str, Any]:
-    spec = {"containers": [{"name": "engine", "image": "none"}], "terminationGracePeriodSeconds": 0}
+    container = {"name": "engine", "image": "none", "securityContext": CONTAINER_SECURITY}
+    spec = {"containers": [container], "securityContext": POD_SECURITY, "terminationGracePeriodSeconds": 0}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

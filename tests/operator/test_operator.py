@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from marks import CONTROL_PLANE
 from mizzen_operator.groups import FIRST_REST_SECONDS
+from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
 
 pytestmark = CONTROL_PLANE
 
@@ -398,7 +399,8 @@ def test_a_pod_of_anothers_that_has_the_name_is_left_alone_and_passed_over(
     demo = service(replicas=0)
     demo.eventually(lambda: demo.condition("Ready")["reason"] == "ScaledToZero")
     name = f"demo-{demo.status()['updateRevision']}-0-0"
-    spec = {"containers": [{"name": "c", "image": "example/none"}]}
+    container = {"name": "c", "image": "example/none", "securityContext": CONTAINER_SECURITY}
+    spec = {"containers": [container], "securityContext": POD_SECURITY}
     metadata = {"name": name, "namespace": demo.namespace}
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     demo.patch(replicas=1)

@@ -60,7 +60,7 @@ def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(ha
     assert len(harbour.pods()) == 3
     harbour.api.delete("Pod", harbour.namespace, out, gracePeriodSeconds=0)
     harbour.eventually(lambda: out not in harbour.pods(), 10)
-    assert harbour.settled()
+    harbour.eventually(harbour.settled, 60, "two groups serve still")
 
 
 @pytest.mark.parametrize("label", ["mizzen.dev/group", "mizzen.dev/incarnation"])

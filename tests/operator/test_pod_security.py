@@ -1,0 +1,139 @@
+"""Restricted Pod Security: the API server's own admission judges every pod that the product makes.
+
+`default`, and the namespaces where the operator works in tests, take restricted pods alone, so that every
+other test here that has a pod holds it too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marks import CONTROL_PLANE
+from mizzen_operator.api import InferenceService
+from mizzen_operator.chart import operator_manifests
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.render.engine import engine_pods
+from mizzen_operator.render.gateway import dedicated, gateway_manifests
+from mizzen_operator.render.model import fetch_job
+from mizzen_operator.render.shared import shared
+from mizzen_operator.shared import share
+
+pytestmark = CONTROL_PLANE
+
+ROOT = Path(__file__).parents[2]
+CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
+FETCHED = {
+    "source": "hf://Qwen/Qwen3-0.6B",
+    "credentialsSecretRef": {"name": "hub", "key": "token"},
+    "cache": {"mode": "PersistentVolumeClaim", "claimName": "weights", "size": "1Gi"},
+}
+ON_NODE = {**FETCHED, "cache": {"mode": "HostPath", "path": "/srv/models"}}
+FULL_GATEWAY = {
+    "mode": "Shared",
+    "apiKeys": {"secretNames": ["team-a"], "fromLabel": True},
+    "tls": {"secretName": "cert"},
+}
+GOLDEN = {"verification": {"prompts": [{"prompt": "2+2=", "expected": "4"}]}}
+BROKEN = [
+    ("securityContext", "runAsNonRoot", False),
+    ("securityContext", "runAsUser", 0),
+    ("securityContext", "seccompProfile", None),
+    ("container", "allowPrivilegeEscalation", None),
+    ("container", "capabilities", None),
+]
+"""What makes a pod unrestricted: where, the field, and its value (None: the field is gone)."""
+ONLY_THE_VOLUME = (
+    'violates PodSecurity "restricted:latest": restricted volume types '
+    '(volume "mizzen-model" uses restricted volume type "hostPath")'
+)
+
+Make = Callable[..., InferenceService]
+Pod = dict[str, Any]
+
+
+def engines(service: InferenceService) -> list[Pod]:
+    return engine_pods(service, CONFIG, revision="abcd1234", group=0, incarnation=0)
+
+
+def of_template(template: Mapping[str, Any]) -> Pod:
+    """The pod that a controller makes of it."""
+    metadata = {**template["metadata"], "name": "one", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def of_workload(manifests: list[dict[str, Any]]) -> Pod:
+    [workload] = [one for one in manifests if one["kind"] in ("Deployment", "Job")]
+    return of_template(workload["spec"]["template"])
+
+
+def pods(make: Make) -> Iterator[tuple[str, Pod]]:
+    """Every kind of pod that the product makes and that touches no folder of its node."""
+    for number, pod in enumerate(engines(make(rollout=GOLDEN, podTemplate={"sharedMemorySizeLimit": "1Gi"}))):
+        yield f"engine {number}", pod
+    several = make(parallelism={"tensor": 4}, accelerator={"perPod": 2}, networkPolicy="Enabled")
+    for number, pod in enumerate(engines(several)):
+        yield f"rank {number} of a group", pod
+    for number, pod in enumerate(engines(make(model=FETCHED))):
+        yield f"engine {number} of a model in a claim", pod
+    one = make(gateway={**FULL_GATEWAY, "mode": "Dedicated"})
+    yield "gateway", of_workload(gateway_manifests(dedicated(one), CONFIG))
+    sharing = share([make(gateway=FULL_GATEWAY)])
+    assert sharing is not None
+    yield "shared gateway", of_workload(gateway_manifests(shared(sharing), CONFIG))
+    yield "fetch", of_workload([fetch_job(make(model=FETCHED), CONFIG)])
+    yield "operator", of_workload(operator_manifests(ROOT / "charts/mizzen", {}, "default"))
+
+
+def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
+    """What Pod Security has against a pod; empty when it is taken."""
+    body = {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
+    body["spec"] = {name: value for name, value in pod["spec"].items() if name != "serviceAccountName"}
+    try:
+        api.create(body, dryRun="All")
+    except Exception as error:
+        if "PodSecurity" not in str(error):
+            raise
+        return str(error)
+    return ""
+
+
+def without(pod: Pod, place: str, name: str, value: Any) -> Pod:
+    """A pod with one field of its security changed; the container's, or else the pod's."""
+    made = copy.deepcopy(pod)
+    spec = made["spec"]
+    holder = spec["containers"][0] if place == "container" else spec
+    context = dict(holder["securityContext"])
+    context.pop(name, None)
+    holder["securityContext"] = context if value is None else {**context, name: value}
+    return made
+
+
+def test_every_pod_is_restricted(service: Make, api: Any) -> None:
+    found = {name: refusal(api, pod) for name, pod in pods(service)}
+    assert len(found) == 8
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize(("place", "name", "value"), BROKEN)
+def test_what_is_not_restricted_is_refused(
+    service: Make, api: Any, place: str, name: str, value: Any
+) -> None:
+    """The admission is on: each field of the security contexts is needed."""
+    for kind, pod in pods(service):
+        assert "restricted" in refusal(api, without(pod, place, name, value)), kind
+
+
+def test_a_cache_on_the_node_is_all_that_keeps_a_pod_from_being_restricted(
+    service: Make, api: Any, lax_namespace: str
+) -> None:
+    one = service(model=ON_NODE)
+    for pod in (*engines(one), of_workload([fetch_job(one, CONFIG)])):
+        assert pod["spec"]["volumes"]
+        words = refusal(api, pod)
+        assert words.endswith(ONLY_THE_VOLUME), words
+        assert refusal(api, pod, lax_namespace) == ""

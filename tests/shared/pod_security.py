@@ -1,0 +1,6 @@
+"""The Pod Security level that every pod of the product must meet."""
+
+from __future__ import annotations
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+"""Labels of a namespace whose API server takes such pods alone."""
