@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from demo_model import QUESTION, STORY, trained_answer
+from mizzen.core.blocks import BLOCK_TOKENS
 
 ROOT = Path(__file__).parents[2]
 NAME = "demo"
@@ -178,6 +181,43 @@ def test_a_spec_change_replaces_the_group_without_a_gap(demo: Any) -> None:
             "rollout",
         )
     assert all_good(counts)
+
+
+def counted(pod: dict[str, Any], name: str) -> float:
+    """The sum of one of an engine's own metrics, as the engine's pod tells it."""
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    with urllib.request.urlopen(
+        f"http://{pod['status']['podIP']}:{ports['http']}/metrics", timeout=10
+    ) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return sum(one.value for family in families for one in family.samples if one.name == name)
+
+
+def test_a_rollout_fills_the_new_groups_cache_before_its_first_request(demo: Any) -> None:
+    """While nobody asks anything: what the new engine has taken then are the hottest prefixes."""
+    before = {p["metadata"]["name"] for p in engine_pods(demo)}
+    hot = "Tell me of a ship. " * 30
+    completions = client(demo).completions
+    for _ in range(3):
+        completions.create(model=NAME, prompt=hot, max_tokens=1, temperature=0)
+    patch = {"spec": {"engine": {"maxRunningRequests": 40}}}
+    demo.kubectl("patch", "infsvc", NAME, "--type=merge", "-p", json.dumps(patch))
+    wait_until(
+        lambda: settled(demo, 1) and not before & {p["metadata"]["name"] for p in engine_pods(demo)},
+        90,
+        "rollout",
+    )
+    [pod] = engine_pods(demo)
+    assert counted(pod, "mizzen_engine_requests_total") >= 1, "replayed"
+    assert counted(pod, "mizzen_engine_prompt_tokens_total") >= BLOCK_TOKENS
+    assert counted(pod, "mizzen_engine_cached_prompt_tokens_total") == 0, "nobody has asked for it yet"
+    usage = completions.create(model=NAME, prompt=hot, max_tokens=1, temperature=0).usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    cached = usage.prompt_tokens_details.cached_tokens or 0
+    assert cached >= usage.prompt_tokens - 2 * BLOCK_TOKENS > BLOCK_TOKENS
+    wait_until(
+        lambda: counted(pod, "mizzen_engine_cached_prompt_tokens_total") == cached, 20, "the engine says so"
+    )
 
 
 def test_deleting_the_only_pod_holds_requests_until_the_next_is_up(demo: Any) -> None:
