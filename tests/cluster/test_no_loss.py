@@ -18,7 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from noloss.local import Site
 from noloss.run import Run, Size
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("no-loss"),  # else two workers may each make the run
+]
 SIZE = Size(
     requests=3000,
     rollouts=3,
