@@ -101,6 +101,11 @@ def test_light_programs_leave_torch_out(module: str) -> None:
     )
 
 
+@pytest.mark.parametrize("module", ["mizzen.gateway.main", "mizzen.gateway.child"])
+def test_a_gateway_that_serves_leaves_the_http_client_out(module: str) -> None:
+    assert python(f"import sys, {module}; print('httpx' in sys.modules)") == "False"
+
+
 def test_operator_stays_the_standard_librarys() -> None:
     assert not (ROOT / "operator/__init__.py").exists()
     found = python("import operator; print(operator.__file__)")

@@ -19,7 +19,6 @@ from asyncio.subprocess import Process
 import msgspec
 
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.gathered import Gathered
 from mizzen.gateway.tenants.bodies import BodyBudget
 
 log = logging.getLogger(__name__)
@@ -83,6 +82,7 @@ async def serve_all(config: GatewayConfig) -> int:
     Raises:
         OSError: an address cannot be bound.
     """
+    from mizzen.gateway.gathered import Gathered  # with httpx, which a single process does without
     from mizzen.gateway.main import listen, new_server
 
     admin_socket = listen(config.admin_host, config.admin_port)
