@@ -2,6 +2,9 @@
 
 One holds the fields of the spec that reach the engine and the image that was in force. It is never changed
 but for its number, which says which came last: a spec that is applied again has its old name again.
+
+The API server takes no patch that changes the bytes of `data`, and writes them anew as Go does when it deals
+with one, such as the garbage collector's to let go of it: so they are written in that way.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused, name_taken
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.gojson import go_json, in_order
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import owned
@@ -26,6 +32,7 @@ from mizzen_operator.render.meta import metadata
 logger = logging.getLogger(__name__)
 
 KIND = "ControllerRevision"
+_TYPE = {"apiVersion": "apps/v1", "kind": KIND}
 _PARTS = ("parallelism", "accelerator", "engine", "podTemplate")
 
 
@@ -109,15 +116,42 @@ class Revisions:
         return Ref(KIND, service.namespace, labels.controller_revision(service.name, revision))
 
     async def _list(self, service: InferenceService) -> dict[str, _Known]:
-        listed = await self._kube.list(Ref(KIND, service.namespace), f"{labels.SERVICE}={service.name}")
+        listed = await self._bodies(service)
+        if stale := [body for body in listed if not in_order(body["data"])]:
+            for body in stale:
+                await self._rewrite(body)
+            listed = await self._bodies(service)
         return {
             body["metadata"]["labels"][labels.REVISION]: _Known(body["revision"], body["metadata"]["uid"])
             for body in listed
-            if owned(body, service.uid) and labels.REVISION in body["metadata"]["labels"]
         }
 
+    async def _bodies(self, service: InferenceService) -> list[dict[str, Any]]:
+        listed = await self._kube.list(Ref(KIND, service.namespace), f"{labels.SERVICE}={service.name}")
+        return [
+            body
+            for body in listed
+            if owned(body, service.uid) and labels.REVISION in body["metadata"]["labels"]
+        ]
+
+    async def _rewrite(self, body: Mapping[str, Any]) -> None:
+        """Make one anew whose data an earlier release wrote in another order; nothing else of it changes.
+
+        Should the operator end in between, the newest is made of the spec again, and what a rollout leaves
+        behind of another comes back as the newest.
+        """
+        meta = body["metadata"]
+        ref = Ref(KIND, meta["namespace"], meta["name"])
+        logger.info("%s/%s: written anew, so that it can be patched", ref.namespace, ref.name)
+        if await self._kube.delete(ref, meta["uid"]):
+            kept = {name: meta[name] for name in ("name", "namespace", "labels", "ownerReferences")}
+            await self._post({**_TYPE, "metadata": kept, "data": body["data"], "revision": body["revision"]})
+
     async def _create(self, service: InferenceService, revision: str, number: int) -> bool:
-        made = await self._kube.create(manifest(service, self._config, revision, number))
+        return await self._post(manifest(service, self._config, revision, number))
+
+    async def _post(self, body: Mapping[str, Any]) -> bool:
+        made = await self._kube.create({**body, "data": msgspec.Raw(go_json(body["data"]))})
         if made:
             self._metrics.actions.labels("CreateControllerRevision").inc()
         return made
@@ -150,8 +184,7 @@ def manifest(service: InferenceService, config: OperatorConfig, revision: str, n
     name = labels.controller_revision(service.name, revision)
     more = {labels.REVISION: revision}
     return {
-        "apiVersion": "apps/v1",
-        "kind": KIND,
+        **_TYPE,
         "metadata": metadata(service, name, labels.ENGINE, more_labels=more),
         "data": data,
         "revision": number,

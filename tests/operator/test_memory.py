@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mizzen_operator.api import InferenceService, Rollout
@@ -283,7 +284,7 @@ class FakeKube:
         name = body["metadata"]["name"]
         if name in self.objects:
             return False
-        self.objects[name] = json.loads(json.dumps(body))
+        self.objects[name] = msgspec.json.decode(msgspec.json.encode(body))
         self.objects[name]["metadata"]["uid"] = f"uid-{name}"
         return True
 
@@ -326,6 +327,24 @@ async def test_revisions_are_recorded_once_and_the_oldest_are_left_out() -> None
     after_restart = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
     assert await after_restart.sync(one, "b", {"d"}) == {"b", "c", "d"}
     assert kube.calls[calls:] == ["list"]
+
+
+async def test_what_an_earlier_release_wrote_out_of_order_is_written_anew_once() -> None:
+    kube, one = FakeKube(), replace(service(), status={"updateRevision": "b"})
+    revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
+    for newest in ("a", "b"):
+        await revisions.sync(one, newest, {"a"})
+    before = json.dumps(kube.objects, sort_keys=True)
+    for body in kube.objects.values():
+        body["data"] = {"spec": body["data"]["spec"], "image": body["data"]["image"]}
+        body["metadata"]["resourceVersion"] = "7"
+    del kube.calls[:]
+    for _ in range(2):
+        after_upgrade = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
+        assert await after_upgrade.sync(one, "b", {"a"}) == {"a", "b"}
+    assert kube.calls == ["list", "delete", "create", "delete", "create", "list", "list"]
+    assert json.dumps(kube.objects, sort_keys=True) == before
+    assert all(list(body["data"]) == ["image", "spec"] for body in kube.objects.values())
 
 
 async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() -> None:

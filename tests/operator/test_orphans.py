@@ -1,0 +1,102 @@
+"""What the operator keeps of a service's revisions takes every patch, and lets go of its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from marks import CONTROL_PLANE
+from mizzen_operator.gojson import go_json, in_order
+
+pytestmark = CONTROL_PLANE
+
+VALUE = '<&> \u2028 \t\b\x7f é 😀 "\\'
+"""An environment variable's value with what Go writes in its own way."""
+STRATEGIC = "application/strategic-merge-patch+json"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ({"b": 1, "a": {"d": None, "c": True}}, '{"a":{"c":true,"d":null},"b":1}'),
+        (["<a>&", "\u2028\u2029", "é😀"], r'["\u003ca\u003e\u0026","\u2028\u2029","é😀"]'),
+        ([1.0, -0.0, 0.1, 1e-5, 1.5e-7, 1e16, 1e21], "[1,0,0.1,0.00001,1.5e-7,10000000000000000,1e+21]"),
+    ],
+)
+def test_json_is_written_as_go_writes_it(value: Any, written: str) -> None:
+    assert go_json(value).decode() == written
+
+
+def test_what_is_out_of_order_is_seen() -> None:
+    assert in_order({"a": [{"b": 1, "c": 2}], "d": {}})
+    assert not in_order({"a": [{"c": 1, "b": 2}]})
+
+
+class Orphans:
+    """One service, and its ControllerRevisions as the API server has them."""
+
+    def __init__(self, api: Any, namespace: str, minimal: Callable[..., Any], eventually: Any) -> None:
+        self.api, self.namespace, self.eventually = api, namespace, eventually
+        env = [{"name": "GREETING", "value": VALUE}]
+        body = minimal(engine={"device": "CPU"}, gateway={"replicas": 1}, podTemplate={"env": env})
+        body["metadata"]["namespace"] = namespace
+        api.create(body)
+
+    def revisions(self) -> list[dict[str, Any]]:
+        return self.api.list("ControllerRevision", self.namespace, "mizzen.dev/service=demo")
+
+    def refused(self) -> list[str]:
+        """Patches of them that are not taken."""
+        found = []
+        for one in self.revisions():
+            for kind in (STRATEGIC, "application/merge-patch+json"):
+                try:
+                    self.patch(one, kind)
+                except Exception as error:
+                    assert "field is immutable" in str(error)
+                    found.append(f"{one['metadata']['name']}: {kind}")
+        return found
+
+    def patch(self, one: dict[str, Any], kind: str) -> None:
+        name, body = one["metadata"]["name"], {"revision": one["revision"]}
+        self.api.patch("ControllerRevision", self.namespace, name, body, content_type=kind)
+
+    def write_as_before(self, one: dict[str, Any]) -> None:
+        """Write one as releases did that did not know how Go writes it."""
+        data = {name: one["data"][name] for name in ("spec", "image")}
+        self.api.delete("ControllerRevision", self.namespace, one["metadata"]["name"])
+        meta = {name: one["metadata"][name] for name in ("name", "namespace", "labels", "ownerReferences")}
+        self.api.create(
+            {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": one["revision"]}
+            | {"metadata": meta, "data": data}
+        )
+
+
+@pytest.fixture
+def orphans(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Orphans]:
+    yield Orphans(api, namespace, minimal, eventually)
+    api.delete("InferenceService", namespace, "demo", propagationPolicy="Background")
+
+
+def test_a_service_is_deleted_without_its_children(orphans: Orphans) -> None:
+    """Also when an earlier release wrote its revisions, once the operator has looked at them."""
+    [first] = orphans.eventually(orphans.revisions, 60, "its revision is recorded")
+    assert orphans.refused() == []
+    orphans.write_as_before(first)
+    assert orphans.refused() == [f"{first['metadata']['name']}: {STRATEGIC}"], "what there is to mend"
+    orphans.api.patch("InferenceService", orphans.namespace, "demo", {"spec": {"engine": {"pageSize": 32}}})
+    orphans.eventually(
+        lambda: len(orphans.revisions()) == 2 and not orphans.refused(), 60, "all take patches"
+    )
+    [same] = [one for one in orphans.revisions() if one["metadata"]["name"] == first["metadata"]["name"]]
+    assert (same["data"], same["revision"]) == (first["data"], 1)
+    assert same["metadata"]["labels"] == first["metadata"]["labels"]
+    orphans.api.delete("InferenceService", orphans.namespace, "demo", propagationPolicy="Orphan")
+    orphans.eventually(
+        lambda: orphans.api.find("InferenceService", orphans.namespace, "demo") is None, 60, "it is gone"
+    )
+    assert all("ownerReferences" not in one["metadata"] for one in orphans.revisions())
