@@ -126,6 +126,18 @@ class Cache:
         elif self._was_overtaken(name, uid, version):
             self._tell(name, version, body["metadata"].get("labels") or {})
 
+    def reread(self, body: Mapping[str, Any]) -> None:
+        """Take an object as the API server reads it now, also at the version that is held.
+
+        The CRD may be another since: what is stored is the same, and no event tells of it.
+        """
+        name, uid, version = _identity(body)
+        held = self._objects.get(name)
+        if held is not None and (held.uid, held.version) == (uid, version):
+            self._objects[name] = replace(held, data=_plain(body))
+        else:
+            self.put(body)
+
     def put_answer(self, body: Mapping[str, Any]) -> int:
         """Take the answer to a write of ours, which is no news; returns its version."""
         name, uid, version = _identity(body)
@@ -213,8 +225,7 @@ class Cache:
             self._on_change(self.kind, name, given)
 
     def _hold(self, name: Name, uid: str, version: int, body: Mapping[str, Any]) -> None:
-        meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-        held = Held(uid, version, meta.get("labels") or {}, _encode({**body, "metadata": meta}), version)
+        held = Held(uid, version, body["metadata"].get("labels") or {}, _plain(body), version)
         if version >= self._awaited.get(uid, version + 1):
             del self._awaited[uid]
         before = self._objects.get(name)
@@ -251,6 +262,12 @@ class Cache:
 def _identity(body: Mapping[str, Any]) -> tuple[Name, str, int]:
     meta = body["metadata"]
     return Name(meta["namespace"], meta["name"]), meta["uid"], int(meta["resourceVersion"])
+
+
+def _plain(body: Mapping[str, Any]) -> bytes:
+    """An object as it is held."""
+    meta = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    return _encode({**body, "metadata": meta})
 
 
 def _discard(index: dict[Any, dict[str, None]], key: Any, name: str) -> None:

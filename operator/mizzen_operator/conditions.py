@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from mizzen_operator import labels
 from mizzen_operator.download import Download
 from mizzen_operator.facts import Facts
 from mizzen_operator.render.gateway import LABELLED_VOLUME
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One condition: whether it holds, and why."""
-
-    type: str
-    status: bool
-    reason: str
-    message: str
-
-
-def _of(some: int, every: int, what: str) -> str:
-    return f"{some} of {every} groups {what}"
+from mizzen_operator.serving import Condition, available, gateway_ready, of, scheduled
 
 
 def conditions(facts: Facts) -> list[Condition]:
@@ -61,9 +48,7 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
         return Condition("Ready", True, "ScaledToZero", words)
     if facts.stay:
         return Condition("Ready", True, progressing.reason, progressing.message)
-    return Condition(
-        "Ready", True, "AllGroupsServing", _of(len(facts.current), facts.service.groups, "serve")
-    )
+    return Condition("Ready", True, "AllGroupsServing", of(len(facts.current), facts.service.groups, "serve"))
 
 
 _STANDSTILLS = ("Paused", "ProgressDeadlineExceeded")
@@ -108,16 +93,10 @@ def _available(facts: Facts) -> Condition:
     """True when a request would succeed now."""
     if facts.service.suspend:
         return Condition("Available", False, "Suspended", "every request gets 503")
-    if not any(pod.ready for pod in facts.gateways):
-        return Condition("Available", False, "NoGatewayReady", "no gateway takes requests")
-    if not any(pod.ready and pod.answers for pod in facts.gateways):
-        return Condition("Available", False, "NoGatewayAnswers", "every gateway that is ready hangs")
-    if not facts.routable:
-        reason = "NoGroupServes" if facts.service.groups else "ScaledToZero"
-        return Condition("Available", False, reason, "no group takes requests")
-    if facts.service.model.served_name in facts.taken:
+    found = available(facts.gateways, facts.groups, asleep=not facts.service.groups)
+    if found.status and facts.service.model.served_name in facts.taken:
         return Condition("Available", False, "NameConflict", _names_taken(facts))
-    return Condition("Available", True, "Serving", "a request is answered")
+    return found
 
 
 def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Condition:
@@ -166,44 +145,16 @@ def _cached(download: Download) -> Condition:
 def _scheduled(facts: Facts) -> Condition:
     if facts.fit is not None and not facts.fit.fits:
         return Condition("Scheduled", False, "WillNotFit", facts.fit.words)
-    for group in facts.live:
-        if group.unschedulable:
-            return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
-    placed = sum(bool(group.node) for group in facts.live)
-    if placed < len(facts.live):
-        message = _of(placed, len(facts.live), "have a node")
-        return Condition("Scheduled", False, "Pending", message)
-    words = _of(placed, placed, "have a node")
-    if facts.fit is not None:
-        words += f"; {facts.fit.words}"
-    return Condition("Scheduled", True, "AllGroupsHaveNodes", words)
+    found = scheduled(facts.groups)
+    if found.status and facts.fit is not None:
+        return replace(found, message=f"{found.message}; {facts.fit.words}")
+    return found
 
 
 def _gateway_ready(facts: Facts) -> Condition:
-    def not_ready(reason: str, message: str) -> Condition:
-        return Condition("GatewayReady", False, reason, message)
-
-    if not facts.deployment:
-        return not_ready("GatewayMissing", "the gateway's Deployment is not there")
-    meta, status = facts.deployment["metadata"], facts.deployment.get("status", {})
-    wanted = facts.gateway.replicas
-    updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
-    if status.get("observedGeneration", 0) < meta.get("generation", 0):
-        return not_ready("GatewayRollingOut", "the gateway's Deployment has changed")
-    if updated < wanted or ready < wanted or status.get("replicas", 0) > wanted:
-        trouble = next((pod for pod in facts.gateways if pod.reason and not pod.ready), None)
-        if trouble is not None:
-            return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
-        counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
-        secrets = [*facts.gateway.api_keys, *filter(None, [facts.gateway.tls_secret])]
-        if secrets:  # a pod says nothing while one is missing
-            counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
-        return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
-    hangs = next((pod.name for pod in facts.gateways if pod.ready and not pod.answers), "")
-    if hangs:
-        return not_ready("GatewayHangs", f"{hangs} does not answer, though Kubernetes still calls it ready")
-    words = f"{ready} of {wanted} gateway pods are ready{_lacks_keys(facts)}"
-    return Condition("GatewayReady", True, "AllReplicasReady", words)
+    secrets = [*facts.gateway.api_keys, *filter(None, [facts.gateway.tls_secret])]
+    found = gateway_ready(facts.deployment, facts.gateways, facts.gateway.replicas, secrets)
+    return replace(found, message=found.message + _lacks_keys(facts)) if found.status else found
 
 
 def _lacks_keys(facts: Facts) -> str:

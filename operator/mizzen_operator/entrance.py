@@ -12,7 +12,7 @@ from mizzen_operator.apply import Refused
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.execute import Executor
 from mizzen_operator.failure import Failure, rejection
-from mizzen_operator.front import SharedGateway, SharedGateways
+from mizzen_operator.front import SharedGateways
 from mizzen_operator.gateways import Acknowledgements
 from mizzen_operator.groups import Group
 from mizzen_operator.keys import Keys, Rotation, rotation
@@ -21,6 +21,7 @@ from mizzen_operator.labelled import LabelledSecrets, Where
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import Observed, owned
 from mizzen_operator.queue import Key
+from mizzen_operator.standing import SharedGateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Entrances:
         if self._fronts.learn(service, keys.engine):
             again = await self._fronts.sync(service.namespace, front.deployment, observed.endpoint)
             front = replace(again, changed=True) if again is not None else front
-        return Entrance(front.token, front.deployment, keys, front, front.failure)
+        return Entrance(front.token, front.deployment, keys, front, front.failure_of(service.name))
 
     async def rotate(
         self, service: InferenceService, entrance: Entrance, groups: Sequence[Group], heard: Acknowledgements
@@ -138,6 +139,10 @@ class Entrances:
         if entrance is None or entrance.shared is None or not entrance.shared.changed:
             return ()
         return tuple(other for other in self.sharing(key.namespace) if other != key)
+
+    def join(self, key: Key) -> None:
+        """Have a service looked at when the gateway that it shares changes."""
+        self._sharing.add(key)
 
     def leave(self, key: Key) -> tuple[Key, ...]:
         """Have the gateway that a service has shared serve the others alone; returns these."""

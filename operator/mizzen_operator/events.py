@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import InferenceService
 from mizzen_operator.kube import Kube, KubeError
 from mizzen_operator.memory import stamp
+from mizzen_operator.subject import Subject
 from mizzen_operator.trouble import DEVICE_LOST, NODE_LOST
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Recorder:
         self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
         """Warnings by the service's uid, with their times, the oldest first."""
 
-    async def tell(self, service: InferenceService, events: Sequence[Event]) -> None:
+    async def tell(self, service: Subject, events: Sequence[Event]) -> None:
         """Write events of a service, but for warnings that it was told of a short while ago."""
         for event in events:
             which = (service.uid, event.reason, event.message)
@@ -108,7 +108,7 @@ class Recorder:
             self._told.popitem(last=False)
 
 
-def _manifest(service: InferenceService, event: Event) -> dict[str, Any]:
+def _manifest(service: Subject, event: Event) -> dict[str, Any]:
     now = stamp(datetime.now(UTC))
     return {
         "apiVersion": "v1",

@@ -86,4 +86,4 @@ class Facts:
     @property
     def routable(self) -> list[Group]:
         """Live groups that get requests now."""
-        return [group for group in self.live if group.routable and group.containers_ready]
+        return [group for group in self.groups if group.routed]

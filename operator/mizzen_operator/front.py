@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.failure import Failure, rejection
+from mizzen_operator.failure import rejection
 from mizzen_operator.keys import due
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
@@ -43,8 +42,7 @@ from mizzen_operator.render.shared import (
     shared_keys,
 )
 from mizzen_operator.shared import Sharing, share
-
-logger = logging.getLogger(__name__)
+from mizzen_operator.standing import SharedGateway, Standing, owners
 
 
 @dataclass(slots=True)
@@ -77,27 +75,6 @@ class _Namespace:
         self.confirmed = {uid: key for uid, key in self.confirmed.items() if uid in there}
 
 
-@dataclass(frozen=True, slots=True)
-class SharedGateway:
-    """A shared gateway as it is now.
-
-    Attributes:
-        sharing: who has what.
-        deployment: its Deployment as it is now.
-        public: its CURVE keys: the present one, and perhaps the next.
-        token: of its admin API.
-        changed: the services or settings are others than at the last look.
-        failure: why it is not as they ask for; as it was before, it serves on.
-    """
-
-    sharing: Sharing
-    deployment: Mapping[str, Any]
-    public: tuple[str, ...]
-    token: str
-    changed: bool
-    failure: Failure | None = None
-
-
 class SharedGateways:
     """All shared gateways, one a namespace; one at a time is worked on in each."""
 
@@ -109,6 +86,7 @@ class SharedGateways:
         self._metrics = metrics
         self._labelled = labelled
         self._applier = Applier(kube, metrics)
+        self._standing = Standing(kube)
         self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
 
     def known(self, namespace: str) -> list[str]:
@@ -162,11 +140,15 @@ class SharedGateways:
         """
         memory = self._namespaces[namespace]
         async with memory.lock:
-            sharing = share(await self._services(namespace))
+            services, unread = await self._services(namespace)
+            sharing = share(services)
             if sharing is None:
                 # The garbage collector removes what its last owner leaves. Another look may have been first.
                 self._namespaces.pop(namespace, None)
                 return None
+            if co_owned := owners(deployment, unread):
+                # Without one of those whom it serves, it would stop serving it, or take another's settings.
+                return await self._standing.gateway(namespace, deployment or {}, sharing, co_owned)
             front, public = shared(sharing), memory.public
             front = replace(front, labelled=await self._labelled.find(front))
             await self._keys(front, memory, sharing)
@@ -200,14 +182,16 @@ class SharedGateways:
             memory.forget_others(uids)
             return SharedGateway(sharing, live, memory.public, memory.token, changed, failure)
 
-    async def _services(self, namespace: str) -> list[InferenceService]:
+    async def _services(self, namespace: str) -> tuple[list[InferenceService], list[Mapping[str, Any]]]:
+        """The services of a namespace, and those whose spec cannot be read as they are."""
         found: list[InferenceService] = []
+        unread: list[Mapping[str, Any]] = []
         for body in await self._kube.list(Ref("InferenceService", namespace)):
             try:
                 found.append(parse(body))
-            except ApiError as error:
-                logger.error("%s/%s: %s", namespace, body["metadata"]["name"], error)
-        return found
+            except ApiError:  # its own look says so
+                unread.append(body)
+        return found, unread
 
     async def _keys(self, front: Front, memory: _Namespace, sharing: Sharing) -> None:
         """Make the gateway's Secret where it is missing, keep its owners up to date, and rotate its keys."""

@@ -13,6 +13,7 @@ from mizzen_operator.groups import Group, write_refusal
 from mizzen_operator.kube import STRATEGIC, Kube, KubeError, Ref
 from mizzen_operator.memory import stamp
 from mizzen_operator.queue import Key
+from mizzen_operator.subject import Subject
 from mizzen_operator.verify import Verifier
 
 
@@ -24,7 +25,7 @@ class Gates:
         self._verifier = verifier
 
     async def routable(
-        self, service: InferenceService, groups: Sequence[Group], acknowledged: Acknowledgements
+        self, service: Subject, groups: Sequence[Group], acknowledged: Acknowledgements
     ) -> tuple[Group, ...]:
         """Write the gates `mizzen.dev/routable` that changed; returns the groups as they are then.
 
@@ -95,7 +96,7 @@ class Gates:
 
     async def _write(
         self,
-        service: InferenceService,
+        service: Subject,
         group: Group,
         kind: str,
         value: bool,

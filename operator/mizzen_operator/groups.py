@@ -95,6 +95,11 @@ class Group:
         return not (self.terminating or self.ended or self.lost)
 
     @property
+    def routed(self) -> bool:
+        """It gets requests now."""
+        return self.live and self.routable and self.containers_ready
+
+    @property
     def left(self) -> tuple[tuple[str, str], ...]:
         """Names and uids of its pods that nobody has deleted yet."""
         if self.size == 1:

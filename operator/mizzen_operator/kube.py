@@ -95,6 +95,17 @@ class Kube:
                 return None
             raise
 
+    async def reread(self, ref: Ref) -> dict[str, Any] | None:
+        """Read an object from the API server itself, and hold it as it is there; None when there is none.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        body, cache = await self.get(ref, live=True), self._caches(ref.kind)
+        if cache is not None and body is not None:
+            cache.reread(body)
+        return body
+
     async def list(self, ref: Ref, selector: str = "") -> list[dict[str, Any]]:
         """Read all objects of a kind, of a namespace when `ref` names one, that match a label selector."""
         cache = self._caches(ref.kind)

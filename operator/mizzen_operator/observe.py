@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import InferenceService
 from mizzen_operator.groups import Group, groups
 from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.subject import Subject
 from mizzen_operator.trouble import trouble
 
 
@@ -55,7 +55,7 @@ class Observed:
         return bool(gateway) and ready >= gateway["spec"].get("replicas", 1) and groups
 
 
-async def observe(kube: Kube, service: InferenceService) -> Observed:
+async def observe(kube: Kube, service: Subject) -> Observed:
     """Read what belongs to a service, from the API server itself and not from a cache."""
     name = labels.SHARED_NAME if service.shared else labels.gateway_name(service.name)
     pods, fronts, deployment, endpoint = await asyncio.gather(
@@ -78,7 +78,7 @@ async def observe(kube: Kube, service: InferenceService) -> Observed:
     )
 
 
-async def _shared_pods(kube: Kube, service: InferenceService) -> list[dict[str, Any]]:
+async def _shared_pods(kube: Kube, service: Subject) -> list[dict[str, Any]]:
     """Pods of the gateway that a service shares with others."""
     if not service.shared:
         return []

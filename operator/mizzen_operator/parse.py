@@ -24,22 +24,30 @@ from mizzen_operator.api import (
     Tracing,
     Verification,
 )
+from mizzen_operator.fields import blame
 
 
 class ApiError(ValueError):
-    """An object lacks a field that the CRD gives every object; names the field."""
+    """An object is not as this release's CRD has objects; names the field, and says what to do."""
 
 
 def parse(body: Mapping[str, Any]) -> InferenceService:
     """Read an object of the API server.
 
     Raises:
-        ApiError: a field that the CRD requires or defaults is missing, so the installed CRD is not ours.
+        ApiError: a field that the CRD requires or defaults is missing, or has a value that the CRD refuses,
+            so the CRD that the object was read under is not ours.
     """
     try:
         return _parse(body)
-    except (KeyError, TypeError) as error:
-        raise ApiError(f"the object lacks {error}: install the CRD of this release") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ApiError(f"{blame(_parse, body)}; {_WAY_OUT}") from error
+
+
+_WAY_OUT = (
+    "the CRD of the cluster is older or newer than the operator: upgrade both together (helm upgrade, or "
+    "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if it stays"
+)
 
 
 def _parse(body: Mapping[str, Any]) -> InferenceService:
@@ -132,13 +140,19 @@ def _autoscaling(given: Mapping[str, Any] | None) -> Autoscaling | None:
 def _rollout(given: Mapping[str, Any]) -> Rollout:
     verification = given.get("verification")
     return Rollout(
-        max_surge=given["maxSurge"],
-        max_unavailable=given["maxUnavailable"],
+        max_surge=_number_or_share(given["maxSurge"]),
+        max_unavailable=_number_or_share(given["maxUnavailable"]),
         partition=given["partition"],
         paused=given["paused"],
         progress_deadline=given["progressDeadlineSeconds"],
         verification=_verification(verification) if verification else None,
     )
+
+
+def _number_or_share(given: int | str) -> int | str:
+    if isinstance(given, str) and not (given.endswith("%") and given[:-1].isdecimal()):
+        raise ValueError(f"{given[:64]!r} is no share such as '25%'")
+    return given
 
 
 def _verification(given: Mapping[str, Any]) -> Verification:

@@ -36,7 +36,9 @@ from mizzen_operator.plan import plan
 from mizzen_operator.queue import Key
 from mizzen_operator.render.engine import engine_image, revision
 from mizzen_operator.revisions import Revisions
+from mizzen_operator.session import brief
 from mizzen_operator.starts import cold_start
+from mizzen_operator.unread import Bystander, unread
 from mizzen_operator.verify import Verifier
 from mizzen_operator.writer import StatusWriter
 
@@ -77,6 +79,7 @@ class Reconciler:
         self._autoscaler = autoscaler
         self._verifier = verifier
         self._gates = Gates(kube, verifier)
+        self._bystander = Bystander(kube, gateways, self._gates)
         self._kube = kube
         self._gateways = gateways
         self._config = config
@@ -114,10 +117,37 @@ class Reconciler:
             return Outcome(others=self._entrances.leave(key))
         try:
             service = parse(body)
+        except ApiError:
+            # It may be as the CRD before had it, for what is stored has not changed, and no watch tells.
+            return await self._unreadable(key)
+        try:
+            return await self._step(key, service)
+        except (KubeError, OSError):
+            raise
+        except Exception as error:
+            logger.exception("%s/%s: unexpected error", *key)
+            return await self._stand_by(key, body, _fault(error))
+
+    async def _unreadable(self, key: Key) -> Outcome:
+        """Look at a service that could not be read as the API server has it now."""
+        body = await self._kube.reread(Ref("InferenceService", key.namespace, key.name))
+        if body is None:
+            return Outcome(waits=True)  # its end is about to be told
+        try:
+            service = parse(body)
         except ApiError as error:
-            logger.error("%s/%s: %s", key.namespace, key.name, error)
-            return Outcome(failure=Failure("WrongCRD", str(error)))
+            return await self._stand_by(key, body, Failure("InvalidSpec", str(error)))
         return await self._step(key, service)
+
+    async def _stand_by(self, key: Key, body: Mapping[str, Any], failure: Failure) -> Outcome:
+        """Leave a service as it is, and tell how that is: its spec cannot be acted on."""
+        self._autoscaler.seen(key, None)
+        service = unread(body)
+        if service.shared:
+            self._entrances.join(key)
+        seen = await self._bystander.look(key, service, failure)
+        await self._writer.unread(key, seen)
+        return Outcome(settled=seen.settled, failure=failure)
 
     def _forget(self, key: Key) -> None:
         self._executor.forget(key)
@@ -230,6 +260,15 @@ class Reconciler:
         if answer.refused:  # the token may have been made anew
             self._entrances.distrust(key)
         return answer
+
+
+def _fault(error: Exception) -> Failure:
+    """The operator's own fault, as far as a status can tell."""
+    return Failure(
+        "OperatorError",
+        f"the operator fails on this service, and leaves it as it is: {brief(error)}; its log tells where. "
+        "Go back to the spec before, or to the operator's release before, and report it",
+    )
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
-from mizzen_operator.conditions import Condition, conditions
+from mizzen_operator.conditions import conditions
 from mizzen_operator.facts import Facts
 from mizzen_operator.groups import Group
 from mizzen_operator.memory import stamp
 from mizzen_operator.rollout import VERIFICATION
+from mizzen_operator.serving import Condition
 
 MAX_GROUPS = 64
 MAX_MESSAGE = 1024
@@ -42,9 +43,9 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
         "perPod": service.accelerator.per_pod,
         **({"podsPerGroup": service.pods} if service.pods > 1 else {}),
         "engineImage": facts.engine_image,
-        "groups": _groups(facts.groups),
+        "groups": group_entries(facts.groups),
         "conditions": [
-            _entry(condition, before.get(condition.type, {}), service.generation, now)
+            entry_of(condition, before.get(condition.type, {}), service.generation, now)
             for condition in conditions(facts)
         ],
     }
@@ -64,7 +65,10 @@ def url(service: InferenceService, gateway: Gateway) -> str:
     return f"{scheme}://{name}.{service.namespace}.svc:{gateway.port}/v1"
 
 
-def _entry(condition: Condition, before: Mapping[str, Any], generation: int, now: datetime) -> dict[str, Any]:
+def entry_of(
+    condition: Condition, before: Mapping[str, Any], generation: int, now: datetime
+) -> dict[str, Any]:
+    """A condition as a status holds it; `before` is the one of its type that is there, empty without."""
     status = "True" if condition.status else "False"
     same = before.get("status") == status
     return {
@@ -92,7 +96,8 @@ def _state(group: Group) -> str:
     return "Starting" if group.node else "Pending"
 
 
-def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def group_entries(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """`status.groups`, the worst first."""
     entries: list[dict[str, Any]] = []
     for group in groups:
         entry: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,10 +11,13 @@ from mizzen_operator import labels, status
 from mizzen_operator.api import InferenceService
 from mizzen_operator.events import Recorder, moves, news
 from mizzen_operator.facts import Facts
+from mizzen_operator.groups import Group
 from mizzen_operator.kube import Kube, KubeError
 from mizzen_operator.memory import Memory, recall
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
+from mizzen_operator.subject import Subject
+from mizzen_operator.unread import Seen, unread_status
 
 
 class StatusWriter:
@@ -55,15 +58,29 @@ class StatusWriter:
         """
         service = facts.service
         new = status.build(facts, datetime.now(UTC))
+        await self._tell(key, service, new, service.groups, facts.groups)
+
+    async def unread(self, key: Key, seen: Seen) -> None:
+        """Write the status of a service whose spec is not acted on, as `write` does.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        new = unread_status(seen, datetime.now(UTC))
+        await self._tell(key, seen.service, new, seen.service.wanted, seen.groups)
+
+    async def _tell(
+        self, key: Key, service: Subject, new: Mapping[str, Any], wanted: int, groups: Sequence[Group]
+    ) -> None:
         self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
-        self._metrics.fleet.seen(key, service.groups, facts.groups, new)
+        self._metrics.fleet.seen(key, wanted, groups, new)
         if new == service.status or not await self._apply(service, new):
             return
         old = service.status
         told = news(old.get("conditions", []), new["conditions"])
         await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
 
-    async def _apply(self, service: InferenceService, new: Mapping[str, Any]) -> bool:
+    async def _apply(self, service: Subject, new: Mapping[str, Any]) -> bool:
         """Write a whole status; False when the service is gone."""
         manifest = {
             "apiVersion": labels.API_VERSION,

@@ -96,7 +96,8 @@ def test_every_reason_is_explained_and_each_is_given() -> None:
 
 @pytest.mark.parametrize("kind", CONDITIONS)
 def test_each_conditions_reasons_are_in_its_part(kind: str) -> None:
-    found = {reason for condition, reason in reasons(CODE / "conditions.py") if condition == kind}
+    every = (*reasons(CODE / "conditions.py"), *reasons(CODE / "serving.py"))
+    found = {reason for condition, reason in every if condition == kind}
     assert found
     assert found == explained(f"{kind}\n")
 

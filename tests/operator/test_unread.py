@@ -1,0 +1,236 @@
+"""Services whose spec the operator cannot act on: they run on as they are, and their status says so."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from marks import CONTROL_PLANE
+
+pytestmark = CONTROL_PLANE
+
+HERE = Path(__file__).parent
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+Service = runpy.run_path(str(HERE / "test_operator.py"))["Service"]
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, Any]:
+    return yaml.safe_load((HERE.parents[1] / "crds/inferenceservices.yaml").read_text())
+
+
+@pytest.fixture
+def other_release(
+    api: Any, ours: dict[str, Any], minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Callable[[], None]]:
+    """Puts another release's CRD in the place of ours: it has no partition, and takes any text as a surge."""
+    probe = minimal("probe", rollout={"partition": 1})
+    probe["metadata"]["namespace"] = "default"
+
+    def install(crd: dict[str, Any]) -> None:
+        api.apply_any(crd, CRDS)
+
+        def served() -> bool:
+            try:
+                found = api.create(probe, dryRun="All")
+            except Exception as error:  # for a moment after a change no objects are taken
+                if getattr(error, "code", 0) not in (404, 429):
+                    raise
+                return False
+            return ("partition" in found["spec"]["rollout"]) == ("partition" in _rollout(crd))
+
+        eventually(served, what="the API server has the other CRD")
+
+    def change() -> None:
+        crd = copy.deepcopy(ours)
+        del _properties(crd)["model"]["properties"]["parameters"]["pattern"]
+        del _rollout(crd)["partition"]
+        del _rollout(crd)["maxSurge"]["x-kubernetes-validations"]
+        install(crd)
+
+    yield change
+    install(ours)
+
+
+def _properties(crd: dict[str, Any]) -> dict[str, Any]:
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema["properties"]["spec"]["properties"]
+
+
+def _rollout(crd: dict[str, Any]) -> dict[str, Any]:
+    return _properties(crd)["rollout"]["properties"]
+
+
+@pytest.fixture
+def make(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Callable[..., Any]]:
+    names: list[str] = []
+
+    def create(name: str = "demo", **spec: Any) -> Any:
+        body = minimal(name, **{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
+        body["metadata"]["namespace"] = namespace
+        names.append(name)
+        api.create(body)
+        return Service(api, node, namespace, eventually)
+
+    yield create
+    node.behaviour = type(node.behaviour)()
+    for name in names:
+        api.delete("InferenceService", namespace, name)
+
+
+def says(demo: Any, kind: str, status: str, reason: str) -> bool:
+    """Whether a condition is so, of the generation that is there."""
+    found, generation = demo.condition(kind), demo.body()["metadata"]["generation"]
+    return (found["status"], found["reason"], found.get("observedGeneration")) == (status, reason, generation)
+
+
+def spoil(demo: Any, other_release: Callable[[], None]) -> None:
+    """Have a service stored as another release has it, and wait until the operator has met it."""
+    other_release()
+
+    def met() -> bool:
+        meta = {"annotations": {"time": str(time.monotonic())}}  # a watch may be one of the CRD before, still
+        demo.api.patch("InferenceService", demo.namespace, "demo", {"metadata": meta})
+        time.sleep(0.2)
+        return demo.condition("Failed")["reason"] == "InvalidSpec"
+
+    demo.eventually(met)
+
+
+def test_a_spec_of_another_release_is_told_and_what_runs_is_left(
+    make: Callable[..., Any], other_release: Callable[[], None], api: Any
+) -> None:
+    demo = make(replicas=2)
+    demo.settle(2)
+    pods = {pod["metadata"]["uid"] for pod in demo.pods()}
+    spoil(demo, other_release)
+    demo.patch(replicas=3)
+    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    words = demo.condition("Failed")["message"]
+    assert words.startswith("spec.rollout.partition is missing; ") and "helm upgrade" in words
+    status = demo.status()
+    assert status["observedGeneration"] == demo.body()["metadata"]["generation"]
+    assert (status["replicas"], status["availableReplicas"], status["updatedReplicas"]) == (2, 2, 0)
+    for kind, truth, reason in (
+        ("Ready", "False", "InvalidSpec"),
+        ("Progressing", "False", "InvalidSpec"),
+        ("Available", "True", "Serving"),
+        ("GatewayReady", "True", "AllReplicasReady"),
+        ("Scheduled", "True", "AllGroupsHaveNodes"),
+    ):
+        assert says(demo, kind, truth, reason), demo.condition(kind)
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} == pods
+    for name in demo.live():
+        api.delete("Pod", demo.namespace, name)
+    demo.eventually(lambda: says(demo, "Available", "False", "NoGroupServes"), 10)
+    assert demo.status()["availableReplicas"] == 0
+    demo.eventually(lambda: not demo.pods())
+    told = [event["reason"] for event in api.list("Event", demo.namespace)]
+    assert (told.count("InvalidSpec"), told.count("NoGroupServes")) == (1, 1)
+
+
+def test_it_heals_with_the_crd(
+    make: Callable[..., Any], other_release: Callable[[], None], ours: Any
+) -> None:
+    demo = make()
+    demo.settle(1)
+    spoil(demo, other_release)
+    demo.patch(replicas=2)
+    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    demo.api.apply_any(ours, CRDS)
+    demo.settle(2)
+    assert says(demo, "Failed", "False", "AsExpected")
+
+
+def test_a_value_that_only_another_crd_takes_is_named(
+    make: Callable[..., Any], other_release: Callable[[], None], ours: Any
+) -> None:
+    demo = make()
+    demo.settle(1)
+    other_release()
+    demo.patch(rollout={"maxSurge": "lots"})
+    demo.api.apply_any(ours, CRDS)
+    words = "spec.rollout.maxSurge: 'lots' is no share such as '25%'; "
+    demo.eventually(lambda: demo.condition("Failed")["message"].startswith(words))
+    assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
+    demo.patch(rollout={"maxSurge": 1})
+    demo.settle(1)
+
+
+def test_a_value_that_the_operator_fails_on_is_told_too(
+    make: Callable[..., Any], other_release: Callable[[], None], ours: Any
+) -> None:
+    demo = make(engine={"device": "CUDA"})
+    demo.settle(1)
+    other_release()
+    demo.patch(model={"parameters": "many"}, accelerator={"memory": "80Gi"})
+    demo.api.apply_any(ours, CRDS)
+    demo.eventually(lambda: says(demo, "Failed", "True", "OperatorError"))
+    assert "ValueError" in demo.condition("Failed")["message"]
+    assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
+    demo.patch(model={"parameters": "1B"})
+    demo.settle(1)
+
+
+def test_a_group_that_no_gateway_reaches_is_told_too(
+    make: Callable[..., Any], other_release: Callable[[], None], node: Any
+) -> None:
+    demo = make()
+    demo.settle(1)
+    spoil(demo, other_release)
+    uid = demo.pods()[0]["metadata"]["uid"]
+    node.behaviour.unreachable.add(uid)  # its pod is ready; the gateway has lost it
+    demo.eventually(lambda: says(demo, "Available", "False", "NoGroupServes"), 15)
+    node.behaviour.unreachable.clear()
+    demo.eventually(lambda: says(demo, "Available", "True", "Serving"), 15)
+
+
+def test_a_shared_gateway_keeps_whom_it_serves(
+    make: Callable[..., Any], other_release: Callable[[], None], api: Any, node: Any, ours: Any
+) -> None:
+    """One of two services cannot be read: the gateway goes on serving it, by its settings."""
+    shared = {"mode": "Shared", "replicas": 1}
+    demo = make(gateway=shared)
+    demo.settle(1)
+    make("other", gateway={**shared, "replicas": 2})
+
+    def there(name: str) -> dict[str, Any]:
+        return api.get("InferenceService", demo.namespace, name)
+
+    demo.eventually(lambda: there("other").get("status", {}).get("availableReplicas") == 1)
+
+    def files() -> tuple[object, object]:
+        config = api.get("ConfigMap", demo.namespace, "mizzen-shared")
+        return config["data"], config["metadata"]["ownerReferences"]
+
+    before = files()
+    other_release()
+    demo.patch(rollout={"maxSurge": "lots"})
+    api.apply_any(ours, CRDS)
+    demo.eventually(lambda: says(demo, "Failed", "True", "InvalidSpec"))
+    api.patch("InferenceService", demo.namespace, "other", {"spec": {"replicas": 2}})
+    demo.eventually(lambda: there("other")["status"]["availableReplicas"] == 2)
+    assert files() == before
+    assert api.get("Deployment", demo.namespace, "mizzen-shared")["spec"]["replicas"] == 1
+    assert says(demo, "Available", "True", "Serving")
+    failed = {c["type"]: c for c in there("other")["status"]["conditions"]}["Failed"]
+    assert failed["status"] == "False", failed
+    api.patch("InferenceService", demo.namespace, "other", {"spec": {"model": {"aliases": ["more"]}}})
+
+    def waits() -> bool:
+        found = {c["type"]: c for c in there("other")["status"]["conditions"]}["Failed"]
+        return found["reason"] == "NeighbourInvalid" and "demo" in found["message"]
+
+    demo.eventually(waits)
+    assert files() == before
+    demo.patch(rollout={"maxSurge": 1})
+    demo.eventually(lambda: "more" in str(files()[0]))
