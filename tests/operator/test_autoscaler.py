@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from mizzen_operator.autoscale.run import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
 
@@ -106,3 +109,27 @@ def test_an_autoscaler_that_comes_later_is_seen_before_the_next_write(
     other_autoscaler(api, namespace)  # the next of the operator's own accord would come a minute later
     demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
     assert demo.body()["spec"]["replicas"] == 2
+
+
+def test_a_steady_load_asks_nothing_of_the_api_server(
+    scaled: Callable[..., Scaled], node: Any, operators: Any
+) -> None:
+    """The autoscaler learns of the load from gateways and engines alone, whatever its period."""
+    demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    node.behaviour.loads[demo.namespace] = {"inFlight": 1, "pagesUsed": 70}
+    demo.eventually(lambda: demo.serves(1), 120, "one group serves")
+    demo.eventually(lambda: demo.condition("ScalingActive") == ("True", "Autoscaling"), 60)
+
+    def requests() -> list[str]:
+        lines = operators.http(operators.leader(), "/metrics").splitlines()
+        ours = [line for line in lines if line.startswith("mizzen_operator_api_requests_total")]
+        return [line for line in ours if "Lease" not in line]
+
+    def quiet() -> bool:
+        before = requests()
+        time.sleep(2 * PERIOD_SECONDS)
+        return requests() == before
+
+    # A regular look, or one for another autoscaler, may fall into one of the times.
+    demo.eventually(quiet, 8 * PERIOD_SECONDS, "neither a write nor a read")
+    assert demo.body()["spec"]["replicas"] == 1

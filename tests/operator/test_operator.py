@@ -219,6 +219,17 @@ def test_replicas_may_change_in_the_middle_of_a_rollout(service: Callable[..., S
     assert node.lowest[demo.namespace] >= 1
 
 
+def test_replicas_that_change_faster_than_groups_start_end_as_the_last_change_says(
+    service: Callable[..., Service],
+) -> None:
+    demo = service()
+    demo.settle(1)
+    for replicas in (4, 0, 3, 1, 5, 2):
+        demo.patch(replicas=replicas)
+        time.sleep(0.1)
+    demo.settle(2)
+
+
 def test_a_group_counts_only_once_the_gateways_route_to_it(
     service: Callable[..., Service], node: Any
 ) -> None:

@@ -1,0 +1,26 @@
+"""What a gateway counts as an engine's load: every request of its own until its last token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+
+
+async def test_a_stream_is_load_until_its_last_token(live: Any, scripted: Any, until: Any) -> None:
+    """Neither its first token ends the count, nor what the engine tells of itself meanwhile."""
+    engine = scripted()
+    engine.does.step_seconds, engine.does.tokens_a_step = 0.05, 1
+    gateway = await live(engine)
+    [one] = gateway.gateway.table
+    stream = await gateway.client().chat.completions.create(**CHAT, stream=True, max_tokens=60)
+    counted: list[tuple[int, bool]] = []
+    told: set[int] = set()
+    async for _ in stream:
+        if engine.running:
+            counted.append((one.requests, one.load > 0))
+            told.add(id(one.link.stats))
+    assert len(counted) > 20 and set(counted) == {(1, True)}
+    assert len(told) > 1, "the engine told of itself meanwhile"
+    await until(lambda: one.requests == 0)
+    assert one.tokens == 0
