@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.actions import Action, CreateGroup
+from mizzen_operator.actions import Action, CreateGroup, DeleteGroup
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
@@ -172,6 +172,9 @@ class Executor:
     async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.
 
+        Where a group cannot be made, no further one is tried, and those go that shall go all the same: none
+        of them waits for what is made, and what is made may wait for their place in a quota.
+
         Args:
             service: whose pods they are.
             newest: the revision of its spec as it is now; groups of another are made of what is recorded, and
@@ -182,28 +185,40 @@ class Executor:
             Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
             KubeError: the API server failed.
         """
-        if service.pods > 1:
-            await self._names(service)
+        stopped: Refused | KubeError | None = None
+        try:
+            if service.pods > 1:
+                await self._names(service)
+        except (Refused, KubeError) as error:
+            stopped = error
         for action in actions:
-            made = isinstance(action, CreateGroup)
-            logger.info(
-                "%s/%s: %s pod %s (%s)",
-                service.namespace,
-                service.name,
-                "create" if made else "delete",
-                action.name,
-                action.reason,
-            )
-            self._metrics.actions.labels("CreatePod" if made else "DeletePod").inc()
-            if isinstance(action, CreateGroup):
-                former = action.revision != newest
-                at = await self._revisions.service_at(service, action.revision) if former else service
-                if former:
-                    at = replace(at, rollout=replace(at.rollout, verification=None))
-                await self._create(at, action)
-                continue
-            for name, uid in action.pods:
-                await self._kube.delete(Ref("Pod", service.namespace, name), uid)
+            if isinstance(action, DeleteGroup):
+                await self._delete(service, action)
+            elif stopped is None:
+                try:
+                    await self._make(service, newest, action)
+                except (Refused, KubeError) as error:
+                    stopped = error
+        if stopped is not None:
+            raise stopped
+
+    async def _delete(self, service: InferenceService, action: DeleteGroup) -> None:
+        self._log(service, "delete", action)
+        self._metrics.actions.labels("DeletePod").inc()
+        for name, uid in action.pods:
+            await self._kube.delete(Ref("Pod", service.namespace, name), uid)
+
+    async def _make(self, service: InferenceService, newest: str, action: CreateGroup) -> None:
+        self._log(service, "create", action)
+        self._metrics.actions.labels("CreatePod").inc()
+        if action.revision != newest:
+            at = await self._revisions.service_at(service, action.revision)
+            service = replace(at, rollout=replace(at.rollout, verification=None))
+        await self._create(service, action)
+
+    def _log(self, service: InferenceService, what: str, action: Action) -> None:
+        where = f"{service.namespace}/{service.name}"
+        logger.info("%s: %s pod %s (%s)", where, what, action.name, action.reason)
 
     async def _create(self, service: InferenceService, action: CreateGroup) -> None:
         pods = engine_pods(

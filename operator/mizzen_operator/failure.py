@@ -23,6 +23,9 @@ def rejection(error: Refused | KubeError) -> Failure | None:
     """Why the cluster does not take a change; None when it may take it the next time, as it is."""
     if isinstance(error, Refused):
         return Failure(error.reason, str(error))
-    if error.code in REJECTED:
+    if "failed calling webhook" in str(error):
+        words = f"a webhook of the cluster fails, without which nothing is taken: {error}"
+        return Failure("WebhookFailed", words)
+    if error.code in REJECTED or "denied the request" in str(error):
         return Failure("Rejected", f"the API server rejects a change: {error}")
     return None

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 
+from live_service import Service
 from mizzen_local.controlplane import ControlPlane, start_control_plane
 from mizzen_operator.api import InferenceService
 from mizzen_operator.parse import parse
@@ -32,6 +33,7 @@ CONTROLLERS = (
     "namespace-controller",
     "persistentvolumeclaim-protection-controller",
     "replicaset-controller",
+    "resourcequota-controller",
     "serviceaccount-controller",
 )
 
@@ -268,3 +270,20 @@ def operators(
     eventually(processes.leads, what="an operator leads")
     yield processes
     processes.stop(eventually)
+
+
+@pytest.fixture
+def live_service(
+    api: Api, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any]
+) -> Iterator[Callable[..., Service]]:
+    """Creates the service `demo` in the test's namespace, with one gateway; an operator looks after it."""
+
+    def make(**spec: Any) -> Service:
+        body = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
+        body["metadata"]["namespace"] = namespace
+        api.create(body)
+        return Service(api, node, namespace, eventually)
+
+    yield make
+    node.behaviour = type(node.behaviour)()
+    api.delete("InferenceService", namespace, "demo")

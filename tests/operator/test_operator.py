@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -13,71 +13,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from live_service import Service
 from marks import CONTROL_PLANE
 from mizzen_operator.groups import FIRST_REST_SECONDS
 from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
 
 pytestmark = CONTROL_PLANE
 
-ENGINES = "mizzen.dev/component=engine"
-
-
-class Service:
-    """One service in a namespace of its own."""
-
-    def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
-        self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
-
-    def body(self) -> dict[str, Any]:
-        return self.api.get("InferenceService", self.namespace, "demo")
-
-    def status(self) -> dict[str, Any]:
-        return self.body().get("status", {})
-
-    def condition(self, name: str) -> dict[str, Any]:
-        found = [c for c in self.status().get("conditions", []) if c["type"] == name]
-        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
-
-    def patch(self, **spec: Any) -> None:
-        self.api.patch("InferenceService", self.namespace, "demo", {"spec": spec})
-
-    def pods(self) -> list[dict[str, Any]]:
-        return self.api.list("Pod", self.namespace, ENGINES)
-
-    def live(self) -> list[str]:
-        return sorted(p["metadata"]["name"] for p in self.pods() if "deletionTimestamp" not in p["metadata"])
-
-    def ready(self, groups: int) -> bool:
-        """Ready at the newest generation with this many groups, and none besides."""
-        body = self.body()
-        status = body.get("status", {})
-        ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
-        return (
-            ready.get("status") == "True"
-            and ready["observedGeneration"] == status["observedGeneration"] == body["metadata"]["generation"]
-            and status["availableReplicas"] == status["replicas"] == groups == len(self.pods())
-        )
-
-    def settle(self, groups: int, seconds: float = 90) -> None:
-        try:
-            self.eventually(lambda: self.ready(groups), seconds)
-        except AssertionError:
-            raise AssertionError(f"not Ready with {groups} groups: {self.status()}") from None
-
 
 @pytest.fixture
-def service(
-    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
-) -> Iterator[Callable[..., Service]]:
-    def make(**spec: Any) -> Service:
-        body = minimal(**{"engine": {"device": "CPU"}, "gateway": {"replicas": 1}, **spec})
-        body["metadata"]["namespace"] = namespace
-        api.create(body)
-        return Service(api, node, namespace, eventually)
-
-    yield make
-    node.behaviour = type(node.behaviour)()
-    api.delete("InferenceService", namespace, "demo")
+def service(live_service: Callable[..., Service]) -> Callable[..., Service]:
+    return live_service
 
 
 def test_a_service_comes_up(service: Callable[..., Service], api: Any) -> None:

@@ -1,9 +1,10 @@
 """Rollouts under everything that can happen: a state machine of a service, its pods and its operator.
 
 Groups have one pod or several. Specs change, pods start, serve, fail, are evicted and vanish; the operator is
-killed between two actions, loses its last write of the status, meets conflicts, or looks at what was there a
-while ago. Two things must always hold: no look takes a group away that must serve, and no pod is made twice.
-And whatever has happened, once all goes well the service comes to what its spec says, whole, and stays there.
+killed between two actions, may make no pod, loses its last write of the status, meets conflicts, or looks at
+what was there a while ago. Two things must always hold: no look takes a group away that must serve, and no
+pod is made twice. And whatever has happened, once all goes well the service comes to what its spec says,
+whole, and stays there.
 No mutant of the planner may survive.
 """
 
@@ -208,8 +209,12 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             most: int = 1 << 30,
             stale: bool = False,
             keep_status: bool = True,
+            refused: bool = False,
         ) -> bool:
-            """One look, which makes so many pods of a group at most; whether it did anything."""
+            """One look, which makes so many pods of a group at most; whether it did anything.
+
+            Where pods are `refused`, it does the rest of its plan.
+            """
             it = self.cluster
             it.now += timedelta(seconds=1)
             service = it.service
@@ -223,11 +228,11 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             actions = plan(wanted, groups, said, taken)
             assert actions == plan(wanted, groups[::-1], said, taken), "the order of pods is no input"
             for action in actions[:stop_after]:
-                if isinstance(action, planner.CreateGroup):
+                if isinstance(action, planner.DeleteGroup):
+                    it.delete(action)
+                elif not refused:
                     made = it.create(action, most)
                     assert made or stale, "no name twice"
-                else:
-                    it.delete(action)
             if not stale:
                 enough = min(len(serving), wanted.enough)
                 assert len(it.serving()) >= enough, "no gap by our own doing"
@@ -332,6 +337,11 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @rule(after=st.integers(0, 3), most=st.integers(1, 3))
         def be_killed_in_a_look(self, after: int, most: int) -> None:
             self.look(stop_after=after, most=most, keep_status=False)
+
+        @rule()
+        def be_refused_every_pod(self) -> None:
+            """By a quota, or by a webhook that fails."""
+            self.look(refused=True)
 
         @rule()
         def lose_the_write_of_the_status(self) -> None:

@@ -1,0 +1,51 @@
+"""A service that an operator looks after, as tests ask for it and about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+ENGINES = "mizzen.dev/component=engine"
+
+
+class Service:
+    """One service in a namespace of its own."""
+
+    def __init__(self, api: Any, node: Any, namespace: str, eventually: Callable[..., Any]) -> None:
+        self.api, self.node, self.namespace, self.eventually = api, node, namespace, eventually
+
+    def body(self) -> dict[str, Any]:
+        return self.api.get("InferenceService", self.namespace, "demo")
+
+    def status(self) -> dict[str, Any]:
+        return self.body().get("status", {})
+
+    def condition(self, name: str) -> dict[str, Any]:
+        found = [c for c in self.status().get("conditions", []) if c["type"] == name]
+        return found[0] if found else {"status": "Absent", "reason": "", "message": ""}
+
+    def patch(self, **spec: Any) -> None:
+        self.api.patch("InferenceService", self.namespace, "demo", {"spec": spec})
+
+    def pods(self) -> list[dict[str, Any]]:
+        return self.api.list("Pod", self.namespace, ENGINES)
+
+    def live(self) -> list[str]:
+        return sorted(p["metadata"]["name"] for p in self.pods() if "deletionTimestamp" not in p["metadata"])
+
+    def ready(self, groups: int) -> bool:
+        """Ready at the newest generation with this many groups, and none besides."""
+        body = self.body()
+        status = body.get("status", {})
+        ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+        return (
+            ready.get("status") == "True"
+            and ready["observedGeneration"] == status["observedGeneration"] == body["metadata"]["generation"]
+            and status["availableReplicas"] == status["replicas"] == groups == len(self.pods())
+        )
+
+    def settle(self, groups: int, seconds: float = 90) -> None:
+        try:
+            self.eventually(lambda: self.ready(groups), seconds)
+        except AssertionError:
+            raise AssertionError(f"not Ready with {groups} groups: {self.status()}") from None
