@@ -59,7 +59,7 @@ class OperatorConfig:
     log_level: str = _option(
         "info", "Least severe messages that are logged", choices=("debug", "info", "warning", "error")
     )
-    workers: int = _option(8, "Services that are reconciled at once", low=1)
+    workers: int = _option(8, "Services of one namespace that are reconciled at once", low=1)
     resync_seconds: float = _option(600.0, "Every service is looked at once in this time at least", low=1)
     recheck_seconds: float = _option(30.0, "The same for a service of which something does not run", low=1)
     rotate_keys_days: float = _option(

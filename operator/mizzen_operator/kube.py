@@ -17,12 +17,14 @@ from mizzen_operator.cache import Cache, Name
 from mizzen_operator.connection import REQUEST_SECONDS, Connection, TokenBucket, load_configuration
 from mizzen_operator.listing import Listing
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.refs import KubeError, Ref, pause, refusal
+from mizzen_operator.refs import KubeError, Ref, by_webhook, pause, refusal
 
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
 PAUSES_SECONDS = (0.2, 0.5, 1.0)
 """Before a request is sent again that the API server could not deal with: a look takes many, and begins anew
 when one fails. Each may be repeated, for names are deterministic and deletions name the uid."""
+QUICK_SECONDS = 1.0
+"""What took longer to fail is left to the next look: its back-off grows, and others have their turn."""
 UNABLE = frozenset({429, 500, 502, 503, 504})
 PAGE = 500
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
@@ -252,11 +254,13 @@ class Kube:
         connection = self._connection
         headers = {"Accept": accept, "Content-Type": content_type}
         sent = None if body is None else msgspec.json.encode(body)
+        began = time.monotonic()
         code, data = await self._send(verb, path, ref.kind, sent, headers)
         for least in PAUSES_SECONDS:
-            if code not in UNABLE:
+            if code not in UNABLE or time.monotonic() - began > QUICK_SECONDS or by_webhook(code, data):
                 break
             await asyncio.sleep(pause(least, data))
+            began = time.monotonic()
             code, data = await self._send(verb, path, ref.kind, sent, headers)
         if code == 401 and (self._connection is not connection or await self._log_in_again()):
             code, data = await self._send(verb, path, ref.kind, sent, headers)

@@ -1,4 +1,4 @@
-"""Changes enqueue keys, workers reconcile them."""
+"""Changes enqueue keys, looks reconcile them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key, WorkQueue
 from mizzen_operator.reconcile import Reconciler
+from mizzen_operator.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Loop:
         self._reconciler = reconciler
         self._config = config
         self._metrics = metrics
-        self._queue = WorkQueue()
+        self._queue = WorkQueue(Turns(config.workers))
         self._began: dict[Key, float] = {}
         self._leads = False
         self._recent: dict[Key, float] = {}
@@ -68,10 +69,7 @@ class Loop:
         since = time.monotonic() - RECENT_SECONDS
         for key, observed in (await self._services()).items():
             self._queue.add(key, aside=observed and recent.get(key, since) <= since)
-        workers = [
-            asyncio.create_task(self._work(), name=f"worker {number}")
-            for number in range(self._config.workers)
-        ]
+        looks = asyncio.create_task(self._work(), name="looks")
         regular = [
             asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
             asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
@@ -83,9 +81,9 @@ class Loop:
             self._queue.close()  # what looks under way ask for is the next leader's
             await self._idle.wait()
         finally:
-            for task in (*workers, *regular):
+            for task in (looks, *regular):
                 task.cancel()
-            await asyncio.gather(*workers, *regular, return_exceptions=True)
+            await asyncio.gather(looks, *regular, return_exceptions=True)
 
     def hung(self) -> list[Key]:
         """Services whose look takes far longer than its deadline."""
@@ -120,27 +118,32 @@ class Loop:
             del self._recent[oldest]
 
     async def _work(self) -> None:
-        while True:
-            key = await self._queue.get()
-            began = self._began[key] = time.monotonic()
-            self._idle.clear()
-            result = "error"
-            try:
-                async with asyncio.timeout(RECONCILE_SECONDS):
-                    result = await self._look(key)
-            except KubeError as error:
-                self._failed(key, error.reason or str(error.code), str(error))
-            except TimeoutError:
-                self._failed(key, "Timeout", f"it took longer than {RECONCILE_SECONDS} s")
-            except Exception:
-                logger.exception("%s/%s: unexpected error", key.namespace, key.name)
-                self._failed(key, "Unexpected", "see above")
-            finally:
-                del self._began[key]
-                if not self._began:
-                    self._idle.set()
-                self._queue.done(key)
-                self._metrics.reconciles.labels(result).observe(time.monotonic() - began)
+        """Begin looks as they are due and have their turn; ends them when it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                key = await self._queue.get()
+                self._began[key] = time.monotonic()
+                self._idle.clear()
+                group.create_task(self._one(key), name="look")
+
+    async def _one(self, key: Key) -> None:
+        began, result = self._began[key], "error"
+        try:
+            async with asyncio.timeout(RECONCILE_SECONDS):
+                result = await self._look(key)
+        except KubeError as error:
+            self._failed(key, error.reason or str(error.code), str(error))
+        except TimeoutError:
+            self._failed(key, "Timeout", f"it took longer than {RECONCILE_SECONDS} s")
+        except Exception:
+            logger.exception("%s/%s: unexpected error", key.namespace, key.name)
+            self._failed(key, "Unexpected", "see above")
+        finally:
+            del self._began[key]
+            if not self._began:
+                self._idle.set()
+            self._queue.done(key)
+            self._metrics.reconciles.labels(result).observe(time.monotonic() - began)
 
     async def _look(self, key: Key) -> str:
         outcome = await self._reconciler.reconcile(key)

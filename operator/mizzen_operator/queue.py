@@ -1,4 +1,4 @@
-"""A keyed work queue: a key waits once however often it is added, and one worker at a time has it."""
+"""A keyed work queue: a key waits once however often it is added, and is worked on once at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import asyncio
 import heapq
 import random
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from mizzen_operator.turns import Lane, Turns
 
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
@@ -25,9 +28,16 @@ class WorkQueue:
 
     What has changed goes before what is looked at to be on the safe side, `aside`: a sweep over a thousand
     services holds nobody up. What has waited aside for PATIENCE_SECONDS waits like the others from then on.
+
+    A key whose lane has no turn left is parked, so that nobody meets it on the way to others. When the lane
+    has one again, the first that is parked there waits among the others, and the next once that one is taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        """Share the turns of those who `get` keys."""
+        self._turns = turns
+        self._parked: dict[Lane, list[tuple[float, Key]]] = {}
+        self._is_parked: set[Key] = set()
         self._due: dict[Key, float] = {}
         self._aside: set[Key] = set()
         self._first: list[tuple[float, Key]] = []
@@ -63,9 +73,8 @@ class WorkQueue:
     async def get(self) -> Key:
         """Wait for the next due key and take it; every `get` is followed by `done`."""
         while True:
-            key, wait = self._pop()
+            key, wait = self.poll()
             if key is not None:
-                self._running.add(key)
                 return key
             self._changed.clear()
             try:
@@ -76,8 +85,12 @@ class WorkQueue:
     def done(self, key: Key) -> None:
         """Give a key back; if it was added meanwhile, it waits again."""
         self._running.discard(key)
+        lane = self._turns.end(key, time.monotonic())
         if key in self._due:
             self._push(key)
+        # A slow look's end may be what slow ones of other namespaces wait for.
+        self._unpark([other for other in self._parked if other.slow] if lane.slow else [lane])
+        self._changed.set()
 
     def retry(self, key: Key, limit: float = MAX_BACKOFF_SECONDS) -> float:
         """Add a key with a delay that doubles with each retry, up to `limit` seconds; returns the delay."""
@@ -91,7 +104,7 @@ class WorkQueue:
     def close(self) -> None:
         """Drop every key that waits, and take none any more."""
         self._closed = True
-        for held in (self._due, self._aside, self._first, self._later):
+        for held in (self._due, self._aside, self._first, self._later, self._parked, self._is_parked):
             held.clear()
 
     def forget(self, key: Key) -> None:
@@ -112,23 +125,56 @@ class WorkQueue:
         heapq.heappush(self._later if key in self._aside else self._first, (self._due[key], key))
         self._changed.set()
 
-    def _pop(self) -> tuple[Key | None, float | None]:
-        """A due key, or the seconds until the next one; None for both when nothing waits."""
+    def poll(self) -> tuple[Key | None, float | None]:
+        """Take a due key, or tell the seconds until there may be one; None where only a change tells."""
         now = time.monotonic()
-        first, later = self._head(self._first, aside=False), self._head(self._later, aside=True)
-        if later - now <= -PATIENCE_SECONDS or (first > now >= later):
-            heap = self._later
-        elif first <= now:
-            heap = self._first
-        else:
-            wait = min(first, later) - now
+        if wait := self._turns.seconds_until_free(now):
             return None, None if wait == float("inf") else wait
-        _, key = heapq.heappop(heap)
+        while True:
+            first, later = self._head(self._first, aside=False), self._head(self._later, aside=True)
+            if later - now <= -PATIENCE_SECONDS or (first > now >= later):
+                heap = self._later
+            elif first <= now:
+                heap = self._first
+            else:
+                wait = min(first, later) - now
+                return None, None if wait == float("inf") else wait
+            _, key = heapq.heappop(heap)
+            lane = self._turns.lane(key)
+            if self._turns.open(lane):
+                self._take(key, lane, now)
+                return key, None
+            self._park(key, lane)
+
+    def _take(self, key: Key, lane: Lane, now: float) -> None:
         del self._due[key]
         self._aside.discard(key)
+        self._is_parked.discard(key)
+        self._running.add(key)
+        self._turns.begin(key, now)
+        if self._turns.open(lane):
+            self._unpark([lane])
         if self._due:
-            self._changed.set()  # another worker may take the next one
-        return key, None
+            self._changed.set()  # who waits besides may take the next one
+
+    def _park(self, key: Key, lane: Lane) -> None:
+        if key not in self._is_parked:
+            self._is_parked.add(key)
+            waits = self._due[key] + (PATIENCE_SECONDS if key in self._aside else 0.0)
+            heapq.heappush(self._parked.setdefault(lane, []), (waits, key))
+
+    def _unpark(self, lanes: Iterable[Lane]) -> None:
+        """Let the first key that is parked of each lane wait among the others again."""
+        for lane in lanes:
+            parked = self._parked.get(lane, [])
+            while parked:
+                _, key = heapq.heappop(parked)
+                if key in self._is_parked:
+                    self._is_parked.discard(key)
+                    self._push(key)
+                    break
+            if not parked:
+                self._parked.pop(lane, None)
 
     def _head(self, heap: list[tuple[float, Key]], *, aside: bool) -> float:
         """When the first key of a heap is due; entries are dropped that were moved or are under way."""

@@ -76,6 +76,11 @@ def pause(least: float, data: bytes) -> float:
     return min(MOST_PAUSE_SECONDS, max(asked, least * random.uniform(0.8, 1.2)))
 
 
+def by_webhook(code: int, data: bytes) -> bool:
+    """Whether an admission webhook failed that has to agree: somebody's program, not the API server."""
+    return code == 500 and b"failed calling webhook" in data
+
+
 def refusal(code: int, data: bytes, what: str) -> KubeError:
     """What the API server says of a request that it refused or failed; `what` was asked."""
     try:

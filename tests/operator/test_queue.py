@@ -9,6 +9,7 @@ import pytest
 
 from mizzen_operator.connection import TokenBucket
 from mizzen_operator.queue import PATIENCE_SECONDS, Key, WorkQueue
+from mizzen_operator.turns import Turns
 
 A, B = Key("n", "a"), Key("n", "b")
 
@@ -23,7 +24,7 @@ async def empty(queue: WorkQueue) -> bool:
 
 
 async def test_a_key_waits_once() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     for _ in range(100):
         queue.add(A)
     assert queue.depth() == 1
@@ -33,7 +34,7 @@ async def test_a_key_waits_once() -> None:
 
 
 async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)
@@ -43,7 +44,7 @@ async def test_a_key_that_is_worked_on_waits_until_it_is_done() -> None:
 
 
 async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     queue.add(A, 0.15)
     queue.add(B, 30)
     began = time.monotonic()
@@ -56,14 +57,14 @@ async def test_a_delayed_key_is_due_later_and_an_earlier_wish_wins() -> None:
 
 
 async def test_a_later_wish_does_not_put_off() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     queue.add(A, 0.05)
     queue.add(A, 300)
     assert await asyncio.wait_for(queue.get(), 30) == A
 
 
 async def test_a_waiting_worker_is_woken() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     queue.add(B, 60)
     waiting = asyncio.create_task(queue.get())
     await asyncio.sleep(0.01)
@@ -72,7 +73,7 @@ async def test_a_waiting_worker_is_woken() -> None:
 
 
 async def test_two_workers_take_two_keys() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     workers = [asyncio.create_task(queue.get()) for _ in range(2)]
     await asyncio.sleep(0)
     queue.add(A)
@@ -81,7 +82,7 @@ async def test_two_workers_take_two_keys() -> None:
 
 
 async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     delays = [queue.retry(A, 1.0) for _ in range(6)]
     for delay, about in zip(delays, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0], strict=True):
         assert delay == pytest.approx(about, rel=0.11)
@@ -111,7 +112,7 @@ async def order(queue: WorkQueue) -> list[Key]:
 
 
 async def test_what_is_aside_waits_for_the_others() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     sweep = [Key("n", str(number)) for number in range(5)]
     for key in sweep:
         queue.add(key, aside=True)
@@ -123,7 +124,7 @@ async def test_what_is_aside_waits_for_the_others() -> None:
 
 
 async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(Turns(8))
     queue.add(A, 30, aside=True)
     queue.add(B, 0.05, aside=True)
     queue.add(A)
@@ -136,7 +137,7 @@ async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None
 
 
 async def test_nothing_waits_aside_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, now = WorkQueue(), 100.0
+    queue, now = WorkQueue(Turns(8)), 100.0
     monkeypatch.setattr("mizzen_operator.queue.time.monotonic", lambda: now)
     queue.add(A, aside=True)
     now += PATIENCE_SECONDS - 1

@@ -1,0 +1,120 @@
+"""Turns at looks: whatever one namespace's looks do, those of others go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mizzen_operator.queue import Key, WorkQueue
+from mizzen_operator.turns import SLOW_SECONDS, Lane, Turns
+
+EACH = 2
+NAMES = st.integers(0, 6).map(str)
+DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 20.0])
+
+
+class Machine(RuleBasedStateMachine):
+    """Services of some namespaces, whose looks take any time, against a model that looks at all of them."""
+
+    namespaces = "abcdefgh"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.queue = WorkQueue(Turns(EACH))
+        self.due: dict[Key, float] = {}
+        self.running: dict[Key, tuple[Lane, float]] = {}
+        self.slow: set[Key] = set()
+
+    def poll(self) -> Key | None:
+        with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+            return self.queue.poll()[0]
+
+    def lane(self, key: Key) -> Lane:
+        return Lane(key.namespace, key in self.slow)
+
+    def lane_open(self, lane: Lane) -> bool:
+        lanes = Counter(lane for lane, _ in self.running.values())
+        all_slow = sum(lane.slow for lane, _ in self.running.values())
+        return lanes[lane] < EACH and not (lane.slow and all_slow >= 4 * EACH)
+
+    def any_may_begin(self) -> bool:
+        quick = [
+            1 for lane, began in self.running.values() if not lane.slow and self.now - began < SLOW_SECONDS
+        ]
+        return len(self.running) < 8 * EACH and len(quick) < 2 * EACH
+
+    @rule(data=st.data(), names=st.lists(NAMES, min_size=1), delay=DELAYS, aside=st.booleans())
+    def add(self, data: st.DataObject, names: list[str], delay: float, aside: bool) -> None:
+        namespace = data.draw(st.sampled_from(self.namespaces))
+        for name in names:
+            key = Key(namespace, name)
+            with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+                self.queue.add(key, delay, aside=aside)
+            self.due[key] = min(self.due.get(key, float("inf")), self.now + delay)
+
+    @rule(seconds=st.sampled_from([0.1, 0.6, 1.5, 40.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.done(data.draw(st.sampled_from(sorted(self.running))))
+
+    def done(self, key: Key) -> None:
+        with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+            self.queue.done(key)
+        _, began = self.running.pop(key)
+        (self.slow.add if self.now - began > SLOW_SECONDS else self.slow.discard)(key)
+
+    @rule()
+    def take_all(self) -> None:
+        while (key := self.poll()) is not None:
+            assert self.due.pop(key) <= self.now and key not in self.running
+            assert self.lane_open(self.lane(key)) and self.any_may_begin()
+            self.running[key] = (self.lane(key), self.now)
+        assert not self.left(), "nobody waits for a turn that is there"
+
+    def left(self) -> list[Key]:
+        """Services that are due and have a turn."""
+        return self.have_a_turn() if self.any_may_begin() else []
+
+    def have_a_turn(self) -> list[Key]:
+        return [
+            key
+            for key, due in self.due.items()
+            if due <= self.now and key not in self.running and self.lane_open(self.lane(key))
+        ]
+
+    @invariant()
+    def bounded(self) -> None:
+        assert len(self.running) <= 8 * EACH
+
+    def teardown(self) -> None:
+        """In the end everybody has had a turn."""
+        for _ in range(40):
+            self.now += 30.0
+            self.take_all()
+            for key in list(self.running):
+                self.done(key)
+        assert not self.due
+
+
+class TwoNamespaces(Machine):
+    """One of them cannot keep the other's quick looks from their turns, whatever else goes on."""
+
+    namespaces = "ab"
+
+    def left(self) -> list[Key]:
+        return [key for key in self.have_a_turn() if key not in self.slow]
+
+
+TestTurns = Machine.TestCase
+TestTwoNamespaces = TwoNamespaces.TestCase
+TestTurns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTwoNamespaces.settings = TestTurns.settings
