@@ -15,7 +15,7 @@ import pytest
 
 from mizzen.core.request import FinishReason
 from mizzen.server.device import device_lost
-from mizzen.wire.messages import RefusalCode, Refused, Stats
+from mizzen.wire.messages import PROTOCOL, Hello, RefusalCode, Refused, Stats
 
 Start = Callable[..., Any]
 
@@ -84,6 +84,17 @@ def test_probes_and_metrics_from_start_to_end(start_engine: Start) -> None:
 
 def refusals(gateway: Any) -> list[Refused]:
     return [message for message in gateway.others if isinstance(message, Refused)]
+
+
+def test_gateways_of_another_release_are_told_of(start_engine: Any) -> None:
+    engine = start_engine()
+    gateway = engine.gateway()
+    for _ in range(3):
+        gateway.send(Hello(PROTOCOL + 1, "newer"))
+    engine.until(lambda: engine.metrics()["mizzen_engine_refused_protocols_total",] == 3)
+    (line,) = [one for one in engine.log if one["event"] == "gateway of another protocol refused"]
+    assert (line["level"], line["gateway"]) == ("warning", "newer")
+    assert (line["protocol"], line["spoken"]) == (PROTOCOL + 1, PROTOCOL)
 
 
 def test_sigterm_lets_running_streams_end(start_engine: Start) -> None:

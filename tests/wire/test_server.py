@@ -90,6 +90,31 @@ def test_another_protocol_is_refused_with_both_numbers(bench: Any) -> None:
     assert bench.expect(gateway, Refused).code == RefusalCode.UNKNOWN_PEER
 
 
+def test_a_gateway_of_another_protocol_is_told_of_once_and_counted_each_time(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tries again for ever, and each time on another connection."""
+
+    def told() -> list[dict[str, Any]]:
+        return [vars(one)["fields"] for one in caplog.records if "another protocol" in one.message]
+
+    for name, protocol in (("a", 99), ("a", 99), ("b", 99), ("a", 98), ("b", 99)):
+        gateway = bench.gateway(hello=False)
+        gateway.send(Hello(protocol, name))
+        bench.expect(gateway, Refused)
+    assert told() == [
+        {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
+        for name, protocol in (("a", 99), ("b", 99), ("a", 98))
+    ]
+    assert bench.server.out.counters.other_protocol == 5
+    for number in range(200):  # whoever makes up names is forgotten again
+        gateway.send(Hello(number + 100, "a"))
+        bench.expect(gateway, Refused)
+    gateway.send(Hello(99, "b"))
+    bench.expect(gateway, Refused)
+    assert len(told()) == 204
+
+
 def test_without_a_hello_nothing_is_taken(bench: Any) -> None:
     gateway = bench.gateway(hello=False)
     gateway.generate(5)

@@ -87,6 +87,11 @@ METRICS = (
         "free_bytes", "device_free_bytes", "Memory of the device that was free once the engine was loaded"
     ),
     Metric("malformed", "malformed_frames_total", "Frames that were no message of the protocol"),
+    Metric(
+        "other_protocol",
+        "refused_protocols_total",
+        "Times that a gateway was refused, for it speaks another protocol; it tries again every few seconds",
+    ),
     Metric("lost_peers", "lost_gateways_total", "Gateways that vanished or did not take their frames"),
     Metric("peers", "gateways", "Gateways that are connected"),
     Metric("grammars_compiled", "grammars_compiled_total", "Grammars of structured output compiled"),

@@ -99,6 +99,7 @@ class RankStatus(PhaseStatus):
             ("live", len(out.table)),
             ("accepted", counters.accepted),
             ("malformed", counters.malformed),
+            ("other_protocol", counters.other_protocol),
             ("lost_peers", counters.lost_peers),
             ("peers", len(out.peers)),
             ("integrity", integrity),

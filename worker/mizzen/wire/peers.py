@@ -70,12 +70,31 @@ class Peers:
         self._by_index[peer.index] = None
 
 
+class Strangers:
+    """Gateways of another protocol that were told of: each tries again for ever, and is news once."""
+
+    def __init__(self, limit: int) -> None:
+        self._known: dict[tuple[str, int], None] = {}
+        self._limit = limit
+
+    def new(self, name: str, protocol: int) -> bool:
+        """Remember one, in the place of the oldest where there are too many; whether it was not known."""
+        if (name, protocol) in self._known:
+            return False
+        if len(self._known) >= self._limit:
+            del self._known[next(iter(self._known))]
+        self._known[name, protocol] = None
+        return True
+
+
 @dataclass(slots=True)
 class WireCounters:
     """What the wire saw since the start, for metrics."""
 
     accepted: int = 0
     malformed: int = 0
+    other_protocol: int = 0
+    """Hellos of gateways that speak another protocol."""
     lost_peers: int = 0
     """Forgotten because they were gone or did not take their frames."""
     refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(map(int, RefusalCode), 0))

@@ -38,7 +38,7 @@ from mizzen.wire.messages import (
     Welcome,
 )
 from mizzen.wire.outbox import Outbox
-from mizzen.wire.peers import Peer
+from mizzen.wire.peers import Peer, Strangers
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class WireServer:
         self._allow = AllowList(self._context, ring.peers) if ring else None
         self._doors = Doors(endpoint, self._make_socket)
         self.out = Outbox(self._doors, self._limits)
+        self._strangers = Strangers(self._limits.peers)
         self.endpoint = self._bind(ring)
         """Where gateways connect; with the port that was chosen when `*` was asked for."""
 
@@ -222,11 +223,11 @@ class WireServer:
         known = out.peers.get(identity)
         if known:
             out.forget(known)
+        name = message.gateway[:128]
         if message.protocol != PROTOCOL:
-            text = f"protocol {message.protocol} is not spoken here; this engine speaks {PROTOCOL}"
-            out.refuse(identity, None, RefusalCode.INVALID, text)
+            self._refuse_protocol(identity, name, message.protocol)
             return
-        peer = out.peers.add(identity, message.gateway[:128])
+        peer = out.peers.add(identity, name)
         if peer is None:
             text = f"{self._limits.peers} gateways are connected; no more are taken"
             out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
@@ -237,6 +238,14 @@ class WireServer:
         for reply in replies:
             if reply is not None and not out.send_to(peer, encode(reply)):
                 return
+
+    def _refuse_protocol(self, identity: bytes, name: str, protocol: int) -> None:
+        self.out.counters.other_protocol += 1
+        if self._strangers.new(name, protocol):
+            fields = {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
+            log.warning("gateway of another protocol refused", extra={"fields": fields})
+        text = f"protocol {protocol} is not spoken here; this engine speaks {PROTOCOL}"
+        self.out.refuse(identity, None, RefusalCode.INVALID, text)
 
     def _submit(
         self, peer: Peer, message: Generate | Embed, now: float, waiting: int, requests: list[Request]
