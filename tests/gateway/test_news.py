@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import httpx
+import pytest
 
 from mizzen.gateway.news import News, seconds_of
+from mizzen.wire.messages import PROTOCOL
 
 TOKEN = {"authorization": "Bearer s3cret"}
+
+
+@pytest.fixture
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tmp_path: Any) -> None:
@@ -62,6 +72,28 @@ async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path
         assert (await request).status_code == 503  # its time in the queue is up
         again = await http.get(url, params={"version": told["version"], "wait": "50"})
         assert again.json()["waiting"] == 0
+
+
+async def test_it_answers_when_an_engine_has_another_problem(
+    live: Any, scripted: Any, free_endpoint: str, tmp_path: Any
+) -> None:
+    """It stays broken: at first nobody is there, then an engine of another release."""
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live(free_endpoint, wait=False, admin_token_file=str(token))
+    url = f"{gateway.admin}/admin/engines"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        told = (await http.get(url)).json()
+        while told["engines"][0]["state"] != "broken":
+            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
+        wait = {"version": told["version"], "wait": "20"}
+        news = asyncio.create_task(http.get(url, params=wait))
+        await asyncio.to_thread(scripted, protocol=PROTOCOL + 1, endpoint=free_endpoint)
+        answer = await news
+        assert answer.status_code == 200
+        (engine,) = answer.json()["engines"]
+    assert engine["state"] == "broken"
+    assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in engine["problem"]
 
 
 async def test_who_has_left_waits_no_longer() -> None:

@@ -82,7 +82,8 @@ def version(services: Iterable[Service], synced: bool) -> str:
     for service in services:
         parts.append(f"{service.name} {service.waiting > 0} {service.table.keys}")
         parts += sorted(
-            f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys}" for one in service.table
+            f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys} {one.problem}"
+            for one in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
