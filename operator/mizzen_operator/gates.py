@@ -29,6 +29,8 @@ class Gates:
     ) -> tuple[Group, ...]:
         """Write the gates `mizzen.dev/routable` that changed; returns the groups as they are then.
 
+        With them comes what keeps gateways from a group.
+
         Raises:
             KubeError: the API server failed.
         """
@@ -39,7 +41,7 @@ class Gates:
                 value, reason = verdict
                 await self._write(service, group, labels.ROUTABLE, value, reason)
                 group = replace(group, routable=value, was_routable=True)
-            found.append(group)
+            found.append(replace(group, problem=acknowledged.problems.get(group.uid, "")))
         return tuple(found)
 
     async def verified(

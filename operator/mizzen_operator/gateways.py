@@ -20,6 +20,7 @@ class Acknowledgements:
         silent: addresses of ready gateways that hang.
         known: names of the keys that every ready gateway has.
         keys: names of the keys with which any of them reaches a pod, by its uid.
+        problems: what is wrong with a pod, by its uid; the first in order where several say.
     """
 
     asked: int = 0
@@ -31,3 +32,4 @@ class Acknowledgements:
     silent: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    problems: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -51,6 +51,7 @@ class Group:
         containers_ready: its engine says that it is ready.
         was_routable: the gateways acknowledged it at some time.
         routable: the readiness gate's value now.
+        problem: why a gateway does not route to it, as that gateway says.
         held: no gateway gives it requests, for it was not verified (yet).
         verified: it had to be verified, and was.
         refused_by: name of the verification that it failed last; empty when it failed none.
@@ -72,6 +73,7 @@ class Group:
     containers_ready: bool = False
     was_routable: bool = False
     routable: bool = False
+    problem: str = ""
     held: bool = False
     verified: bool = False
     refused_by: str = ""

@@ -50,6 +50,8 @@ class _Answer:
     keys: frozenset[tuple[str, str]] = frozenset()
     """Uids of engines with the name of each key that they are reached with."""
     verifying: frozenset[str] = frozenset()
+    problems: frozenset[tuple[str, str]] = frozenset()
+    """Uids of engines with what is wrong with each."""
 
 
 @dataclass(slots=True)
@@ -123,6 +125,7 @@ class GatewayListener:
             refused=any(answer.refused for answer in answers),
             known=frozenset.intersection(*(answer.known for answer in answers)) if answers else frozenset(),
             keys=keys,
+            problems=dict(sorted((pair for answer in answers for pair in answer.problems), reverse=True)),
         )
 
     def waiting(self, key: Key) -> bool:
@@ -283,6 +286,9 @@ def _answer(body: Any) -> tuple[_Answer, str]:
         known=frozenset(body.get("keys", ())),
         keys=frozenset(
             (engine["uid"], name) for engine in body["engines"] for name in engine.get("keys", ())
+        ),
+        problems=frozenset(
+            (engine["uid"], str(engine["problem"])) for engine in body["engines"] if engine.get("problem")
         ),
     )
     return answer, str(body.get("version", ""))

@@ -100,16 +100,18 @@ def group_entries(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """`status.groups`, the worst first."""
     entries: list[dict[str, Any]] = []
     for group in groups:
+        state = _state(group)
+        problem = group.problem if state == "Connecting" else ""
         entry: dict[str, Any] = {
             "name": group.name,
             "group": group.group,
             "revision": group.revision,
-            "state": _state(group),
+            "state": state,
             "restarts": group.restarts,
             "since": group.created,
             "node": group.node,
             "reason": group.reason or (VERIFICATION if group.refused_by else ""),
-            "message": (group.message or group.refusal or group.unschedulable)[:MAX_MESSAGE],
+            "message": (group.message or group.refusal or group.unschedulable or problem)[:MAX_MESSAGE],
         }
         if group.size > 1:
             entry["pods"] = [

@@ -56,6 +56,8 @@ class Behaviour:
     """Uids of pods whose container ended with an error."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
+    why_unreachable: str = "tcp://10.0.0.1:5555 speaks protocol 2, this gateway 3"
+    """What gateways say of those."""
     dead: set[str] = field(default_factory=set)
     """Uids of pods whose node nobody hears of any more: nothing ends there, and nothing is said."""
     lost_devices: set[str] = field(default_factory=set)
@@ -355,6 +357,11 @@ class SimulatedNode:
             return "connecting"
         return "serving" if not self._gated(pod) or self._verified(pod) else "verifying"
 
+    def _problem(self, pod: dict[str, Any]) -> str:
+        """What a gateway says is wrong with an engine."""
+        lost = pod["metadata"]["uid"] in self.behaviour.unreachable
+        return self.behaviour.why_unreachable if lost else ""
+
     def answer(self, namespace: str, question: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """What a gateway answers to a golden prompt."""
         pods = [p for p in self.pods if p["metadata"]["uid"] == question["uid"]]
@@ -487,6 +494,7 @@ class SimulatedNode:
                 "name": pod["metadata"]["name"],
                 "uid": pod["metadata"]["uid"],
                 "state": self._state(pod),
+                "problem": self._problem(pod),
                 "keys": self._keys_used(known, pod),
                 "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
                 "requests": 0,

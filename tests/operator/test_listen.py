@@ -26,6 +26,7 @@ class Gateway:
         self.pod = GatewayPod("gateway", address, ready=True)
         self.serving: set[str] = set()
         self.waiting = 0
+        self.problem = ""
         self.asked = 0
         self._changed = asyncio.Condition()
         app = web.Application()
@@ -39,14 +40,14 @@ class Gateway:
     async def stop(self) -> None:
         await self._runner.cleanup()
 
-    async def say(self, *serving: str, waiting: int = 0) -> None:
+    async def say(self, *serving: str, waiting: int = 0, problem: str = "") -> None:
         async with self._changed:
-            self.serving, self.waiting = set(serving), waiting
+            self.serving, self.waiting, self.problem = set(serving), waiting, problem
             self._changed.notify_all()
 
     @property
     def version(self) -> str:
-        return f"{'.'.join(sorted(self.serving))}-{self.waiting > 0}"
+        return f"{'.'.join(sorted(self.serving))}-{self.waiting > 0}-{self.problem}"
 
     async def _engines(self, request: web.Request) -> web.Response:
         self.asked += 1
@@ -57,7 +58,7 @@ class Gateway:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.version != request.query["version"])
         engines = [{"uid": uid, "state": "serving"} for uid in self.serving]
-        engines.append({"uid": "other", "state": "connecting"})
+        engines.append({"uid": "other", "state": "connecting", "problem": self.problem})
         return web.json_response({"version": self.version, "waiting": self.waiting, "engines": engines})
 
 
@@ -111,6 +112,22 @@ async def test_a_change_is_heard_at_once_and_asked_for_once(
     assert sum(one.asked for one in gateways) <= 6  # two at first, one kept at each, one after each change
     tables = await listener.look(KEY)
     assert tables is not None and [table["waiting"] for table in tables] == [2, 0]
+
+
+async def test_why_a_gateway_does_not_route_is_heard(
+    gateways: list[Gateway], listener: GatewayListener
+) -> None:
+    news = await heard(listener)
+    await gateways[0].say("a")
+    assert (await ask(listener, gateways)).problems == {}
+    for number, problem in ((0, "protocol 3"), (1, "keys"), (0, "protocol 4")):
+        await gateways[number].say("a", problem=problem)
+        assert await asyncio.wait_for(news.get(), 60) == KEY
+        heard_now = (await ask(listener, gateways)).problems
+        assert heard_now == {"other": "protocol 3" if (number, problem) == (0, "protocol 3") else "keys"}
+    await gateways[1].say("a")
+    await asyncio.wait_for(news.get(), 60)
+    assert (await ask(listener, gateways)).problems == {"other": "protocol 4"}
 
 
 async def test_a_gateway_that_is_gone_acknowledges_nothing(

@@ -237,8 +237,12 @@ def test_an_engine_that_no_gateway_reaches_is_not_available(
     assert demo.status()["readyReplicas"] == 1
     assert demo.condition("Ready")["status"] == "False"
     assert demo.live() == [pod["metadata"]["name"]]
+    why = node.behaviour.why_unreachable
+    demo.eventually(lambda: demo.status()["groups"][0].get("message") == why)
+    assert demo.status()["groups"][0]["state"] == "Connecting"
     node.behaviour.unreachable = set()
     demo.settle(1)
+    assert "message" not in demo.status()["groups"][0]
 
 
 def test_suspend_keeps_the_gateway(service: Callable[..., Service]) -> None:
