@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from mizzen.wire.keys import KeyFolder, write_keys
+from mizzen.wire.messages import PROTOCOL
 
 PROGRAM = """
 import json, sys
@@ -143,7 +144,7 @@ def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
 
 def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
     """Over CURVE, with the engine's own server half; a gateway with other keys gets nowhere."""
-    from mizzen.wire.messages import PROTOCOL, Welcome
+    from mizzen.wire.messages import Welcome
     from mizzen.wire.server import WireServer
 
     write_keys(tmp_path / "keys")
@@ -164,3 +165,42 @@ def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
         time.sleep(0.02)
     assert len(server.out.peers) == 1
     server.close()
+
+
+def test_it_is_ready_while_all_engines_are_of_another_release(
+    scripted: Any, start: Any, tmp_path: Path
+) -> None:
+    """As in an upgrade that changes the protocol: requests wait for engines of its own, and are refused."""
+    (tmp_path / "token").write_text("s3cret")
+    engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_port()}"]
+    gateway = start(
+        engine=engines,
+        admin_token_file=str(tmp_path / "token"),
+        queue_timeout_seconds=1.0,
+        resume_wait_seconds=60.0,
+    )
+    gateway.wait_ready()
+
+    def first() -> Any:
+        url, headers = f"http://127.0.0.1:{gateway.admin}/admin/engines", {"authorization": "Bearer s3cret"}
+        table = httpx.get(url, headers=headers, timeout=30).json()
+        return next(one for one in table["engines"] if one["name"] == engines[0])
+
+    deadline = time.monotonic() + 60
+    while first()["state"] != "broken":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in first()["problem"]
+    assert gateway.ready() == 200
+    with pytest.raises(openai.InternalServerError) as refused:
+        gateway.stream()
+    assert refused.value.status_code == 503
+    scripted(endpoint=engines[1])  # one of its own release has come
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            chunks = list(gateway.stream())
+            break
+        except openai.InternalServerError:
+            assert time.monotonic() < deadline
+    assert chunks[-1].choices[0].finish_reason == "length"
