@@ -35,6 +35,8 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
     """True when the spec as it is now is in force."""
     if failed.status:
         return Condition("Ready", False, failed.reason, failed.message)
+    if gateway.reason in _GATEWAY_TROUBLE and not facts.service.suspend:
+        return Condition("Ready", False, gateway.reason, gateway.message)
     if progressing.status or progressing.reason in _STANDSTILLS:
         return Condition("Ready", False, progressing.reason, progressing.message)
     if facts.service.suspend:
@@ -51,6 +53,7 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
     return Condition("Ready", True, "AllGroupsServing", of(len(facts.current), facts.service.groups, "serve"))
 
 
+_GATEWAY_TROUBLE = ("GatewayFailing", "GatewayRejected")
 _STANDSTILLS = ("Paused", "ProgressDeadlineExceeded")
 
 

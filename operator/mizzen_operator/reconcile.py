@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mizzen_operator import labels
@@ -87,11 +88,11 @@ class Reconciler:
             KubeError: the API server failed; nothing is lost, the next look starts anew.
         """
         body = await self._kube.get(Ref("InferenceService", key.namespace, key.name))
-        if body is None or "deletionTimestamp" in body["metadata"]:
-            if body is None:
-                self._forget(key)
-            # Its children go with it; nothing is made any more.
+        if body is None:
+            self._forget(key)
             return Outcome(others=self._entrances.leave(key))
+        if "deletionTimestamp" in body["metadata"]:
+            return await self._see_off(key, body)
         try:
             service = parse(body)
         except ApiError:
@@ -126,6 +127,14 @@ class Reconciler:
         await self._writer.unread(key, seen)
         return Outcome(settled=seen.settled, failure=failure)
 
+    async def _see_off(self, key: Key, body: Mapping[str, Any]) -> Outcome:
+        """Tell what is left of a service that is being deleted: its children go with it, nothing is made."""
+        self._autoscaler.seen(key, None)
+        others = self._entrances.leave(key)
+        seen = await self._bystander.look(key, replace(unread(body), wanted=0), _deleting())
+        await self._writer.unread(key, seen)
+        return Outcome(others=others)
+
     def _forget(self, key: Key) -> None:
         self._steps.forget(key)
         self._executor.forget(key)
@@ -135,6 +144,14 @@ class Reconciler:
         self._verifier.keep(key, ())
         self._autoscaler.seen(key, None)
         self._models.told(key, None)
+
+
+def _deleting() -> Failure:
+    return Failure(
+        "Deleting",
+        "the service is being deleted: what runs serves until it goes, and nothing is made any more; "
+        "metadata.finalizers says what it waits for",
+    )
 
 
 def _fault(error: Exception) -> Failure:

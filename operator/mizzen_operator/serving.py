@@ -77,6 +77,9 @@ def gateway_ready(
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
         return not_ready("GatewayRollingOut", "the gateway's Deployment has changed")
     if updated < wanted or ready < wanted or status.get("replicas", 0) > wanted:
+        refused = _refused(status)
+        if refused:
+            return not_ready("GatewayRejected", refused)
         trouble = next((pod for pod in pods if pod.reason and not pod.ready), None)
         if trouble is not None:
             return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
@@ -89,3 +92,9 @@ def gateway_ready(
         return not_ready("GatewayHangs", f"{hangs} does not answer, though Kubernetes still calls it ready")
     words = f"{ready} of {wanted} gateway pods are ready"
     return Condition("GatewayReady", True, "AllReplicasReady", words)
+
+
+def _refused(status: Mapping[str, Any]) -> str:
+    """Why the API server takes no further pod of a Deployment, in its own words; empty where it does."""
+    entries = status.get("conditions", [])
+    return next((e["message"] for e in entries if (e["type"], e["status"]) == ("ReplicaFailure", "True")), "")

@@ -1,7 +1,7 @@
 """A service whose spec the operator cannot act on: its status tells what runs of it, and nothing is changed.
 
-It was stored under another release's CRD, or the operator itself fails on it. Groups and gateways that are
-there serve on as they are; they may come and go, and that is all that is known.
+It was stored under another release's CRD, or the operator itself fails on it, or it is being deleted. Groups
+and gateways that are there serve on as they are; they may come and go, and that is all that is known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Seen:
     """A look at such a service.
 
     Attributes:
-        failure: why its spec is not acted on.
+        failure: why its spec is not acted on; `Deleting` is none for a condition.
         settled: everything that is there runs as it should.
     """
 
@@ -152,7 +152,7 @@ def _conditions(seen: Seen) -> list[Condition]:
         Condition("Progressing", False, failure.reason, failure.message),
         scheduled(seen.groups),
         gateway_ready(seen.deployment, seen.gateways, spec.get("replicas", 1)),
-        Condition("Failed", True, failure.reason, failure.message),
+        Condition("Failed", failure.reason != "Deleting", failure.reason, failure.message),
         *(
             Condition(entry["type"], False, failure.reason, failure.message)
             for entry in before
