@@ -245,6 +245,27 @@ def test_an_engine_that_no_gateway_reaches_is_not_available(
     assert "message" not in demo.status()["groups"][0]
 
 
+def test_engines_of_another_protocol_than_the_gateways_are_replaced(
+    service: Callable[..., Service], node: Any
+) -> None:
+    """An upgrade that changes the protocol: no gateway reaches old groups any more, and new ones all do."""
+    demo = service(replicas=2, rollout={"paused": True})
+    demo.settle(2)
+    old = {pod["metadata"]["uid"] for pod in demo.pods()}
+    node.behaviour.unreachable = old
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
+    time.sleep(1)  # held back, nothing mends it
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
+    demo.patch(rollout={"paused": False})
+    demo.eventually(lambda: demo.condition("Available")["status"] == "True")
+    time.sleep(1)  # as many as may be missing do not serve: the old ones stay, for they are ready
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} > old
+    demo.patch(rollout={"maxUnavailable": 2})
+    demo.settle(2)
+    assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
+
+
 def test_suspend_keeps_the_gateway(service: Callable[..., Service]) -> None:
     demo = service()
     demo.settle(1)
