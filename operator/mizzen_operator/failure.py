@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen_operator.apply import Refused
-from mizzen_operator.refs import KubeError
+from mizzen_operator.refs import WEBHOOK_FAILS, KubeError
 
 REJECTED = (400, 403, 422)
 """Answers to a change by which the API server says that it will not take it as it is."""
@@ -23,7 +23,7 @@ def rejection(error: Refused | KubeError) -> Failure | None:
     """Why the cluster does not take a change; None when it may take it the next time, as it is."""
     if isinstance(error, Refused):
         return Failure(error.reason, str(error))
-    if "failed calling webhook" in str(error):
+    if WEBHOOK_FAILS in str(error):
         words = f"a webhook of the cluster fails, without which nothing is taken: {error}"
         return Failure("WebhookFailed", words)
     if error.code in REJECTED or "denied the request" in str(error):

@@ -12,6 +12,8 @@ from mizzen_operator import labels
 
 MOST_PAUSE_SECONDS = 5.0
 """However long the API server asks to be left alone; the look's own back-off is longer."""
+WEBHOOK_FAILS = "failed calling webhook"
+"""What the API server says of an admission webhook that did not answer, or answered what is no answer."""
 
 _PATHS = {
     "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
@@ -78,7 +80,7 @@ def pause(least: float, data: bytes) -> float:
 
 def by_webhook(code: int, data: bytes) -> bool:
     """Whether an admission webhook failed that has to agree: somebody's program, not the API server."""
-    return code == 500 and b"failed calling webhook" in data
+    return code == 500 and WEBHOOK_FAILS.encode() in data
 
 
 def refusal(code: int, data: bytes, what: str) -> KubeError:
