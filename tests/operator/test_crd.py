@@ -160,3 +160,17 @@ def test_the_file_is_small_and_kubectl_shows_it_well(api: Any, control_plane: An
     columns = kubectl("get", "inferenceservices", "--all-namespaces", "-o", "wide")
     assert not columns or columns.split()[0] == "NAMESPACE"
     kubectl("apply", "--dry-run=server", "-f", str(CRD))  # client-side apply fits its annotation
+
+
+def _bare(path: str, schema: dict[str, Any]) -> list[str]:
+    """Fields below a schema that have no description."""
+    found: list[str] = []
+    for name, field in schema.get("properties", {}).items():
+        found += [] if "description" in field else [f"{path}.{name}"]
+        found += _bare(f"{path}.{name}", field)
+    return found + (_bare(f"{path}[]", schema["items"]) if "items" in schema else [])
+
+
+def test_kubectl_explains_every_field_of_the_spec() -> None:
+    schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert _bare("spec", schema["properties"]["spec"]) == []
