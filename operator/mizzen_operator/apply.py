@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.children import Children
+from mizzen_operator.drift import correction, covers
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.metrics import Metrics
+from mizzen_operator.render.meta import digest
+
+logger = logging.getLogger(__name__)
 
 _ABSENT = "absent"
 
@@ -33,9 +39,10 @@ def name_taken(live: Mapping[str, Any]) -> Refused:
 class Applier:
     """Server-side apply of manifests that carry their own hash."""
 
-    def __init__(self, kube: Kube, metrics: Metrics) -> None:
+    def __init__(self, kube: Kube, metrics: Metrics, children: Children) -> None:
         self._kube = kube
         self._metrics = metrics
+        self._children = children
 
     async def apply(
         self,
@@ -65,8 +72,9 @@ class Applier:
             live = seen.get(kind)
             if live is None:
                 live = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]), live=True)
-            live = await self._one(manifest, live, require)
+            live = await self._one(manifest, live, digests, require)
             digests[name] = applied
+            self._children.compared(live)
             if kind == "Deployment":
                 deployment = live
         return deployment
@@ -101,31 +109,55 @@ class Applier:
                 self._metrics.actions.labels(f"Delete{kind}").inc()
                 await self._kube.delete(ref, live["metadata"]["uid"])
             digests[(kind, meta["name"])] = _ABSENT
+            self._children.removed(kind, meta["namespace"], meta["name"])
 
     async def _one(
         self,
         manifest: dict[str, Any],
         live: Mapping[str, Any] | None,
+        digests: dict[tuple[str, str], str],
         require: Callable[[Mapping[str, Any]], None],
     ) -> Mapping[str, Any]:
         if live is not None:
             require(live)
+            live = await self._corrected(manifest, live, digests)
             applied = live["metadata"].get("annotations", {}).get(labels.APPLIED)
             if applied == manifest["metadata"]["annotations"][labels.APPLIED] and covers(live, manifest):
                 return live
         self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
         return await self._kube.apply(manifest)
 
+    async def _corrected(
+        self, manifest: dict[str, Any], live: Mapping[str, Any], digests: dict[tuple[str, str], str]
+    ) -> Mapping[str, Any]:
+        """Take away what others have added; what comes back at once is the API server's, and is left.
 
-def covers(live: Any, wanted: Any) -> bool:
-    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
-    if isinstance(wanted, Mapping):
-        return isinstance(live, Mapping) and all(
-            key in live and covers(live[key], value) for key, value in wanted.items()
-        )
-    if isinstance(wanted, (list, tuple)):
-        return isinstance(live, list) and all(
-            any(covers(item, value) for item in (*live[place : place + 1], *live))
-            for place, value in enumerate(wanted)  # most are where they were put
-        )
-    return live == wanted
+        Admission may add it, or an API server that fills in more than those that are known.
+        """
+        patch = correction(live, manifest)
+        if patch is None:
+            return live
+        kind, meta = manifest["kind"], manifest["metadata"]
+        left = (f"{kind} left as it is", meta["name"])
+        if digests.get(left) == _what(patch):
+            return live
+        logger.info("%s/%s: take from %s what was added by hand", meta["namespace"], meta["name"], kind)
+        self._metrics.actions.labels(f"Correct{kind}").inc()
+        ref = Ref(kind, meta["namespace"], meta["name"])
+        await self._kube.patch(ref, patch)
+        after = await self._kube.get(ref) or live
+        remains = correction(after, manifest)
+        if remains is not None:
+            logger.warning(
+                "%s/%s: what was added to %s comes back at once: it is left",
+                meta["namespace"],
+                meta["name"],
+                kind,
+            )
+            digests[left] = _what(remains)
+        return after
+
+
+def _what(patch: Mapping[str, Any]) -> str:
+    """A hash of what a patch changes, of whichever version."""
+    return digest({key: value for key, value in patch.items() if key != "metadata"})

@@ -61,7 +61,12 @@ class OperatorConfig:
     )
     workers: int = _option(8, "Services of one namespace that are reconciled at once", low=1)
     resync_seconds: float = _option(600.0, "Every service is looked at once in this time at least", low=1)
-    recheck_seconds: float = _option(30.0, "The same for a service of which something does not run", low=1)
+    recheck_seconds: float = _option(
+        30.0,
+        "The same for a service of which something does not run; and for children that no watch tells of, "
+        "such as policies",
+        low=1,
+    )
     rotate_keys_days: float = _option(
         90.0, "CURVE keys and admin tokens that are older are rotated; 0 is only when asked to", low=0
     )

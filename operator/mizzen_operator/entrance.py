@@ -8,7 +8,7 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
-from mizzen_operator.apply import Refused
+from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.execute import Executor
 from mizzen_operator.failure import Failure, rejection
@@ -58,10 +58,11 @@ class Entrances:
         metrics: Metrics,
         executor: Executor,
         labelled: LabelledSecrets,
+        applier: Applier,
     ) -> None:
         self._executor = executor
         self._labelled = labelled
-        self._fronts = SharedGateways(kube, config, metrics, labelled)
+        self._fronts = SharedGateways(kube, config, metrics, labelled, applier)
         self._sharing: set[Key] = set()
 
     def sharing(self, namespace: str) -> list[Key]:
@@ -153,6 +154,10 @@ class Entrances:
         if not others:
             self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
         return tuple(others)
+
+    def doubt(self, namespace: str, kind: str, name: str) -> None:
+        """Compare one object of the gateway that a namespace's services share anew at the next look."""
+        self._fronts.doubt(namespace, kind, name)
 
     def distrust(self, key: Key) -> None:
         """Read what is known of a service's keys anew: a gateway has another token."""

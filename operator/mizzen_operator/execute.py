@@ -49,9 +49,9 @@ class _Checked:
 class Executor:
     """Makes the cluster hold what the service needs.
 
-    Children that nothing watches (Secrets, ServiceAccount, RoleBinding) are checked once and then again after
-    `resync_seconds`, or after `recheck_seconds` while something does not run, for it may lack one of them.
-    The rest is compared with what was observed.
+    Children that nothing watches (Secrets, ServiceAccount, RoleBinding, policies, budgets) are checked once
+    and then again after `resync_seconds`, after `recheck_seconds` while something does not run, for it may
+    lack one of them, or once there is a `doubt`. The rest is compared with what was observed.
     """
 
     def __init__(
@@ -61,13 +61,14 @@ class Executor:
         metrics: Metrics,
         labelled: LabelledSecrets,
         revisions: Revisions,
+        applier: Applier,
     ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
         self._labelled = labelled
         self._revisions = revisions
-        self._applier = Applier(kube, metrics)
+        self._applier = applier
         self._keeper = KeyKeeper(kube, config, metrics)
         self._checked: dict[Key, tuple[str, _Checked]] = {}
 
@@ -75,6 +76,11 @@ class Executor:
         """Drop what is remembered of a service."""
         self._checked.pop(key, None)
         self._revisions.forget(key)
+
+    def doubt(self, key: Key, kind: str, name: str) -> None:
+        """Compare one child of a service anew at the next look."""
+        if key in self._checked:
+            self._checked[key][1].digests.pop((kind, name), None)
 
     def refresh(self, service: InferenceService, *, settled: bool) -> None:
         """Drop what is remembered of a service when it is too old for how the service is."""

@@ -79,13 +79,18 @@ class SharedGateways:
     """All shared gateways, one a namespace; one at a time is worked on in each."""
 
     def __init__(
-        self, kube: Kube, config: OperatorConfig, metrics: Metrics, labelled: LabelledSecrets
+        self,
+        kube: Kube,
+        config: OperatorConfig,
+        metrics: Metrics,
+        labelled: LabelledSecrets,
+        applier: Applier,
     ) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
         self._labelled = labelled
-        self._applier = Applier(kube, metrics)
+        self._applier = applier
         self._standing = Standing(kube)
         self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
 
@@ -99,6 +104,11 @@ class SharedGateways:
         memory = self._namespaces[namespace]
         if time.monotonic() - memory.checked > limit:
             self.forget(namespace)
+
+    def doubt(self, namespace: str, kind: str, name: str) -> None:
+        """Compare one of a gateway's objects anew at the next look."""
+        if namespace in self._namespaces:
+            self._namespaces[namespace].digests.pop((kind, name), None)
 
     def forget(self, namespace: str) -> None:
         """Drop what is remembered of a gateway's objects."""

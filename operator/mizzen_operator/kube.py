@@ -128,6 +128,11 @@ class Kube:
         query = {"labelSelector": selector, "resourceVersion": "0" if from_cache else ""}
         return await self._list(ref, query, METADATA)
 
+    async def metadata_pages(self, ref: Ref, selector: str) -> AsyncIterator[bytes]:
+        """The same as JSON, as the API server has it in memory, perhaps a moment old."""
+        async for page in self._pages(ref, {"labelSelector": selector, "resourceVersion": "0"}, METADATA):
+            yield page
+
     async def versions(self, ref: Ref, selector: str) -> Listing:
         """What is there of a kind whose labels match a selector, by the API server itself.
 

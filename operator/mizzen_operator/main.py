@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
 import kopf
@@ -15,6 +15,8 @@ from kubernetes.aio.client import Configuration
 
 from mizzen_operator import check, health
 from mizzen_operator.autoscale.run import Autoscaler
+from mizzen_operator.cache import Name
+from mizzen_operator.children import Children
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.connection import TokenBucket, load_configuration
 from mizzen_operator.follow import Caches, settings
@@ -26,6 +28,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
 from mizzen_operator.reconcile import Reconciler
 from mizzen_operator.session import brief
+from mizzen_operator.sweep import Sweep
 from mizzen_operator.verify import Verifier
 from mizzen_operator.watches import Watches
 
@@ -93,8 +96,12 @@ class _Replica:
         self._kube = Kube(configuration, metrics, bucket, self._caches.get)
         autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
         self._verifier = Verifier(self._listener, metrics, lambda key: self._loop.enqueue(key))
-        reconciler = Reconciler(self._kube, self._listener, config, metrics, autoscaler, self._verifier)
-        self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run])
+        children = Children()
+        self._reconciler = reconciler = Reconciler(
+            self._kube, self._listener, config, metrics, autoscaler, self._verifier, children
+        )
+        sweep = Sweep(self._kube, config, children, self._edited)
+        self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run, sweep.run])
 
         def heard(key: Key) -> None:
             self._loop.enqueue(key)
@@ -107,6 +114,10 @@ class _Replica:
         self.ended = asyncio.Event()
         """Nothing is left to do: kopf shall stop."""
         self.code = 0
+
+    def _edited(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
+        self._reconciler.doubt(kind, name, given)
+        self._loop.changed(kind, name, given)
 
     def registry(self) -> kopf.OperatorRegistry:
         """What kopf calls: this replica at its own start and end, the caches in between."""

@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.apply import Applier
 from mizzen_operator.autoscale.run import Autoscaler
+from mizzen_operator.cache import Name
+from mizzen_operator.children import Children
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.entrance import Entrances
 from mizzen_operator.execute import Executor
@@ -43,6 +46,7 @@ class Reconciler:
         metrics: Metrics,
         autoscaler: Autoscaler,
         verifier: Verifier,
+        children: Children,
     ) -> None:
         self._autoscaler = autoscaler
         self._verifier = verifier
@@ -53,8 +57,9 @@ class Reconciler:
         self._labelled = LabelledSecrets(kube, config.namespace)
         revisions = Revisions(kube, config, metrics)
         self._models = Models(kube, config, metrics)
-        self._executor = Executor(kube, config, metrics, self._labelled, revisions)
-        self._entrances = Entrances(kube, config, metrics, self._executor, self._labelled)
+        applier = Applier(kube, metrics, children)
+        self._executor = Executor(kube, config, metrics, self._labelled, revisions, applier)
+        self._entrances = Entrances(kube, config, metrics, self._executor, self._labelled, applier)
         self._writer = StatusWriter(kube, metrics)
         self._steps = Steps(
             kube,
@@ -72,6 +77,13 @@ class Reconciler:
     def sharing(self, namespace: str) -> list[Key]:
         """Services that share the namespace's gateway, as far as they were looked at."""
         return self._entrances.sharing(namespace)
+
+    def doubt(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
+        """Compare a child of these labels anew at the next look: it was edited, or is gone."""
+        if service := given.get(labels.SERVICE):
+            self._executor.doubt(Key(name.namespace, service), kind, name.name)
+        else:
+            self._entrances.doubt(name.namespace, kind, name.name)
 
     async def other_api_keys(self) -> list[Key]:
         """Services whose gateway should mount other Secrets with API keys than it was seen to.

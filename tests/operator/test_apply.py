@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_operator import labels
-from mizzen_operator.apply import Applier, covers
+from mizzen_operator.apply import Applier
+from mizzen_operator.children import Children
+from mizzen_operator.drift import correction, covers
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.refs import Ref
 
@@ -37,7 +41,7 @@ class Server:
 
 
 async def unwanted(server: Server, digests: dict[tuple[str, str], str], *, fresh: bool) -> list[str]:
-    applier = Applier(server, Metrics())  # pyright: ignore[reportArgumentType]
+    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
     server.asked.clear()
     await applier.keep([BUDGET], digests, lambda live: None, wanted=False, fresh=fresh)
     return list(server.asked)
@@ -72,9 +76,110 @@ def test_more_fields_and_another_order_are_no_drift(wanted: Any, data: st.DataOb
             more = data.draw(st.dictionaries(st.sampled_from("uvw"), JSON, max_size=1))
             return {**more, **{key: grown(below) for key, below in value.items()}}
         if isinstance(value, list):
+            if value and not any(isinstance(item, (dict, list)) for item in value):
+                return value  # arguments: their order counts
             more = data.draw(st.lists(JSON, max_size=1))
             return data.draw(st.permutations([*map(grown, value), *more]))
         return value
 
     assert covers(grown(wanted), wanted)
     assert not covers({"there": grown(wanted)}, {"there": wanted, "absent": 1})
+
+
+def policy(*rules: Any, **more: Any) -> dict[str, Any]:
+    meta = {"name": "x", "namespace": "a", "resourceVersion": "7", "uid": "u", "generation": 1}
+    annotated = {**meta, "annotations": {labels.APPLIED: "1"}}
+    return {"kind": "NetworkPolicy", "metadata": annotated, "spec": {"ingress": list(rules), **more}}
+
+
+WIRE = {"ports": [{"port": 1}], "from": [{"podSelector": {"matchLabels": {"a": "b"}}}]}
+ANYONE = {"ports": [{"port": 2}]}
+
+
+def test_what_is_as_it_was_applied_needs_no_correction() -> None:
+    assert correction(policy(WIRE, ANYONE), policy(WIRE, ANYONE)) is None
+    assert not covers({"args": ["--a", "1", "--b", "2"]}, {"args": ["--a", "2", "--b", "1"]})
+
+
+@pytest.mark.parametrize(
+    "live",
+    [
+        policy(WIRE, ANYONE, {}),
+        policy(WIRE, ANYONE, ANYONE),
+        policy(WIRE, {**ANYONE, "from": []}),
+        policy({**WIRE, "from": [{**WIRE["from"][0], "namespaceSelector": {}}]}, ANYONE),
+        policy({**WIRE, "from": [*WIRE["from"], {"ipBlock": {"cidr": "0.0.0.0/0"}}]}, ANYONE),
+        policy(WIRE, ANYONE, egress=[{}]),
+    ],
+)
+def test_a_policy_is_ours_whole(live: dict[str, Any]) -> None:
+    patch = correction(live, policy(WIRE, ANYONE))
+    assert patch is not None
+    assert patch["metadata"] == {"resourceVersion": "7"}
+    assert patch["spec"]["ingress"] == [WIRE, ANYONE]
+    assert patch["spec"].get("egress") is None
+
+
+def test_of_a_pod_template_only_what_the_api_server_fills_in_may_be_more() -> None:
+    container = {"name": "gateway", "image": "i", "env": [{"name": "A", "value": "1"}]}
+    meta = {"name": "x", "namespace": "a", "resourceVersion": "7"}
+
+    def deployment(spec: dict[str, Any], **annotations: str) -> dict[str, Any]:
+        template = {"metadata": {"labels": {"a": "b"}, "annotations": annotations}, "spec": spec}
+        return {"kind": "Deployment", "metadata": meta, "spec": {"template": template}}
+
+    wanted = deployment({"containers": [container], "serviceAccountName": "x"})
+    filled_in = {
+        "containers": [{**container, "resources": {}, "terminationMessagePath": "/dev/termination-log"}],
+        "serviceAccountName": "x",
+        "serviceAccount": "x",
+        "restartPolicy": "Always",
+    }
+    assert correction(deployment(filled_in, restarted="now"), wanted) is None
+    patch = correction(deployment({**filled_in, "nodeSelector": {"a": "b"}}, restarted="now"), wanted)
+    assert patch is not None
+    assert patch["spec"]["template"] == {
+        "spec": {"containers": [container], "serviceAccountName": "x", "nodeSelector": None}
+    }
+    other = {**container, "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "1"}]}
+    assert correction(deployment({"containers": [other]}), wanted) is not None
+    changed = {**container, "image": "other"}
+    assert correction(deployment({"containers": [changed]}), wanted) is None  # is applied again
+
+
+class Stubborn(Server):
+    """An API server whose admission adds a rule to every policy."""
+
+    async def patch(self, ref: Ref, patch: dict[str, Any]) -> None:
+        self.asked.append("patch")
+
+
+async def test_what_admission_adds_again_at_once_is_left() -> None:
+    server = Stubborn(policy(WIRE, ANYONE))
+    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    digests: dict[tuple[str, str], str] = {}
+    for _ in range(3):
+        digests.pop(("NetworkPolicy", "x"), None)  # in doubt
+        await applier.apply([policy(WIRE)], {}, digests, lambda live: None)
+    assert server.asked == ["get", "patch", "get", "get", "get"]
+
+
+def test_a_child_that_strayed_is_named_once() -> None:
+    children, one = Children(), policy(WIRE)
+    meta = {**one["metadata"], "labels": {labels.SERVICE: "demo"}}
+    one = {**one, "metadata": meta}
+
+    def strayed(*there: dict[str, Any]) -> list[tuple[str, str, str]]:
+        page = json.dumps({"items": [{"metadata": meta} for meta in there] or None}).encode()
+        return [(*name, child.service) for name, child in children.strayed("NetworkPolicy", [page])]
+
+    children.compared(one)
+    assert strayed({**meta, "resourceVersion": "8"}) == []  # its status alone
+    edited = {**meta, "generation": 2}
+    assert strayed(edited) == [("a", "x", "demo")]
+    assert strayed(edited) == []
+    children.compared({**one, "metadata": edited})
+    assert strayed() == [("a", "x", "demo")]
+    children.compared(one)
+    children.removed("NetworkPolicy", "a", "x")
+    assert strayed() == []

@@ -16,8 +16,8 @@ import pytest
 from marks import CONTROL_PLANE
 from mizzen.gateway.discover import parse_services
 from mizzen_operator.api import InferenceService
-from mizzen_operator.apply import covers
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.drift import covers
 from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.render.engine import engine_pods, revision
 from mizzen_operator.render.gateway import dedicated, gateway_manifests

@@ -1,0 +1,135 @@
+"""What somebody has added to a child where all of it is ours; pure arithmetic.
+
+Server-side apply changes what it names and leaves the rest alone, for others may own it. In a selector, a
+policy's rules or a pod's template nobody else has anything to say: what is there too many is removed by a
+merge patch, in one write that leaves the object valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WHOLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "ConfigMap": (("data",),),
+    "Deployment": (("spec",),),
+    "NetworkPolicy": (("spec",),),
+    "PodDisruptionBudget": (("spec",),),
+    "RoleBinding": (("subjects",),),
+    "Service": (("spec", "selector"), ("spec", "ports")),
+}
+"""Parts of a kind's objects that are ours alone. Clouds and their users complete a Service otherwise."""
+
+_LEFT: Mapping[str, frozenset[str]] = {
+    "Deployment": frozenset({"metadata", "serviceAccount"}),  # a restart's note; a copy of another field
+    "Service": frozenset({"nodePort", "appProtocol"}),
+}
+"""Fields within them that others set too."""
+
+_FILLED_IN: Mapping[str, Any] = {
+    "creationTimestamp": None,
+    "dnsPolicy": "ClusterFirst",
+    "progressDeadlineSeconds": 600,
+    "resources": {},
+    "restartPolicy": "Always",
+    "schedulerName": "default-scheduler",
+    "successThreshold": 1,
+    "terminationMessagePath": "/dev/termination-log",
+}
+"""What the API server fills in. What it fills in besides comes back at once, and is left then."""
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and covers(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, (list, tuple)):
+        if wanted and not _of_objects(wanted):
+            return live == list(wanted)  # the order of arguments counts
+        return isinstance(live, list) and all(
+            any(covers(item, value) for item in (*live[place : place + 1], *live))
+            for place, value in enumerate(wanted)  # most are where they were put
+        )
+    return live == wanted
+
+
+def correction(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The merge patch that takes away what an object has too much; None when it has nothing.
+
+    Args:
+        live: the object as it is.
+        manifest: as it was applied, or is about to be.
+    """
+    patch: dict[str, Any] = {}
+    for path in _WHOLE.get(manifest["kind"], ()):
+        there, wanted = _at(live, path), _at(manifest, path)
+        left = _LEFT.get(manifest["kind"], frozenset())
+        if there is not None and _exceeds(there, wanted, left):
+            _put(patch, path, _merge(there, wanted, left))
+    if not patch:
+        return None
+    return {**patch, "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
+
+
+def _exceeds(live: Any, wanted: Any, left: frozenset[str]) -> bool:
+    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
+        return any(_is_extra(key, value, wanted, left) for key, value in live.items()) or any(
+            _exceeds(live[key], value, left)
+            for key, value in wanted.items()
+            if key in live and key not in left
+        )
+    if isinstance(wanted, list) and isinstance(live, list) and (_of_objects(wanted) or not wanted):
+        pairs = _pairs(live, wanted)
+        return len(pairs) < len(live) or any(_exceeds(live[at], value, left) for at, value in pairs.items())
+    return False
+
+
+def _pairs(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
+    """What is wanted of a list's items, by their place: the item of its name, or one that holds it all."""
+    pairs: dict[int, Any] = {}
+    for place, value in enumerate(wanted):
+        places = [place, *range(len(live))] if place < len(live) else range(len(live))
+        free = [at for at in places if at not in pairs]
+        found = [at for at in free if _same_name(live[at], value) or covers(live[at], value)]
+        if found:
+            pairs[found[0]] = value
+    return pairs
+
+
+def _same_name(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping) and "name" in other):
+        return False
+    return one.get("name") == other["name"] and one.get("mountPath") == other.get("mountPath")
+
+
+def _merge(live: Any, wanted: Any, left: frozenset[str]) -> Any:
+    """A merge patch's value for what exceeds; lists are given whole."""
+    if not (isinstance(wanted, Mapping) and isinstance(live, Mapping)):
+        return wanted
+    extra = {key: None for key, value in live.items() if _is_extra(key, value, wanted, left)}
+    ours = {key: _merge(live.get(key), value, left) for key, value in wanted.items() if key not in left}
+    return {**ours, **extra}
+
+
+def _is_extra(key: str, value: Any, wanted: Mapping[str, Any], left: frozenset[str]) -> bool:
+    filled_in = key in _FILLED_IN and _FILLED_IN[key] == value
+    return key not in wanted and key not in left and not filled_in
+
+
+def _of_objects(value: Sequence[Any]) -> bool:
+    return any(isinstance(item, (Mapping, list)) for item in value)
+
+
+def _at(body: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = body
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _put(patch: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for key in path[:-1]:
+        patch = patch.setdefault(key, {})
+    patch[path[-1]] = value

@@ -1,0 +1,135 @@
+"""Children that somebody edits or deletes by hand: what was added goes, what is gone comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from marks import CONTROL_PLANE
+
+pytestmark = CONTROL_PLANE
+
+SECONDS = 20.0
+"""The operator of these tests looks for what no watch tells of once a second."""
+
+
+class Child:
+    """A service that serves, with its own gateway and NetworkPolicies, and its children."""
+
+    def __init__(self, api: Any, namespace: str, eventually: Callable[..., Any]) -> None:
+        self.api, self.namespace, self.eventually = api, namespace, eventually
+
+    def settled(self) -> bool:
+        status = self.api.get("InferenceService", self.namespace, "demo").get("status", {})
+        ready = [c for c in status.get("conditions", []) if c["type"] == "Ready" and c["status"] == "True"]
+        return bool(ready) and status["availableReplicas"] == 1
+
+    def spec(self, kind: str, name: str) -> dict[str, Any]:
+        return self.api.get(kind, self.namespace, name)["spec"]
+
+    def edit(self, kind: str, name: str, patch: Any, **options: Any) -> dict[str, Any]:
+        return self.api.patch(kind, self.namespace, name, patch, **options)
+
+    def is_again(self, kind: str, name: str, before: Any) -> None:
+        self.eventually(lambda: self.spec(kind, name) == before, SECONDS, f"{kind} {name} is {before} again")
+
+
+@pytest.fixture
+def child(
+    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
+) -> Iterator[Child]:
+    body = minimal(engine={"device": "CPU"}, gateway={"replicas": 1}, networkPolicy="Enabled")
+    body["metadata"]["namespace"] = namespace
+    api.create(body)
+    made = Child(api, namespace, eventually)
+    eventually(made.settled, 90, "it serves")
+    yield made
+    api.delete("InferenceService", namespace, "demo")
+
+
+ADDED: list[tuple[str, str, Any]] = [
+    ("Service", "demo-gateway", {"spec": {"selector": {"foo": "bar"}}}),
+    ("Deployment", "demo-gateway", {"spec": {"template": {"spec": {"nodeSelector": {"no": "such"}}}}}),
+    ("Deployment", "demo-gateway", {"spec": {"template": {"spec": {"hostNetwork": True}}}}),
+    ("Deployment", "demo-gateway", {"spec": {"paused": True}}),
+    ("NetworkPolicy", "demo-gateway", {"spec": {"egress": [{}], "policyTypes": ["Ingress", "Egress"]}}),
+    ("PodDisruptionBudget", "demo-gateway", {"spec": {"minAvailable": None, "maxUnavailable": "100%"}}),
+]
+"""Kind and name of a child, and what is merged into it by hand."""
+
+
+@pytest.mark.parametrize(("kind", "name", "patch"), ADDED)
+def test_what_somebody_adds_goes_again(child: Child, kind: str, name: str, patch: Any) -> None:
+    before = child.spec(kind, name)
+    child.edit(kind, name, patch)
+    child.is_again(kind, name, before)
+
+
+def test_what_somebody_adds_to_a_list_goes_again(child: Child) -> None:
+    strategic = "application/strategic-merge-patch+json"
+    before = child.spec("Service", "demo-gateway")
+    more = {"spec": {"ports": [{"name": "more", "port": 9, "targetPort": 9}]}}
+    child.edit("Service", "demo-gateway", more, content_type=strategic)
+    child.is_again("Service", "demo-gateway", before)
+    before = child.spec("Deployment", "demo-gateway")
+    container = {"name": "gateway", "env": [{"name": "HOME", "value": "/"}, {"name": "MORE", "value": "1"}]}
+    sidecar = {"name": "more", "image": "more"}
+    more = {"spec": {"template": {"spec": {"containers": [container, sidecar]}}}}
+    child.edit("Deployment", "demo-gateway", more, content_type=strategic)
+    child.is_again("Deployment", "demo-gateway", before)
+
+
+def test_a_policy_that_lets_everybody_in_is_put_back(child: Child) -> None:
+    before = child.spec("NetworkPolicy", "demo-engine")
+    child.edit("NetworkPolicy", "demo-engine", {"spec": {"ingress": [*before["ingress"], {}]}})
+    child.is_again("NetworkPolicy", "demo-engine", before)
+
+
+def test_a_binding_that_names_another_subject_is_put_back(child: Child) -> None:
+    def subjects() -> Any:
+        return child.api.get("RoleBinding", child.namespace, "demo-gateway")["subjects"]
+
+    before = subjects()
+    other = {"kind": "ServiceAccount", "name": "other", "namespace": "default"}
+    child.edit("RoleBinding", "demo-gateway", {"subjects": [*before, other]})
+    child.eventually(lambda: subjects() == before, SECONDS, "the gateway alone is bound")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("PodDisruptionBudget", "demo-engine"),
+        ("PodDisruptionBudget", "demo-gateway"),
+        ("NetworkPolicy", "demo-engine"),
+        ("NetworkPolicy", "demo-gateway"),
+        ("RoleBinding", "demo-gateway"),
+        ("ServiceAccount", "demo-gateway"),
+    ],
+)
+def test_what_no_watch_tells_of_comes_back_while_all_runs(child: Child, kind: str, name: str) -> None:
+    child.api.delete(kind, child.namespace, name)
+    child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "it is there again")
+
+
+def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
+    """`kubectl rollout restart`, a label of their own, and what the API server fills in are no drift."""
+    restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+    child.edit(
+        "Deployment",
+        "demo-gateway",
+        {
+            "metadata": {"labels": {"team": "a"}},
+            "spec": {"template": {"metadata": {"annotations": restarted}}},
+        },
+    )
+    child.edit("Service", "demo-gateway", {"metadata": {"annotations": {"team": "a"}}})
+    child.eventually(child.settled, 90, "it serves")
+    child.edit("Deployment", "demo-gateway", {"spec": {"replicas": 3}})  # has it looked at
+    child.eventually(lambda: child.spec("Deployment", "demo-gateway")["replicas"] == 1)
+    found = child.api.get("Deployment", child.namespace, "demo-gateway")
+    assert found["spec"]["template"]["metadata"]["annotations"] == restarted
+    assert found["metadata"]["labels"]["team"] == "a"
+    service = child.api.get("Service", child.namespace, "demo-gateway")
+    assert service["metadata"]["annotations"]["team"] == "a"
