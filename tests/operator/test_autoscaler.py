@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from live_service import asked
 from mizzen_operator.autoscale.run import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
@@ -120,10 +121,8 @@ def test_a_steady_load_asks_nothing_of_the_api_server(
     demo.eventually(lambda: demo.serves(1), 120, "one group serves")
     demo.eventually(lambda: demo.condition("ScalingActive") == ("True", "Autoscaling"), 60)
 
-    def requests() -> list[str]:
-        lines = operators.http(operators.leader(), "/metrics").splitlines()
-        ours = [line for line in lines if line.startswith("mizzen_operator_api_requests_total")]
-        return [line for line in ours if "Lease" not in line]
+    def requests() -> object:
+        return asked(operators.http(operators.leader(), "/metrics"))
 
     def quiet() -> bool:
         before = requests()

@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from mizzen_operator.children import UNWATCHED
+
 ENGINES = "mizzen.dev/component=engine"
+
+
+def asked(metrics: str) -> dict[tuple[str, str, str], float]:
+    """What an operator has asked of the API server, by verb, kind and code, for reasons of services' own.
+
+    Not its Lease, and not the regular lists of what no watch follows, which are few however many services.
+    """
+    return {
+        (one.labels["verb"], one.labels["kind"], one.labels["code"]): one.value
+        for family in text_string_to_metric_families(metrics)
+        for one in family.samples
+        if one.name == "mizzen_operator_api_requests_total" and one.labels["kind"] != "Lease"
+        if not (one.labels["verb"] == "GET" and one.labels["kind"] in UNWATCHED)
+    }
 
 
 class Service:
