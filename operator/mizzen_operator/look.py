@@ -96,8 +96,9 @@ class Look:
 
     @property
     def known(self) -> Known:
-        """What the next look may need of this one."""
-        return Known(self.newest, self.entrance, self.failure, self.download)
+        """What the next look may need of this one; the Deployment is read anew, and large."""
+        entrance = replace(self.entrance, deployment={}) if self.entrance is not None else None
+        return Known(self.newest, entrance, self.failure, self.download)
 
     def by(self, known: Known) -> Look:
         """This look, with what the last one knew in place of what this one has not come to know yet."""

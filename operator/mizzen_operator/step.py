@@ -146,7 +146,12 @@ class Steps:
         return [*strays(look.observed.strays), *allowed(actions, newest, look.download)]
 
     async def _tell_meanwhile(self, key: Key, look: Look, known: Known) -> None:
-        """Tell what is there now, while the look waits for an answer of the API server."""
+        """Tell what is there now, while the look waits for an answer of the API server, or its turn to ask.
+
+        Of a service that nobody was told to be available nothing can have become untrue that would hurt.
+        """
+        if not _claimed(look.service.status):
+            return
         try:
             async with look.writing:
                 body = await self._kube.get(Ref("InferenceService", key.namespace, key.name))
@@ -221,6 +226,12 @@ class Steps:
         if answer.refused:  # the token may have been made anew
             self._entrances.distrust(key)
         return answer
+
+
+def _claimed(status: Mapping[str, Any]) -> bool:
+    """Whether a status says that requests are answered."""
+    conditions = status.get("conditions", [])
+    return any(one["type"] == "Available" and one["status"] == "True" for one in conditions)
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:
