@@ -64,6 +64,8 @@ class Look:
         groups: the service's groups, with the readiness gates as they are now.
         entrance: the service's gateway; None until the look knows it, or where it cannot be made.
         failure: what kept the operator from its work, in words for the status.
+        learned: the memory counts what the groups show; until then a status keeps the groups that it has, for
+            restarts that it tells of are taken for counted.
         error: what may succeed at the next look; the rest of this one was done, and it ends with this.
         writing: held by who writes the status, so that none writes what another has overtaken.
     """
@@ -81,6 +83,7 @@ class Look:
     rotation: Rotation | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    learned: bool = False
     error: KubeError | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

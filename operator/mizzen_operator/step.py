@@ -123,7 +123,7 @@ class Steps:
         download, problem = await self._fetch(service, observed)
         look.failure = look.failure or problem
         memory = rollout.learn(service, newest, groups, acknowledged.by_all, look.now)
-        look.memory, look.download = clocked(memory, download), download
+        look.memory, look.download, look.learned = clocked(memory, download), download, True
         used = {memory.current, *(group.revision for group in groups)}
         recorded = await self._revisions.sync(service, newest, used)
         actions = self._plan(look, restorable=memory.current in recorded)
@@ -161,7 +161,7 @@ class Steps:
                 look.service = replace(look.service, status=body.get("status", {}))
                 observed = await observe(self._kube, look.service)
                 now = replace(now, service=look.service, observed=observed, groups=observed.groups)
-                await self._tell(key, now)
+                await self._tell(key, replace(now, memory=recall(look.service.status), learned=False))
         except KubeError as error:  # what the look waits for goes on
             logger.warning("%s/%s: cannot tell how it is: %s", *key, brief(error))
 
@@ -191,7 +191,7 @@ class Steps:
             self._models.told(key, look.download),
             look.cold_start,
         )
-        await self._writer.write(key, facts)
+        await self._writer.write(key, facts, counted=look.learned)
 
     def _outcome(self, key: Key, look: Look) -> Outcome:
         waits = look.rotation is not None or any(group.resting for group in look.groups)

@@ -50,14 +50,22 @@ class StatusWriter:
         known = {**service.status, "recentFailures": memory.as_status()["recentFailures"]}
         return replace(service, status=known) if await self._apply(service, known) else service
 
-    async def write(self, key: Key, facts: Facts) -> None:
+    async def write(self, key: Key, facts: Facts, *, counted: bool) -> None:
         """Write the status that follows from the facts, if it is another one, and tell of it.
+
+        Args:
+            key: the service's.
+            facts: what it says.
+            counted: the facts' memory counts the restarts of their groups; else `status.groups` stays as it
+                was, for restarts in it are taken for counted.
 
         Raises:
             KubeError: the API server failed.
         """
         service = facts.service
         new = status.build(facts, datetime.now(UTC))
+        if not counted:
+            new["groups"] = service.status.get("groups", [])
         await self._tell(key, service, new, service.groups, facts.groups)
 
     async def unread(self, key: Key, seen: Seen) -> None:
