@@ -6,17 +6,19 @@
 Prompts of `--context` tokens are run first and stay in the prefix cache; then all of a batch start within a
 few steps, and the mean time of a step is taken between the 32nd output token of the last row and the 160th of
 the first. The context in the middle of that is the prompt and 96 tokens, with which the limit is computed.
-`--profile` runs some steps more under PyTorch's profiler and tells each kernel's time.
+`--profile` runs some steps more under PyTorch's profiler and tells by how much each kernel delays a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
+from step_parts import Part, traced
 from torch.profiler import ProfilerActivity, profile
 
 from gpu import Table, drain, load, median, parser, run, started
@@ -64,8 +66,8 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, tuple[float, float]]:
-    """Return each kernel's microseconds and calls a step, the longest first."""
+def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, Part]:
+    """Return each kernel's part of a step, the longest first."""
     start(llm, prompts, sampling)
     while (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
@@ -75,10 +77,7 @@ def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> di
             step(llm, len(prompts))
         torch.cuda.synchronize()
     drain(llm)
-    found: dict[str, tuple[float, float]] = {}
-    for event in trace.key_averages():
-        found[event.key] = (event.self_device_time_total / PROFILED, event.count / PROFILED)
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+    return traced(trace.export_chrome_trace, PROFILED)
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -106,10 +105,12 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             results[batch] |= {"limit_with_collectives_ms": whole * 1e3}
             if args.profile:
                 found = kernels(llm, prompts[:batch], sampling)
-                results[batch]["kernels"] = found
-                for name, (microseconds, calls) in list(found.items())[:SHOWN]:
-                    print(f"  {microseconds:8.1f} us {calls:6.1f} calls  {name[:90]}")
-                print(f"  {sum(found[name][0] for name in found):8.1f} us in all")
+                results[batch]["kernels"] = {name: asdict(part) for name, part in found.items()}
+                for name, part in list(found.items())[:SHOWN]:
+                    print(
+                        f"  {part.held:8.1f} us, busy {part.busy:8.1f}, {part.calls:6.1f} calls  {name[:90]}"
+                    )
+                print(f"  {sum(part.held for part in found.values()):8.1f} us in all")
         return {"steps": results, **started(llm)}
 
 

@@ -3,14 +3,16 @@
     python benchmarks/startup.py --shape qwen3-8b [--rounds 3] [--json]
 
 The checkpoint is written first, so that its files are in the page cache. Each round is a new process; the
-first compiles kernels, and is told apart from the others, which find them in the cache. The limit is that of
-the weights' bytes over `--link`, from the host's memory to the GPU's.
+first compiles kernels and Python's modules, and is told apart from the others, which find them in caches, as
+those of an image do. The limit is that of the weights' bytes over `--link`, from the host's memory to the
+GPU's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,9 +52,12 @@ def write_checkpoint(folder: Path, shape: str, device: str) -> int:
 
 def start(folder: Path, options: dict[str, Any]) -> tuple[float, dict[str, float]]:
     """Start a process; return the seconds until its engine is loaded, and its phases."""
+    bytecode = {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     begin = time.perf_counter()
     command = [sys.executable, "-c", LOAD, str(folder), json.dumps(options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **bytecode}
+    ) as process:
         if process.stdout is None:
             raise RuntimeError("the process has no output")
         line = process.stdout.readline()

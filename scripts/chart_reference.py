@@ -22,7 +22,7 @@ HEAD = """\
 # Mizzen's Helm chart
 
 {description}. Version {version} installs Mizzen {app_version}; it needs Kubernetes 1.30 or later and
-Helm 3.17 or later.
+Helm 3.17 or later (the tests run Helm 4).
 
 ```console
 $ helm install mizzen charts/mizzen --namespace mizzen-system --create-namespace

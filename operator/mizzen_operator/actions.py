@@ -40,6 +40,11 @@ class Wanted:
     keep_refused: bool = False
 
     @property
+    def failed(self) -> bool:
+        """Groups of the revision were given up or refused."""
+        return self.refused or bool(self.given_up)
+
+    @property
     def enough(self) -> int:
         """Groups that shall serve at any time."""
         return max(0, self.groups - self.unavailable)

@@ -9,7 +9,7 @@ from typing import Any
 from mizzen_operator import labels
 from mizzen_operator.children import Children
 from mizzen_operator.drift import correction, covers
-from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.meta import digest
 
@@ -50,6 +50,8 @@ class Applier:
         seen: Mapping[str, Mapping[str, Any] | None],
         digests: dict[tuple[str, str], str],
         require: Callable[[Mapping[str, Any]], None],
+        *,
+        fresh: bool = False,
     ) -> Mapping[str, Any]:
         """Apply what differs; returns the Deployment among them as it is now.
 
@@ -58,6 +60,7 @@ class Applier:
             seen: objects that were read already, by kind; the others are read unless `digests` knows them.
             digests: hashes by kind and name of what was applied; brought up to date.
             require: raises when an object that is there is not ours.
+            fresh: nothing of ours can be there yet: all is made without a look for what is there.
 
         Raises:
             Refused: as `require` says.
@@ -69,10 +72,12 @@ class Applier:
             name, applied = (kind, meta["name"]), meta["annotations"][labels.APPLIED]
             if kind not in seen and digests.get(name) == applied:
                 continue
-            live = seen.get(kind)
+            before = seen.get(kind)
+            live = await self._made(manifest) if fresh and before is None else None
             if live is None:
-                live = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]), live=True)
-            live = await self._one(manifest, live, digests, require)
+                if before is None:
+                    before = await self._kube.get(Ref(kind, meta["namespace"], meta["name"]), live=True)
+                live = await self._one(manifest, before, digests, require)
             digests[name] = applied
             self._children.compared(live)
             if kind == "Deployment":
@@ -93,10 +98,10 @@ class Applier:
         Args:
             manifests, digests, require: as for `apply`.
             wanted: whether they are to be there.
-            fresh: nothing of ours can be there yet, so nothing that is not wanted is looked for.
+            fresh: as for `apply`; nothing that is not wanted is looked for either.
         """
         if wanted:
-            await self.apply(manifests, {}, digests, require)
+            await self.apply(manifests, {}, digests, require, fresh=fresh)
             return
         for manifest in manifests:
             kind, meta = manifest["kind"], manifest["metadata"]
@@ -110,6 +115,21 @@ class Applier:
                 await self._kube.delete(ref, live["metadata"]["uid"])
             digests[(kind, meta["name"])] = _ABSENT
             self._children.removed(kind, meta["namespace"], meta["name"])
+
+    async def _made(self, manifest: dict[str, Any]) -> Mapping[str, Any] | None:
+        """An object that was not there before; None where one of its name is there, whoever's it is.
+
+        None as well where a release of Kubernetes may refuse a version of what is not there: the usual way
+        then meets the same error if it has another cause.
+        """
+        try:
+            live = await self._kube.apply(manifest, new=True)
+        except KubeError as error:
+            if error.code not in (400, 404, 409, 422):
+                raise
+            return None
+        self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
+        return live
 
     async def _one(
         self,

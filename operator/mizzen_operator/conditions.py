@@ -7,7 +7,7 @@ from dataclasses import replace
 from mizzen_operator import labels
 from mizzen_operator.download import Download
 from mizzen_operator.facts import Facts
-from mizzen_operator.render.gateway import LABELLED_VOLUME
+from mizzen_operator.render.front import LABELLED_VOLUME
 from mizzen_operator.serving import Condition, available, gateway_ready, of, scheduled
 
 

@@ -7,8 +7,11 @@ merge patch, in one write that leaves the object valid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 _WHOLE: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "ConfigMap": (("data",),),
@@ -38,12 +41,16 @@ _FILLED_IN: Mapping[str, Any] = {
 }
 """What the API server fills in. What it fills in besides comes back at once, and is left then."""
 
+_AMOUNTS = frozenset({"limits", "requests"})
+"""Fields that hold amounts by resource. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
+
 
 def covers(live: Any, wanted: Any) -> bool:
     """Whether everything in `wanted` is also in `live`; the API server's defaults may be more."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
-            key in live and covers(live[key], value) for key, value in wanted.items()
+            key in live and (covers(live[key], value) or (key in _AMOUNTS and _hold(live[key], value)))
+            for key, value in wanted.items()
         )
     if isinstance(wanted, (list, tuple)):
         if wanted and not _of_objects(wanted):
@@ -53,6 +60,24 @@ def covers(live: Any, wanted: Any) -> bool:
             for place, value in enumerate(wanted)  # most are where they were put
         )
     return live == wanted
+
+
+def _hold(live: Any, wanted: Any) -> bool:
+    """Whether amounts by resource are among those that are there, however each is written."""
+    if not (isinstance(live, Mapping) and isinstance(wanted, Mapping)):
+        return False
+    try:
+        return all(
+            resource in live and _stored(live[resource]) == _stored(amount)
+            for resource, amount in wanted.items()
+        )
+    except (ValueError, ArithmeticError):
+        return False
+
+
+def _stored(amount: str | int | float) -> int:
+    """An amount as the API server keeps it, in thousandths: it rounds up what is finer."""
+    return math.ceil(parse_quantity(amount) * 1000)
 
 
 def correction(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any] | None:

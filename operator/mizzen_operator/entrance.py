@@ -153,6 +153,7 @@ class Entrances:
         others = self.sharing(key.namespace)
         if not others:
             self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
+            self._fronts.drop(key.namespace)
         return tuple(others)
 
     def doubt(self, namespace: str, kind: str, name: str) -> None:

@@ -15,6 +15,7 @@ from mizzen_operator.actions import Action, CreateGroup, DeleteGroup
 from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.failure import REJECTED
 from mizzen_operator.keys import KeyKeeper, Keys, require_ours
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
@@ -23,7 +24,8 @@ from mizzen_operator.observe import Observed, owned
 from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pods, ranks_service
-from mizzen_operator.render.gateway import dedicated, gateway_manifests
+from mizzen_operator.render.front import dedicated
+from mizzen_operator.render.gateway import gateway_manifests
 from mizzen_operator.render.policy import fetch_policy, policies
 from mizzen_operator.revisions import Revisions
 
@@ -36,6 +38,7 @@ class _Checked:
 
     Attributes:
         passed: names of pods that are not free, though no pod with the service's label has them.
+        progress: how far the service had come at the last look.
     """
 
     at: float
@@ -44,14 +47,15 @@ class _Checked:
     """Public keys of the shared gateway that the Secrets were made for."""
     digests: dict[tuple[str, str], str] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
+    progress: tuple[object, ...] = ()
 
 
 class Executor:
     """Makes the cluster hold what the service needs.
 
     Children that nothing watches (Secrets, ServiceAccount, RoleBinding, policies, budgets) are checked once
-    and then again after `resync_seconds`, after `recheck_seconds` while something does not run, for it may
-    lack one of them, or once there is a `doubt`. The rest is compared with what was observed.
+    and then again after `resync_seconds`, after `recheck_seconds` while something does not run nor move, for
+    it may lack one of them, or once there is a `doubt`. The rest is compared with what was observed.
     """
 
     def __init__(
@@ -82,12 +86,22 @@ class Executor:
         if key in self._checked:
             self._checked[key][1].digests.pop((kind, name), None)
 
-    def refresh(self, service: InferenceService, *, settled: bool) -> None:
-        """Drop what is remembered of a service when it is too old for how the service is."""
+    def refresh(self, service: InferenceService, observed: Observed) -> None:
+        """Drop what is remembered of a service when it is too old for how the service is.
+
+        What has moved since the last look lacks nothing for now, however late this one is: of a thousand
+        services that come at once each would be compared anew when there is least time for it.
+        """
         key = Key(service.namespace, service.name)
-        limit = self._config.resync_seconds if settled else self._config.recheck_seconds
-        if key in self._checked and time.monotonic() - self._checked[key][1].at > limit:
+        if key not in self._checked:
+            return
+        memory = self._checked[key][1]
+        moved, memory.progress = memory.progress != observed.progress, observed.progress
+        trusted = observed.settled or moved
+        limit = self._config.resync_seconds if trusted else self._config.recheck_seconds
+        if time.monotonic() - memory.at > limit:
             self.forget(key)
+            self._memory(service).progress = observed.progress
 
     def _memory(self, service: InferenceService) -> _Checked:
         key = Key(service.namespace, service.name)
@@ -144,8 +158,8 @@ class Executor:
         manifests = gateway_manifests(front, self._config)
         digests = self._memory(service).digests
         require = partial(require_ours, service)
-        live = await self._applier.apply(manifests, seen, digests, require)
         wanted, fresh = front.disruption_budgets, not service.status
+        live = await self._applier.apply(manifests, seen, digests, require, fresh=fresh)
         await self._applier.keep([gateway_budget(front)], digests, require, wanted=wanted, fresh=fresh)
         return live
 
@@ -249,7 +263,7 @@ class Executor:
         try:
             return await self._kube.create(pod)
         except KubeError as error:
-            if error.code in (400, 403, 422):
+            if error.code in REJECTED:
                 raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
             raise
 

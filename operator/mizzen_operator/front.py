@@ -22,7 +22,8 @@ from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.render.budget import gateway_budget
-from mizzen_operator.render.gateway import Front, gateway_manifests
+from mizzen_operator.render.front import Front
+from mizzen_operator.render.gateway import gateway_manifests
 from mizzen_operator.render.keys import (
     EngineKeys,
     annotation,
@@ -116,6 +117,10 @@ class SharedGateways:
         memory.checked = time.monotonic()
         memory.digests.clear()
         memory.public, memory.token = (), ""
+
+    def drop(self, namespace: str) -> None:
+        """Drop all that is remembered of a namespace whose gateway no service shares any more."""
+        self._namespaces.pop(namespace, None)
 
     def confirm(self, service: InferenceService, public: str) -> bool:
         """Note that a service's engines take a key of the gateway; tell whether that is news."""

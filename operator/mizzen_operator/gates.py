@@ -41,7 +41,8 @@ class Gates:
                 value, reason = verdict
                 await self._write(service, group, labels.ROUTABLE, value, reason)
                 group = replace(group, routable=value, was_routable=True)
-            found.append(replace(group, problem=acknowledged.problems.get(group.uid, "")))
+            problem, stranger = acknowledged.problems.get(group.uid, ""), group.uid in acknowledged.strangers
+            found.append(replace(group, problem=problem, stranger=stranger))
         return tuple(found)
 
     async def verified(

@@ -52,6 +52,7 @@ class Group:
         was_routable: the gateways acknowledged it at some time.
         routable: the readiness gate's value now.
         problem: why a gateway does not route to it, as that gateway says.
+        stranger: every gateway speaks another protocol than its engine: none will ever route to it.
         held: no gateway gives it requests, for it was not verified (yet).
         verified: it had to be verified, and was.
         refused_by: name of the verification that it failed last; empty when it failed none.
@@ -74,6 +75,7 @@ class Group:
     was_routable: bool = False
     routable: bool = False
     problem: str = ""
+    stranger: bool = False
     held: bool = False
     verified: bool = False
     refused_by: str = ""

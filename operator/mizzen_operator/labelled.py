@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mizzen_operator import labels
 from mizzen_operator.apply import Refused
 from mizzen_operator.kube import Kube, KubeError, Ref
-from mizzen_operator.render.gateway import Front
+from mizzen_operator.render.front import Front
 
 logger = logging.getLogger(__name__)
 

@@ -46,6 +46,8 @@ API_KEYS_FOLDER = "/var/run/mizzen/api-keys"
 NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
 """Is empty, so that a gateway that finds its keys by their label is closed while there are none."""
 TLS_FOLDER = "/var/run/mizzen/tls"
+JOB_NAME = "batch.kubernetes.io/job-name"
+"""Given by Kubernetes to the pods of a Job."""
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082

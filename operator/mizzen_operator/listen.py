@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from mizzen_operator import labels
-from mizzen_operator.gateways import Acknowledgements
+from mizzen_operator.gateways import NO_ANSWER, Acknowledgements, Answer, acknowledged, read_answer
 from mizzen_operator.heartbeat import Heartbeats
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import GatewayPod
@@ -38,28 +38,12 @@ class _Source(NamedTuple):
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a gateway said last; `serving` is None when it failed to answer."""
-
-    serving: frozenset[str] | None
-    waiting: bool = False
-    refused: bool = False
-    known: frozenset[str] = frozenset()
-    """Names of the keys that it has."""
-    keys: frozenset[tuple[str, str]] = frozenset()
-    """Uids of engines with the name of each key that they are reached with."""
-    verifying: frozenset[str] = frozenset()
-    problems: frozenset[tuple[str, str]] = frozenset()
-    """Uids of engines with what is wrong with each."""
-
-
 @dataclass(slots=True)
 class _Ear:
     """One gateway that is listened to for one service."""
 
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    answer: _Answer = field(default_factory=lambda: _Answer(None))
+    answer: Answer = NO_ANSWER
     late: bool = False
     """Somebody has gone on without its first answer."""
     task: asyncio.Task[None] | None = None
@@ -106,27 +90,12 @@ class GatewayListener:
                 for ear in ears:
                     ear.late = not ear.heard.is_set()
         silent = frozenset(one.address for one in sources if self._beats.silent(one.address))
+        there = self._ears.get(key, {})
         answers = [
-            _Answer(None) if source.address in silent else ear.answer
-            for source, ear in self._ears.get(key, {}).items()
+            there[source].answer if source in there and source.address not in silent else NO_ANSWER
+            for source in sources
         ]
-        usable = [answer.serving for answer in answers if answer.serving is not None]
-        everyone = len(usable) == len(ears) and usable
-        keys: dict[str, frozenset[str]] = {}
-        for uid, name in (pair for answer in answers for pair in answer.keys):
-            keys[uid] = keys.get(uid, frozenset()) | {name}
-        return Acknowledgements(
-            asked=len(ears),
-            answered=len(usable),
-            by_all=frozenset.intersection(*usable) if everyone else frozenset(),
-            by_some=frozenset().union(*usable),
-            verifying=frozenset().union(*(answer.verifying for answer in answers)),
-            silent=silent,
-            refused=any(answer.refused for answer in answers),
-            known=frozenset.intersection(*(answer.known for answer in answers)) if answers else frozenset(),
-            keys=keys,
-            problems=dict(sorted((pair for answer in answers for pair in answer.problems), reverse=True)),
-        )
+        return acknowledged(answers, silent)
 
     def waiting(self, key: Key) -> bool:
         """Whether a gateway holds requests of a service because no engine serves."""
@@ -230,14 +199,14 @@ class GatewayListener:
                 await asyncio.sleep(1)  # it keeps no request just now: it may be ending
             version = said
 
-    def _take(self, key: Key, ear: _Ear, answer: _Answer) -> None:
+    def _take(self, key: Key, ear: _Ear, answer: Answer) -> None:
         news = ear.late or (ear.heard.is_set() and answer != ear.answer)
         ear.answer, ear.late = answer, False
         ear.heard.set()
         if news:
             self.on_change(key)
 
-    async def _ask(self, key: Key, source: _Source, version: str) -> tuple[_Answer | None, str]:
+    async def _ask(self, key: Key, source: _Source, version: str) -> tuple[Answer | None, str]:
         """The gateway's answer, None when it is as before; and the version that the answer has."""
         url = _engines_url(key, source)
         total = QUERY_SECONDS
@@ -252,12 +221,13 @@ class GatewayListener:
                 if response.status == 304:
                     return None, version
                 if response.status != 200:
-                    return _Answer(None, refused=response.status in (401, 403)), ""
+                    return Answer(None, refused=response.status in (401, 403)), ""
                 if (response.content_length or 0) > MAX_ANSWER_BYTES:
-                    return _Answer(None), ""
-                return _answer(await response.json())
+                    return NO_ANSWER, ""
+                body = await response.json()
+                return read_answer(body), str(body.get("version", ""))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
-            return _Answer(None), ""
+            return NO_ANSWER, ""
         finally:
             self._metrics.gateway_queries.labels(result).inc()
 
@@ -273,25 +243,6 @@ def _url(source: _Source, path: str) -> str:
 
 def _headers(source: _Source) -> dict[str, str]:
     return {"Authorization": f"Bearer {source.token}"}
-
-
-def _answer(body: Any) -> tuple[_Answer, str]:
-    def those(state: str) -> frozenset[str]:
-        return frozenset(engine["uid"] for engine in body["engines"] if engine["state"] == state)
-
-    answer = _Answer(
-        those("serving"),
-        bool(body.get("waiting")),
-        verifying=those("verifying"),
-        known=frozenset(body.get("keys", ())),
-        keys=frozenset(
-            (engine["uid"], name) for engine in body["engines"] for name in engine.get("keys", ())
-        ),
-        problems=frozenset(
-            (engine["uid"], str(engine["problem"])) for engine in body["engines"] if engine.get("problem")
-        ),
-    )
-    return answer, str(body.get("version", ""))
 
 
 def _end(ear: _Ear) -> None:

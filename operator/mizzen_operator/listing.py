@@ -55,3 +55,12 @@ class Listing:
             meta = item.metadata
             name = Name(meta.namespace, meta.name)
             self.objects[name] = Version(meta.uid, int(meta.resource_version))
+
+
+class _AnyPage(msgspec.Struct):
+    metadata: _Metadata
+
+
+def next_page(page: bytes) -> str:
+    """What a page of a list of any kind says of where the next one begins; empty after the last."""
+    return msgspec.json.decode(page, type=_AnyPage).metadata.continue_

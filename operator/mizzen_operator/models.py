@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,12 +21,13 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.download import Download, begun, finished, read, result_of, worth_telling
+from mizzen_operator.failure import REJECTED, rejection
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.memory import stamp
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import owned
+from mizzen_operator.observe import holds, owned
 from mizzen_operator.queue import Key
-from mizzen_operator.render.model import cache_claim, fetch_job
+from mizzen_operator.render.model import cache_claim, fetch_job, fetch_pod
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,21 @@ LOOK_SECONDS = 5.0
 """How often progress is asked for."""
 _ASK_SECONDS = 2.0
 _MAX_ANSWER = 64 * 1024
-JOB_NAME = "batch.kubernetes.io/job-name"
+NO_DRY_RUN = "does not support dry run"
+"""Says a webhook that must not be asked what it would say."""
+PODLESS_SECONDS = 10.0
+"""A Job that has had no pod for so long is asked about."""
+ASK_AGAIN_SECONDS = 60.0
+"""A dry run takes a write of the API server's and its webhooks' time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Podless:
+    """A Job without a pod that goes on: when its pod is asked for next, and what is said until then."""
+
+    uid: str
+    ask: float
+    says: str = ""
 
 
 class Models:
@@ -46,11 +61,14 @@ class Models:
         self._metrics = metrics
         self._said: dict[Key, tuple[Download, float]] = {}
         """What the status says of each download that is under way, and since when."""
+        self._podless: dict[Key, _Podless] = {}
+        """Jobs without a pod that goes on."""
 
     def told(self, key: Key, download: Download | None) -> Download | None:
         """A download as the status should tell of it: what it says already, while little has come since."""
         if download is None or download.cached:
             self._said.pop(key, None)
+            self._podless.pop(key, None)
             return download
         said, since = self._said.get(key, (None, 0.0))
         if said is not None and not worth_telling(said, download, time.monotonic() - since):
@@ -90,30 +108,70 @@ class Models:
         elif not owned(live, service.uid):
             raise name_taken({"kind": "Job", "metadata": {"name": name}})
         download = await self._look(service, live)
-        done = (live or {}).get("status", {}).get("succeeded", 0)
-        if (
-            done and not download.cached
-        ):  # its pod is gone, and with it what it said: the next one finds all there
-            await self._delete(live or job)
-        if download.cached:
+        if live is not None and _has_ended(live) and not download.cached:
+            # Its pod is gone, and with it what it said: the next one finds all there.
+            await self._delete(live)
+        elif download.cached:
             await self._remove(service, kept=name)
         return download
 
     async def _look(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
         """What the pods of a Job say; of a former one of its name they say nothing of what is there now."""
-        start, uid = begun(service), job["metadata"]["uid"] if job is not None else ""
+        key, start = Key(service.namespace, service.name), begun(service)
+        uid = job["metadata"]["uid"] if job is not None else ""
         pods = await self._kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
-        mine = [pod for pod in pods if JOB_NAME in pod["metadata"].get("labels", {}) and owned(pod, uid)]
+        mine = [
+            pod for pod in pods if labels.JOB_NAME in pod["metadata"].get("labels", {}) and owned(pod, uid)
+        ]
         for pod in mine:
             if (result := result_of(pod)) is not None:
                 now = stamp(datetime.now(UTC))
                 total, revision = int(result.get("bytes", 0)), str(result.get("revision", ""))
                 return replace(start, revision=revision, total=total, done=total, cached=now)
         live = [pod for pod in mine if "deletionTimestamp" not in pod["metadata"]]
+        go_on = [pod for pod in live if pod.get("status", {}).get("phase") != "Failed"]
+        waits = ""
+        if go_on:
+            self._podless.pop(key, None)
+        elif job is not None:
+            waits = await self._podless_job(key, job)
         if not live:
-            return replace(start, waits="its pod is being made")
-        pod = max(live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+            return replace(start, waits=waits or "its pod is being made")
+        pod = max(go_on or live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
         return read(pod, await self._progress(pod), start)
+
+    async def _podless_job(self, key: Key, job: Mapping[str, Any]) -> str:
+        """Why a Job has no pod that goes on; empty while that is nothing to speak of.
+
+        Its controller says so in events alone, which the operator may not read. But it may make pods: so it
+        asks the API server whether it would take this one.
+
+        Raises:
+            Refused: it would not.
+            KubeError: a webhook fails without which it takes none.
+        """
+        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        if _has_ended(job) or "deletionTimestamp" in job["metadata"]:
+            return "its Job has ended, and is made anew"
+        if job["spec"].get("suspend"):
+            return f"Job {name} is suspended: whoever did that has to let it go on"
+        known, now = self._podless.get(key), time.monotonic()
+        if known is None or known.uid != uid:
+            self._podless[key] = _Podless(uid, now + PODLESS_SECONDS)
+            return ""
+        if now < known.ask:
+            return known.says
+        try:
+            await self._kube.check(fetch_pod(job))
+        except KubeError as error:
+            failure = None if NO_DRY_RUN in str(error) else rejection(error)
+            if failure is not None and failure.reason == "WebhookFailed":
+                raise
+            if failure is not None:
+                raise Refused("FetchRejected", f"Job {name} gets no pod: {error}") from error
+        says = f"Job {name} has no pod yet: kubectl describe job {name} -n {key.namespace} tells why"
+        self._podless[key] = _Podless(uid, now + ASK_AGAIN_SECONDS, says)
+        return says
 
     async def _progress(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a pod says of its progress; empty when it does not answer."""
@@ -154,7 +212,7 @@ class Models:
             if await self._kube.create(manifest):
                 self._metrics.actions.labels(f"Create{kind}").inc()
         except KubeError as error:
-            if error.code in (400, 403, 422):
+            if error.code in REJECTED:
                 raise Refused(f"{kind}Rejected", f"the API server rejects the {kind}: {error}") from error
             raise
 
@@ -170,3 +228,9 @@ class Models:
         if "uid" in meta:
             self._metrics.actions.labels("DeleteJob").inc()
             await self._kube.delete(Ref("Job", meta["namespace"], meta["name"]), meta["uid"], "Background")
+
+
+def _has_ended(job: Mapping[str, Any]) -> bool:
+    """Whether a Job makes no more pods."""
+    status = job.get("status", {})
+    return bool(status.get("succeeded")) or holds(status, "Failed")

@@ -47,12 +47,29 @@ class Observed:
     strays: tuple[tuple[str, str], ...] = ()
 
     @property
+    def gateways_alike(self) -> bool:
+        """No gateway is left of a former template, which might be ready again and serve as it did."""
+        gateway = self.deployment or {"metadata": {}}
+        status, generation = gateway.get("status", {}), gateway["metadata"].get("generation", 0)
+        seen = status.get("observedGeneration", -1) >= generation
+        return seen and status.get("updatedReplicas", 0) == status.get("replicas", 0)
+
+    @property
     def settled(self) -> bool:
         """The gateway and every group that is there run as they should."""
         gateway = self.deployment or {}
-        ready = gateway.get("status", {}).get("readyReplicas", 0)
         groups = all(group.routable and group.containers_ready for group in self.groups if group.live)
-        return bool(gateway) and ready >= gateway["spec"].get("replicas", 1) and groups
+        return bool(gateway) and self._ready_gateways >= gateway["spec"].get("replicas", 1) and groups
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """How far the gateway and each group have come: another one once something has moved."""
+        groups = ((one.name, one.node, one.containers_ready, one.routable) for one in self.groups)
+        return (self._ready_gateways, *groups)
+
+    @property
+    def _ready_gateways(self) -> int:
+        return (self.deployment or {}).get("status", {}).get("readyReplicas", 0)
 
 
 async def observe(kube: Kube, service: Subject) -> Observed:
@@ -92,17 +109,21 @@ def owned(body: Mapping[str, Any], uid: str) -> bool:
     return any(reference.get("controller") and reference["uid"] == uid for reference in references)
 
 
+def holds(status: Mapping[str, Any], condition: str) -> bool:
+    """Whether a condition of a status is true."""
+    return any(
+        entry["type"] == condition and entry["status"] == "True" for entry in status.get("conditions", [])
+    )
+
+
 def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
     """Read a gateway's pod."""
     meta, status = pod["metadata"], pod.get("status", {})
-    ready = any(
-        entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", [])
-    )
     reason, message = trouble(status, status.get("containerStatuses", []))
     return GatewayPod(
         name=meta["name"],
         address=status.get("podIP", ""),
-        ready=ready and "deletionTimestamp" not in meta,
+        ready=holds(status, "Ready") and "deletionTimestamp" not in meta,
         reason=reason,
         message=message,
     )

@@ -18,11 +18,15 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
    of the stable revision that shall stay.
 5. *surplus*: more new groups than aimed at: the worst ones are retired; of those that serve, only as long as
    enough others do.
-6. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay.
+6. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay; none
+   after a revert to it whose groups were given up or refused.
 7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
 8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
    serve. One whose engine is not ready goes without that, for nothing is lost with it, while enough others
-   serve or have served: else a rollout that mends what has broken would wait for it for ever.
+   serve or have served: else a rollout that mends what has broken would wait for it for ever. One that is a
+   *stranger* goes without that, too, and counts for none that has served: its engine speaks another protocol
+   than every gateway, so it serves nobody and never will. After an upgrade that changed the protocol all old
+   ones are: the first new one that serves lets them go.
 
 Of a new group of several pods that the operator was kept from making whole, the others are made, *completed*.
 
@@ -75,6 +79,7 @@ def plan(
     coming = _worst_first(coming, serving)[::-1][: max(0, stay - len(served))]
     superseded = [group for group in fresh if group not in coming]
     known = [group for group in (*new, *old) if group.was_routable or group.uid in serving]
+    known = [group for group in known if not _is_stranger(group, serving)]
     surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving, known)
 
     kept = [group for group in live if group not in (*superseded, *surplus, *given_up, *refused)]
@@ -84,7 +89,8 @@ def plan(
         group for group in groups if not group.live and group.left and group not in (*resting, *resting_old)
     ]
     places = wanted.groups + wanted.surge - len(kept) - len(resting) - len(resting_old)
-    restored = stay - len(served) - len(coming) - len(resting_old) if wanted.restorable else 0
+    restorable = wanted.restorable and not (wanted.stable == wanted.revision and wanted.failed)
+    restored = stay - len(served) - len(coming) - len(resting_old) if restorable else 0
     missing = aim - sum(group.revision == wanted.revision for group in kept) - len(resting)
     made = _made(
         wanted,
@@ -185,16 +191,22 @@ def _retired(
     """At most `number` of `going` that may go while `left` groups serve; and how many serve then.
 
     One that is ready and not seen to serve goes no sooner: it may be that no gateway answers. One that is not
-    ready may go where more than enough groups are `known`: that serve, or have served.
+    ready may go where more than enough groups are `known`: that serve, or have served. A stranger may always
+    go: every gateway answers, and says that it can never route to it.
     """
     retired: list[Group] = []
     for group in going:
         after = left - (group.uid in serving)
+        stranger = _is_stranger(group, serving)
         broken = not group.containers_ready and known > enough
-        if len(retired) < number and (after >= enough or broken):
+        if len(retired) < number and (after >= enough or broken or stranger):
             retired.append(group)
-            left, known = after, known - 1
+            left, known = after, known - (not stranger)
     return retired, left
+
+
+def _is_stranger(group: Group, serving: frozenset[str]) -> bool:
+    return group.stranger and group.uid not in serving
 
 
 def _deleted(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
@@ -217,11 +229,12 @@ def _resting(groups: Sequence[Group], revision: str, missing: int) -> list[Group
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:
-    """Groups that fail, then those that do not serve, then the highest numbers."""
+    """Strangers, then groups that fail, then those that do not serve, then the highest numbers."""
     return sorted(
         groups,
         key=lambda group: (
             group.uid in serving,
+            not _is_stranger(group, serving),
             not group.failing,
             group.containers_ready,
             group.was_routable,

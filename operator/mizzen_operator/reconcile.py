@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from mizzen_operator import labels
@@ -143,7 +142,7 @@ class Reconciler:
         """Tell what is left of a service that is being deleted: its children go with it, nothing is made."""
         self._autoscaler.seen(key, None)
         others = self._entrances.leave(key)
-        seen = await self._bystander.look(key, replace(unread(body), wanted=0), _deleting())
+        seen = await self._bystander.look(key, unread(body), _deleting())
         await self._writer.unread(key, seen)
         return Outcome(others=others)
 

@@ -26,8 +26,8 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import owned
 from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.queue import Key
-from mizzen_operator.render.engine import engine_image
 from mizzen_operator.render.meta import metadata
+from mizzen_operator.render.revision import engine_image
 
 logger = logging.getLogger(__name__)
 

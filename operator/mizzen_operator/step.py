@@ -29,10 +29,10 @@ from mizzen_operator.listen import GatewayListener
 from mizzen_operator.look import Known, Look, Outcome, telling
 from mizzen_operator.memory import recall
 from mizzen_operator.models import LOOK_SECONDS, Models
-from mizzen_operator.observe import Observed, observe
+from mizzen_operator.observe import Observed, holds, observe
 from mizzen_operator.plan import plan
 from mizzen_operator.queue import Key
-from mizzen_operator.render.engine import engine_image, revision
+from mizzen_operator.render.revision import engine_image, revision
 from mizzen_operator.revisions import Revisions
 from mizzen_operator.session import brief
 from mizzen_operator.starts import cold_start
@@ -93,11 +93,12 @@ class Steps:
             download=finished(service),
         )
         known = self._known.get(key, Known())
-        self._executor.refresh(service, settled=observed.settled)
+        self._executor.refresh(service, observed)
         await telling(self._work(key, look), partial(self._tell_meanwhile, key, look, known))
-        if look.error is None or look.by(known).entrance is not None:
-            await self._tell(key, look if look.error is None else look.by(known))
-        self._known[key] = (look if look.error is None else look.by(known)).known
+        found = look if look.error is None else look.by(known)
+        if look.error is None or found.entrance is not None:
+            await self._tell(key, found)
+        self._known[key] = found.known
         if look.error is not None:
             raise look.error
         return self._outcome(key, look)
@@ -150,7 +151,7 @@ class Steps:
 
         Of a service that nobody was told to be available nothing can have become untrue that would hurt.
         """
-        if not _claimed(look.service.status):
+        if not holds(look.service.status, "Available"):
             return
         try:
             async with look.writing:
@@ -225,13 +226,7 @@ class Steps:
         answer = await self._gateways.ask(observed.gateways, entrance.token, key)
         if answer.refused:  # the token may have been made anew
             self._entrances.distrust(key)
-        return answer
-
-
-def _claimed(status: Mapping[str, Any]) -> bool:
-    """Whether a status says that requests are answered."""
-    conditions = status.get("conditions", [])
-    return any(one["type"] == "Available" and one["status"] == "True" for one in conditions)
+        return answer if observed.gateways_alike else replace(answer, strangers=frozenset())
 
 
 def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str, Any]:

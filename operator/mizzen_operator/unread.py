@@ -33,7 +33,8 @@ class Unread:
         generation: of the spec that is not acted on.
         status: the status that was written last; empty before the first.
         shared: whether it shares its namespace's gateway.
-        wanted: groups that its spec seems to ask for.
+        wanted: groups that its spec seems to ask for; none of one that is being deleted.
+        deleting: it is being deleted, which is no failure.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Unread:
     status: Mapping[str, Any]
     shared: bool
     wanted: int
+    deleting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Seen:
     """A look at such a service.
 
     Attributes:
-        failure: why its spec is not acted on; `Deleting` is none for a condition.
+        failure: why its spec is not acted on.
         settled: everything that is there runs as it should.
     """
 
@@ -65,7 +67,8 @@ class Seen:
 def unread(body: Mapping[str, Any]) -> Unread:
     """Take of a service what every release stores alike."""
     meta, status = body["metadata"], body.get("status") or {}
-    wanted = body.get("spec", {}).get("replicas")
+    deleting = "deletionTimestamp" in meta
+    wanted = 0 if deleting else body.get("spec", {}).get("replicas")
     return Unread(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -74,6 +77,7 @@ def unread(body: Mapping[str, Any]) -> Unread:
         status=status,
         shared=shares(body),
         wanted=wanted if isinstance(wanted, int) else status.get("replicas", 0),
+        deleting=deleting,
     )
 
 
@@ -152,7 +156,7 @@ def _conditions(seen: Seen) -> list[Condition]:
         Condition("Progressing", False, failure.reason, failure.message),
         scheduled(seen.groups),
         gateway_ready(seen.deployment, seen.gateways, spec.get("replicas", 1)),
-        Condition("Failed", failure.reason != "Deleting", failure.reason, failure.message),
+        Condition("Failed", not seen.service.deleting, failure.reason, failure.message),
         *(
             Condition(entry["type"], False, failure.reason, failure.message)
             for entry in before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import mizzen
 from mizzen.cli import app
 from mizzen.commands.options import arguments, settings
+from mizzen.commands.serve import free_port
 from mizzen.core.options import flag
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
@@ -104,6 +106,15 @@ def test_a_wrong_option_is_named_with_what_would_be_right(
     for text in wanted:
         assert text in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_ports_that_are_chosen_together_differ() -> None:
+    with contextlib.ExitStack() as held:
+        port = free_port(held, "127.0.0.1", 0)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 def test_a_port_in_use_is_named_with_the_way_out() -> None:

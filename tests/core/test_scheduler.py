@@ -250,6 +250,9 @@ def test_integrity_is_checked_when_idle() -> None:
     here.scheduler.next([], 0.0)
     assert here.scheduler.integrity_checks == 2
     assert here.scheduler.integrity_faults >= 1
+    [fault] = here.scheduler.take_integrity_faults()
+    assert "page" in fault
+    assert not here.scheduler.take_integrity_faults()
 
 
 def test_config_names_the_field() -> None:

@@ -29,6 +29,7 @@ def chosen(
     cache: Any = None,
     head_dim: int = 128,
     compiler: str | None = None,
+    heads: int = 8,
 ) -> tuple[str, str]:
     """Return what decodes and prompts get."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -37,7 +38,7 @@ def chosen(
             module.importlib.util, "find_spec", lambda name: name if name in packages else None
         )
     monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler)
-    geometry = Geometry(heads=8, kv_heads=2, head_dim=head_dim, windows=(None,))
+    geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,))
     return (
         choose("auto", geometry, cache or kv(), decode=True),
         choose("auto", geometry, cache or kv(), decode=False),
@@ -55,6 +56,13 @@ def test_our_own_kernel_and_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> No
 def test_heads_that_our_kernel_does_not_serve_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, HOPPER, BOTH, head_dim=96) == ("fa3", "fa3")
     assert "not 96" in str(split.missing(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv()))
+
+
+def test_many_query_heads_of_a_kv_head_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, HOPPER, BOTH, heads=32) == ("fa3", "fa3")
+    assert chosen(monkeypatch, HOPPER, BOTH, heads=16) == ("split", "fa3")
+    assert chosen(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn), heads=32) == ("split", "fa3")
+    assert chosen(monkeypatch, AMPERE, BOTH, heads=32) == ("split", "flashinfer")
 
 
 @pytest.mark.parametrize(("capability", "packages"), [(AMPERE, BOTH), (HOPPER, BOTH - {"sgl_kernel"})])

@@ -158,6 +158,9 @@ def test_batching_overlap_chunks_and_retraction_change_no_token(
     kit: SimpleNamespace, model: Path, compiler: GrammarCompiler
 ) -> None:
     requests = traffic(kit, model, rounds=2)
+    long = [params(model, GRAMMARS[GrammarKind.EBNF], i, logit_bias=()) for i in range(4)]
+    prompts = [kit.tokens(4, seed=100 + i, vocab=250) for i in range(len(long))]
+    requests = gk.requests_of(prompts, long, first=len(requests)) + requests  # these cannot all stay
     plain, plain_ends = gk.run(
         gk.make(model, compiler, steps_in_flight=1, max_running_requests=1, prefix_cache="none"), requests
     )

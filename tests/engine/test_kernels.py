@@ -22,8 +22,8 @@ KERNELS = (
     "tests/gpu/test_kernels.py",
     *(f"tests/gpu/test_logprobs.py::{name}" for name in LOGPROBS),
     "tests/gpu/test_penalties.py::test_the_penalty_kernel_equals_its_plain_twin",
-    "tests/gpu/test_split.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0]",
-    "tests/gpu/test_split.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2]",
+    "tests/gpu/test_split.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
+    "tests/gpu/test_split.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
 )
 
 

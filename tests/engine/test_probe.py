@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.engine import parts
+from mizzen.engine import parts, sampler
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.memory import KvNeed
 from mizzen.engine.probe import largest_plan, measured_bytes
@@ -37,7 +39,7 @@ def test_no_step_has_more_tokens_or_samples(slots: int, chunk: int, page: int, c
     assert (held * page >= len(plan.prefill[0].tokens)).all()
 
 
-def test_it_runs(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_it_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.save_model(tmp_path, "qwen3")
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=32, page_size=4
@@ -47,9 +49,14 @@ def test_it_runs(kit: SimpleNamespace, tmp_path: Path) -> None:
     model = parts.make_model(options, config, lambda done, total: None)
     attention = parts.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
+    ranked: list[torch.Tensor] = []
+    rank = sampler.rank
+    monkeypatch.setattr(sampler, "rank", lambda *given: ranked.append(rank(*given)) or ranked[-1])
     with torch.inference_mode():
         outcome = Step(model, attention, state, upload)(plan)
     assert outcome.tokens.shape == (5,)
+    [weights] = ranked
+    assert weights.shape == (5, config.vocab_size), "all tokens are put in order, not a few"
     assert outcome.side is not None
     # Of the prompts too, all but their first tokens: that takes logits of many rows where few requests run.
     told = [part for part in outcome.side.logprobs if part.owners[0].start is not None]
@@ -74,6 +81,23 @@ def test_what_a_step_takes_is_the_peak_without_kv(monkeypatch: pytest.MonkeyPatc
 
     plan = largest_plan(options, 1000)
     assert measured_bytes(make_step, plan, 100, torch.device("cuda")) == 77
+
+
+def test_who_is_not_alone_on_its_gpu_takes_the_estimate(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks would have to run that step together; what graphs keep comes on top in either case."""
+    kit.save_model(tmp_path, "qwen3")
+    monkeypatch.setattr(parts, "measured_bytes", lambda *given: 500)
+    options = EngineOptions(model="m", tensor=2)
+    need = KvNeed.of(read_config(tmp_path), options, 2)
+
+    def step_bytes(device: str, group: Any) -> int:
+        return parts.whole_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
+
+    assert step_bytes("cuda", None) == 500 + need.graph_bytes
+    assert step_bytes("cuda", Mock()) == need.step_bytes + need.graph_bytes > need.step_bytes
+    assert step_bytes("cpu", None) == need.step_bytes + need.graph_bytes
 
 
 def test_the_measure_takes_the_place_of_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from mizzen.fetch.client import _next
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.errors import Corrupt, FetchError, Unreachable
 from mizzen.fetch.run import Fetch
+from ports import free_ports
 
 URI = "hf://org/tiny@main"
 
@@ -318,9 +318,7 @@ def test_the_command_reports_its_result_and_progress(
     commit = hub.push(model)
     hub.cdn.faults.gate = threading.Event()
     message = tmp_path / "message"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     options = ("--progress-port", str(port), "--termination-message", str(message))
     process = start(hub, tmp_path / "to", *options)
     assert hub.cdn.faults.held.wait(120)

@@ -108,6 +108,12 @@ BUILDERS = {
 }
 
 
+@pytest.fixture
+def tokenizer(tokenizer_files: dict[str, bytes]) -> Tokenizer:
+    """Of the models that scripted engines serve."""
+    return Tokenizer.from_files(tokenizer_files)
+
+
 @pytest.fixture(scope="session", params=BUILDERS)
 def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(BUILDERS[request.param]())
@@ -214,6 +220,7 @@ class LiveGateway:
 
     async def stop(self) -> None:
         await self.gateway.close()
+        await self.gateway.flush()
         for server in self._servers:
             server.should_exit = True
         await asyncio.gather(*self._tasks)

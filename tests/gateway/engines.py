@@ -57,6 +57,7 @@ class Behaviour:
     step_seconds: float = 0.002
     tokens_a_step: int = 1
     refuse: RefusalCode | None = None
+    refuse_hello: RefusalCode | None = None
     draining: bool = False
     cached_tokens: int = 0
     first_token_seconds: float = 0.125
@@ -158,6 +159,9 @@ class ScriptedEngine:
     def _take(self, peer: bytes, message: Message) -> None:
         if isinstance(message, Hello):
             self.hellos += 1
+            if self.does.refuse_hello is not None:
+                self._send(peer, Refused(None, self.does.refuse_hello, "refused"))
+                return
             self._peers.add(peer)
             self._send(peer, Welcome(**self._welcome, draining=self.does.draining))
             self._send(peer, Blocks(0, b"", b"", reset=True))

@@ -20,11 +20,6 @@ TEXT = "A mast holds the sails. Maße 世界 🙂 naïve end"
 
 
 @pytest.fixture
-def tokenizer(tokenizer_files: dict[str, bytes]) -> Tokenizer:
-    return Tokenizer.from_files(tokenizer_files)
-
-
-@pytest.fixture
 def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
     """Return an engine that answers TEXT and ends with an end token."""
     started = scripted()

@@ -18,11 +18,6 @@ USER: list[Any] = [{"role": "user", "content": "What is a mast? " * 40}]
 
 
 @pytest.fixture
-def tokenizer(tokenizer_files: dict[str, bytes]) -> Tokenizer:
-    return Tokenizer.from_files(tokenizer_files)
-
-
-@pytest.fixture
 def engine(scripted: Any, tokenizer: Tokenizer) -> Any:
     started = scripted()
     started.does.reply = tokenizer.encode("A mast holds the sails.", add_special_tokens=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import zmq
 from mizzen.core.options import flag
 from mizzen.wire.keys import KeyFileError, KeyFolder, load_ring, name_of
 from mizzen.wire.offers import names, offers
+from ports import free_ports
 
 Pairs = dict[str, tuple[bytes, bytes]]
 
@@ -63,14 +63,11 @@ class Engine:
     def __init__(self, folder: Path, model: Path, keys: Mount) -> None:
         folder.mkdir()
         self.keys, self.endpoint = keys, f"ipc://{folder}/wire"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         options = {
             "model": model,
             "served_name": "demo",
             "wire_bind": self.endpoint,
-            "http_port": port,
+            "http_port": free_ports(),
             "keys": keys.path,
             "step_milliseconds": 10,
             "termination_message": folder / "end",
@@ -230,9 +227,10 @@ def test_a_folder_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
     mount.write(0, fresh())
     folder = KeyFolder(mount.path, "engine")
     before = folder.ring
-    (mount.path / "..data" / "generation").write_text("one")
-    assert not folder.look()
-    assert folder.ring == before
+    for content in (b"\xff1", b"one"):
+        (mount.path / "..data" / "generation").write_bytes(content)
+        assert not folder.look()
+        assert folder.ring == before
     with pytest.raises(KeyFileError, match="generation must hold a whole number, not 'one'"):
         load_ring(mount.path, "engine")
     (mount.path / "..data" / "engine.public").write_bytes(b"short")

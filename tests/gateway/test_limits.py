@@ -64,6 +64,21 @@ def test_a_flood_does_not_starve_another(flood: int, large: int, small: int) -> 
     assert order.index(-1) <= 1
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+def test_who_comes_and_goes_takes_no_memory(keep: int) -> None:
+    """Requests that time out or are cancelled while nothing is taken, of flows that empty or do not."""
+    queue: FairQueue[int] = FairQueue()
+    queue.push(-1, "a", 0, 10, 1.0)
+    for number in range(keep):
+        queue.push(-2 - number, "b", 0, 10, 1.0)
+    for number in range(1000):
+        queue.push(number, "b", 0, 10, 1.0)
+        queue.remove(number - keep if number >= keep else -2)
+    assert len(queue._heads) <= 2
+    assert queue.pop() == -1
+    assert len(queue) == keep
+
+
 class QueueModel:
     """What a fair queue must keep, whatever is done with it."""
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mizzen.gateway.metrics import LABELS, MAX_MODELS, Metrics
 from mizzen.gateway.record import Record
 from mizzen.gateway.tally import OTHER, Spread, SpreadFamily
+from mizzen.gateway.text.tokenizer import Tokenizer
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
@@ -51,6 +52,19 @@ async def scrape(gateway: Any) -> Scrape:
 async def post(gateway: Any, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     async with httpx.AsyncClient(timeout=60) as http:
         return await http.post(f"{gateway.url}{path}", json={**BODY, **body})
+
+
+async def test_what_a_stop_string_ends_is_counted_whoever_asks_for_usage(
+    scripted: Any, live: Any, tokenizer: Tokenizer
+) -> None:
+    engine = scripted()
+    engine.does.reply = tokenizer.encode("A mast holds the sails of a ship", add_special_tokens=False)
+    engine.does.cached_tokens = 3
+    gateway = await live(engine)
+    assert '"finish_reason":"stop"' in (await post(gateway, stream=True, stop=["the sa"], max_tokens=50)).text
+    got = await scrape(gateway)
+    assert got("cached_prompt_tokens_total", model="demo") == 3
+    assert got("aborts_total", cause="stop_string") == 1
 
 
 async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:

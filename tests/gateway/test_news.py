@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import httpx
@@ -11,15 +10,14 @@ import pytest
 
 from mizzen.gateway.news import News, seconds_of
 from mizzen.wire.messages import PROTOCOL
+from ports import free_ports
 
 TOKEN = {"authorization": "Bearer s3cret"}
 
 
 @pytest.fixture
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports()}"
 
 
 async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tmp_path: Any) -> None:
@@ -86,6 +84,7 @@ async def test_it_answers_when_an_engine_has_another_problem(
         told = (await http.get(url)).json()
         while told["engines"][0]["state"] != "broken":
             told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
+        assert told["engines"][0]["otherProtocol"] is False
         wait = {"version": told["version"], "wait": "20"}
         news = asyncio.create_task(http.get(url, params=wait))
         await asyncio.to_thread(scripted, protocol=PROTOCOL + 1, endpoint=free_endpoint)
@@ -94,6 +93,7 @@ async def test_it_answers_when_an_engine_has_another_problem(
         (engine,) = answer.json()["engines"]
     assert engine["state"] == "broken"
     assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in engine["problem"]
+    assert engine["otherProtocol"] is True
 
 
 async def test_who_has_left_waits_no_longer() -> None:

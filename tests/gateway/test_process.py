@@ -18,6 +18,7 @@ import pytest
 
 from mizzen.wire.keys import KeyFolder, write_keys
 from mizzen.wire.messages import PROTOCOL
+from ports import free_ports
 
 PROGRAM = """
 import json, sys
@@ -28,17 +29,11 @@ sys.exit(run(GatewayConfig(**{**options, "engine": tuple(options.get("engine", (
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Process:
     """A gateway process."""
 
     def __init__(self, **options: Any) -> None:
-        self.port, self.admin = free_port(), free_port()
+        self.port, self.admin = free_ports(), free_ports()
         options = {"served_name": "demo", "port": self.port, "admin_port": self.admin, **options}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(options)], stderr=subprocess.PIPE, text=True
@@ -172,7 +167,7 @@ def test_it_is_ready_while_all_engines_are_of_another_release(
 ) -> None:
     """As in an upgrade that changes the protocol: requests wait for engines of its own, and are refused."""
     (tmp_path / "token").write_text("s3cret")
-    engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_port()}"]
+    engines = [scripted(protocol=PROTOCOL + 1).endpoint, f"tcp://127.0.0.1:{free_ports()}"]
     gateway = start(
         engine=engines,
         admin_token_file=str(tmp_path / "token"),

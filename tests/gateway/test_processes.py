@@ -192,6 +192,7 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
             "state": state,
             "requests": requests,
             "problem": "",
+            "otherProtocol": state == "foreign",
             "keys": ["old", "new"] if synced else ["old"],
         }
         for name, state, requests in engines
@@ -223,6 +224,14 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
     assert merged["engines"][0]["keys"] == ["new", "old"], "what any process uses"
     assert (merged["synced"], merged["waiting"], merged["version"]) == (False, 2, "v4,v3")
     assert (merged["queued"], merged["inFlight"], merged["idleSeconds"]) == (2, 4, 0.5)
+
+
+def test_an_engine_is_of_another_protocol_when_it_is_for_all() -> None:
+    first = table(("a", "foreign", 0), ("b", "foreign", 0), ("c", "foreign", 0), ("d", "serving", 0))
+    second = table(("a", "foreign", 0), ("b", "broken", 0), ("d", "foreign", 0))
+    for tables in ([first, second], [second, first]):
+        merged = {one["name"]: one["otherProtocol"] for one in merged_tables(tables)["engines"]}
+        assert merged == {"a": True, "b": False, "c": False, "d": False}
 
 
 def test_metrics_are_merged_by_family() -> None:

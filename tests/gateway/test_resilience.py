@@ -322,6 +322,21 @@ async def test_unusable_engines_are_left_out(
     assert (await text_of(gateway.client(), max_tokens=2))[1] == "length"
 
 
+async def test_an_engine_is_of_another_protocol_when_it_refuses_a_gateway_for_what_it_says(
+    live: Any, scripted: Any, until: Any
+) -> None:
+    codes = (RefusalCode.INVALID, RefusalCode.QUEUE_FULL, RefusalCode.STARTING)
+    engines = [scripted() for _ in codes]
+    for engine, code in zip(engines, codes, strict=True):
+        engine.does.refuse_hello = code
+    gateway = await live(*engines, wait=False)
+    await until(lambda: all(engine.state == "broken" for engine in gateway.gateway.table))
+    assert [engine.other_protocol for engine in gateway.gateway.table] == [True, False, False]
+    engines[0].does.refuse_hello = None  # the pod has another engine now
+    await until(lambda: any(engine.serving for engine in gateway.gateway.table))
+    assert not any(engine.other_protocol for engine in gateway.gateway.table)
+
+
 async def test_suspended(live: Any, scripted: Any) -> None:
     gateway = await live(scripted(), suspended=True)
     with pytest.raises(openai.InternalServerError, match="suspended") as error:

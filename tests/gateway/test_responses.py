@@ -195,6 +195,18 @@ async def test_the_client_builds_the_same_response_of_a_stream(live: Any, model:
     assert response.output_text == "Let me see."
 
 
+async def test_a_stream_whose_last_tokens_show_nothing_ends_whole(live: Any, model: Model) -> None:
+    """Its client may use the connection for the next request: nothing may be left on it."""
+    engine = model("<think>\n\n</think>")
+    gateway = await live(engine)
+    body = {"model": "demo", "input": "Hi", "stream": True}
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1), timeout=60) as client:
+        for _ in range(3):
+            answer = await client.post(f"{gateway.url}/v1/responses", json=body)
+            names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+            assert names[-1] == "response.completed", names
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_cut_short(live: Any, model: Model, stream: bool) -> None:
     gateway = await live(model("one two three four five six seven eight"))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 from mizzen.core.options import flag
+from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SIMULATED = ["-m", "mizzen.server.simulate"]
@@ -42,12 +42,9 @@ class EngineProcess:
     def __init__(self, program: list[str], folder: Path, **options: Any) -> None:
         folder.mkdir()
         self.endpoint = f"ipc://{folder}/wire"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         options = {
             "wire_bind": self.endpoint,
-            "http_port": port,
+            "http_port": free_ports(),
             "termination_message": folder / "end",
             **options,
         }

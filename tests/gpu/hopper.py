@@ -8,11 +8,13 @@ import pytest
 import torch
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-WITH_FA3 = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not HOPPER or importlib.util.find_spec("sgl_kernel") is None,
-        reason="needs a Hopper GPU with sglang-kernel",
-    ),
-]
-"""Of files whose tests run FlashAttention 3: `pytestmark`."""
+
+
+def on_hopper(module: str, package: str) -> list[pytest.MarkDecorator]:
+    """`pytestmark` of a file whose tests need a Hopper GPU and a package."""
+    there = HOPPER and importlib.util.find_spec(module) is not None
+    return [pytest.mark.gpu, pytest.mark.skipif(not there, reason=f"needs a Hopper GPU with {package}")]
+
+
+WITH_FA3 = on_hopper("sgl_kernel", "sglang-kernel")
+"""Of files whose tests run FlashAttention 3."""

@@ -6,27 +6,19 @@ MIZZEN_COMPILE=1 alone, as `make test-gpu` has it; without it, the cases that ne
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
 from attention_kit import CHUNKS, SLOTS, check_mixed, close, make_kv
 from flashinfer_kit import BF16, FP8, HEAD_DIMS, TEMPLATES, need
+from hopper import on_hopper
 
 from mizzen.attention.base import DecodeRows, Geometry
 from mizzen.attention.flashinfer import FlashInferAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
 
-GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not GPU or importlib.util.find_spec("flashinfer") is None,
-        reason="needs a Hopper GPU with flashinfer-python",
-    ),
-]
+pytestmark = on_hopper("flashinfer", "flashinfer-python")
 
 
 def check(template: str, geometry: Geometry, page: int, stored: torch.dtype = BF16) -> None:

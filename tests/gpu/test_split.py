@@ -30,6 +30,8 @@ TILINGS = [
     Tiling(splits=16, block=64, warps=4, stages=0),
     Tiling(splits=1, block=64, warps=4, stages=3),
     Tiling(splits=2, block=32, warps=2, stages=2),
+    Tiling(splits=16, block=64, warps=8, stages=0),
+    Tiling(splits=2, block=64, warps=8, stages=2),
 ]
 
 
@@ -47,7 +49,7 @@ SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2,
 """Heads, KV heads, size of a head, page, norms."""
 
 
-@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
 @pytest.mark.parametrize("window", [None, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: Tiling) -> None:

@@ -56,6 +56,8 @@ class Behaviour:
     """Uids of pods whose container ended with an error."""
     unreachable: set[str] = field(default_factory=set)
     """Uids of engines that are ready, and that no gateway can reach."""
+    strangers: set[str] = field(default_factory=set)
+    """Uids of engines whose protocol no gateway speaks."""
     why_unreachable: str = "tcp://10.0.0.1:5555 speaks protocol 2, this gateway 3"
     """What gateways say of those."""
     dead: set[str] = field(default_factory=set)
@@ -336,7 +338,7 @@ class SimulatedNode:
         since = self._ready_since.get(pod["metadata"]["uid"])
         if pod["metadata"]["uid"] in self.behaviour.dead or self._device_lost(pod):
             return False
-        reachable = pod["metadata"]["uid"] not in self.behaviour.unreachable
+        reachable = pod["metadata"]["uid"] not in self.behaviour.unreachable | self.behaviour.strangers
         return reachable and since is not None and time.monotonic() - since >= self.behaviour.connect
 
     def _routed(self, pod: dict[str, Any]) -> bool:
@@ -361,7 +363,7 @@ class SimulatedNode:
 
     def _problem(self, pod: dict[str, Any]) -> str:
         """What a gateway says is wrong with an engine."""
-        lost = pod["metadata"]["uid"] in self.behaviour.unreachable
+        lost = pod["metadata"]["uid"] in self.behaviour.unreachable | self.behaviour.strangers
         return self.behaviour.why_unreachable if lost else ""
 
     def answer(self, namespace: str, question: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -497,6 +499,7 @@ class SimulatedNode:
                 "uid": pod["metadata"]["uid"],
                 "state": self._state(pod),
                 "problem": self._problem(pod),
+                "otherProtocol": pod["metadata"]["uid"] in self.behaviour.strangers,
                 "keys": self._keys_used(known, pod),
                 "revision": pod["metadata"]["labels"]["mizzen.dev/revision"],
                 "requests": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_operator import labels
-from mizzen_operator.apply import Applier
+from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.children import Children
 from mizzen_operator.drift import correction, covers
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.refs import Ref
+from one_object import OneObject
 
 BUDGET: dict[str, Any] = {
     "kind": "PodDisruptionBudget",
@@ -23,24 +25,7 @@ BUDGET: dict[str, Any] = {
 }
 
 
-class Server:
-    """One object, and what was asked."""
-
-    def __init__(self, there: dict[str, Any] | None = None) -> None:
-        self.there, self.asked = there, [""]
-        self.asked.clear()
-
-    async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
-        self.asked.append("get")
-        return self.there
-
-    async def delete(self, ref: Ref, uid: str) -> bool:
-        self.asked.append(f"delete {uid}")
-        self.there = None
-        return True
-
-
-async def unwanted(server: Server, digests: dict[tuple[str, str], str], *, fresh: bool) -> list[str]:
+async def unwanted(server: OneObject, digests: dict[tuple[str, str], str], *, fresh: bool) -> list[str]:
     applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
     server.asked.clear()
     await applier.keep([BUDGET], digests, lambda live: None, wanted=False, fresh=fresh)
@@ -49,7 +34,7 @@ async def unwanted(server: Server, digests: dict[tuple[str, str], str], *, fresh
 
 async def test_what_is_not_wanted_is_looked_for_once_and_removed() -> None:
     digests: dict[tuple[str, str], str] = {}
-    server = Server({**BUDGET, "metadata": {**BUDGET["metadata"], "uid": "u"}})
+    server = OneObject({**BUDGET, "metadata": {**BUDGET["metadata"], "uid": "u"}})
     assert await unwanted(server, digests, fresh=False) == ["get", "delete u"]
     assert await unwanted(server, digests, fresh=False) == []
     digests.clear()  # once in a while all is looked for anew
@@ -58,8 +43,43 @@ async def test_what_is_not_wanted_is_looked_for_once_and_removed() -> None:
 
 async def test_a_service_of_which_nothing_was_made_yet_has_nothing_to_remove() -> None:
     digests: dict[tuple[str, str], str] = {}
-    assert await unwanted(Server(), digests, fresh=True) == []
-    assert await unwanted(Server(), digests, fresh=False) == []
+    assert await unwanted(OneObject(), digests, fresh=True) == []
+    assert await unwanted(OneObject(), digests, fresh=False) == []
+
+
+async def wanted(server: OneObject, *, fresh: bool) -> list[str]:
+    def require(live: Mapping[str, Any]) -> None:
+        if live["metadata"].get("uid") != "u":
+            raise name_taken(live)
+
+    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    server.asked.clear()
+    await applier.keep([BUDGET], {}, require, wanted=True, fresh=fresh)
+    return list(server.asked)
+
+
+async def test_what_a_new_service_needs_is_made_without_a_look_at_what_is_there() -> None:
+    server = OneObject()
+    assert await wanted(server, fresh=True) == ["make"]
+    assert await wanted(server, fresh=True) == ["make", "get"], "its answer was lost"
+    assert await wanted(server, fresh=False) == ["get"]
+    assert await wanted(OneObject(), fresh=False) == ["get", "apply"]
+
+
+@pytest.mark.parametrize("code", [400, 404, 422])
+async def test_an_api_server_that_takes_no_version_of_a_new_object_is_asked_as_before(code: int) -> None:
+    server = OneObject()
+    server.refuses_versions = code
+    assert await wanted(server, fresh=True) == ["make", "get", "apply"]
+
+
+async def test_what_has_the_name_of_a_new_services_child_is_not_taken_over() -> None:
+    foreign = {**BUDGET, "metadata": {**BUDGET["metadata"], "uid": "v"}}
+    server = OneObject(foreign)
+    with pytest.raises(Refused, match="PodDisruptionBudget x belongs to something else"):
+        await wanted(server, fresh=True)
+    assert server.asked == ["make", "get"]
+    assert server.there is foreign
 
 
 JSON = st.recursive(
@@ -99,6 +119,27 @@ ANYONE = {"ports": [{"port": 2}]}
 def test_what_is_as_it_was_applied_needs_no_correction() -> None:
     assert correction(policy(WIRE, ANYONE), policy(WIRE, ANYONE)) is None
     assert not covers({"args": ["--a", "1", "--b", "2"]}, {"args": ["--a", "2", "--b", "1"]})
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "same"),
+    [
+        ({"cpu": "1", "memory": "1Gi"}, {"cpu": "1000m", "memory": "1024Mi"}, True),
+        ({"cpu": "500m", "nvidia.com/gpu": "1"}, {"cpu": "0.5", "nvidia.com/gpu": 1}, True),
+        ({"cpu": "1", "memory": "1Gi"}, {"cpu": 1}, True),
+        ({"cpu": "1"}, {"cpu": "100m"}, False),
+        ({"cpu": "1"}, {"cpu": "1", "memory": "1Gi"}, False),
+        ({"memory": "1G"}, {"memory": "1Gi"}, False),
+        ({"cpu": "2001m"}, {"cpu": "2.0000001"}, True),
+        ({"a": "x"}, {"a": "y"}, False),
+        ({"a": "1"}, {"a": "1e999999"}, False),
+        (["1"], ["1000m"], False),
+    ],
+)
+def test_amounts_are_the_same_however_they_are_written(live: Any, wanted: Any, same: bool) -> None:
+    assert covers({"limits": live}, {"limits": wanted}) == same
+    assert not covers({"limits": None}, {"limits": wanted})
+    assert covers({"other": live}, {"other": wanted}) == (live == wanted)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +188,7 @@ def test_of_a_pod_template_only_what_the_api_server_fills_in_may_be_more() -> No
     assert correction(deployment({"containers": [changed]}), wanted) is None  # is applied again
 
 
-class Stubborn(Server):
+class Stubborn(OneObject):
     """An API server whose admission adds a rule to every policy."""
 
     async def patch(self, ref: Ref, patch: dict[str, Any]) -> None:

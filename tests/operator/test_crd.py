@@ -171,6 +171,20 @@ def _bare(path: str, schema: dict[str, Any]) -> list[str]:
     return found + (_bare(f"{path}[]", schema["items"]) if "items" in schema else [])
 
 
-def test_kubectl_explains_every_field_of_the_spec() -> None:
+def _nulls(path: str, value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [null for key, one in value.items() for null in _nulls(f"{path}.{key}", one)]
+    if isinstance(value, list):
+        return [null for one in value for null in _nulls(f"{path}[]", one)]
+    return [path] if value is None else []
+
+
+def test_no_text_is_cut_off_at_its_comma() -> None:
+    """Without quotes, YAML takes what follows a comma within braces for a key without a value."""
+    assert _nulls("crd", yaml.safe_load(CRD.read_text())) == []
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_kubectl_explains_every_field(part: str) -> None:
     schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    assert _bare("spec", schema["properties"]["spec"]) == []
+    assert _bare(part, schema["properties"][part]) == []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from live_service import Service
 from marks import CONTROL_PLANE
 
 pytestmark = CONTROL_PLANE
@@ -37,16 +38,11 @@ class Child:
 
 
 @pytest.fixture
-def child(
-    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
-) -> Iterator[Child]:
-    body = minimal(engine={"device": "CPU"}, gateway={"replicas": 1}, networkPolicy="Enabled")
-    body["metadata"]["namespace"] = namespace
-    api.create(body)
-    made = Child(api, namespace, eventually)
-    eventually(made.settled, 90, "it serves")
-    yield made
-    api.delete("InferenceService", namespace, "demo")
+def child(live_service: Callable[..., Service]) -> Child:
+    demo = live_service(networkPolicy="Enabled")
+    made = Child(demo.api, demo.namespace, demo.eventually)
+    made.eventually(made.settled, 90, "it serves")
+    return made
 
 
 ADDED: list[tuple[str, str, Any]] = [
@@ -133,3 +129,42 @@ def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
     assert found["metadata"]["labels"]["team"] == "a"
     service = child.api.get("Service", child.namespace, "demo-gateway")
     assert service["metadata"]["annotations"]["team"] == "a"
+
+
+AMOUNTS = {
+    "requests": {"cpu": "1000m", "memory": "1024Mi", "ephemeral-storage": "1000M"},
+    "limits": {"cpu": "2.0000001", "memory": "1.5Gi", "ephemeral-storage": "2e9"},
+}
+STORED = {
+    "requests": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1G"},
+    "limits": {"cpu": "2001m", "memory": "1536Mi", "ephemeral-storage": "2e9"},
+}
+"""The same amounts as the API server writes them."""
+
+
+def test_an_amount_that_is_stored_as_other_text_is_no_drift(
+    live_service: Callable[..., Service], operators: Any
+) -> None:
+    def count(name: str) -> float:
+        lines = operators.http(operators.leader(), "/metrics").splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    def resources() -> Any:
+        deployment = demo.api.get("Deployment", demo.namespace, "demo-gateway")
+        return deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+
+    demo = live_service(gateway={"replicas": 1, "resources": AMOUNTS})
+    demo.settle(1)
+    assert resources() == STORED
+    applied = count('mizzen_operator_actions_total{action="ApplyDeployment"}')
+    for number in range(3):  # what others note on it has it looked at
+        looks = count("mizzen_operator_reconcile_duration_seconds_count")
+        meta = {"metadata": {"labels": {"round": str(number)}}}
+        demo.api.patch("Deployment", demo.namespace, "demo-gateway", meta)
+        demo.eventually(lambda at=looks: count("mizzen_operator_reconcile_duration_seconds_count") > at)
+    assert count('mizzen_operator_actions_total{action="ApplyDeployment"}') == applied
+    halved = {"name": "gateway", "resources": {"requests": {"cpu": "500m"}}}
+    patch = {"spec": {"template": {"spec": {"containers": [halved]}}}}
+    strategic = "application/strategic-merge-patch+json"
+    demo.api.patch("Deployment", demo.namespace, "demo-gateway", patch, content_type=strategic)
+    demo.eventually(lambda: resources() == STORED, SECONDS, "the amount is the spec's again")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from mizzen_operator import events
 from mizzen_operator.events import Event, Recorder, moves, news
 from mizzen_operator.refs import KubeError
-
-service = runpy.run_path(str(Path(__file__).with_name("test_status.py")))["service"]
+from service_kit import service
 
 
 class Writes:

@@ -44,7 +44,7 @@ class Proxy:
         self._upstream = plane.server
         self.fault: Callable[[web.Request], Awaitable[web.StreamResponse | None]] = self.none
         self.mute = False
-        """Whether watches pass nothing on, and say nothing of it."""
+        """Whether watches pass nothing on, and say nothing of it: those that had to, for good."""
         self.lists: list[str] = []
         self.watches: dict[asyncio.Transport, str] = {}
         """What is watched, by the connection."""
@@ -94,13 +94,11 @@ class Proxy:
             connection = request.transport
             if watching and connection is not None:
                 self.watches[connection] = request.path.rpartition("/")[2]
-            rest = b""
+            silent = False
             try:
                 async for part in upstream.content.iter_any():
-                    if watching:  # whole events are kept back: no network leaves out the half of one
-                        lines, end, rest = (rest + part).rpartition(b"\n")
-                        part = b"" if self.mute else lines + end
-                    if part:
+                    silent |= watching and self.mute  # what comes behind a gap never comes on one connection
+                    if not silent:
                         await response.write(part)
             finally:
                 self.watches.pop(connection, None)

@@ -12,8 +12,9 @@ from marks import CONTROL_PLANE
 from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.budget import engine_budget
-from mizzen_operator.render.engine import engine_pods, revision
+from mizzen_operator.render.engine import engine_pods
 from mizzen_operator.render.policy import policies
+from mizzen_operator.render.revision import revision
 
 pytestmark = CONTROL_PLANE
 

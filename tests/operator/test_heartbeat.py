@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from mizzen_operator.listen import GatewayListener
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import GatewayPod
 from mizzen_operator.queue import Key
+from ports import free_ports
 
 ADDRESS = "127.143.7.1"
 KEY = Key("llm", "demo")
@@ -124,7 +124,7 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     options = {
         "served-name": "demo",
         "host": ADDRESS,
-        "port": _free(),
+        "port": free_ports(ADDRESS),
         "admin-host": ADDRESS,
         "admin-port": ADMIN_PORT,
         "admin-token-file": tmp_path / "token",
@@ -137,12 +137,6 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.send_signal(signal.SIGCONT)
     process.terminate()
     process.wait(60)
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return probe.getsockname()[1]
 
 
 async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(

@@ -25,7 +25,7 @@ from mizzen_operator.apply import Refused
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.labelled import MOST, LabelledSecrets, Where, chosen
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.render.gateway import Front
+from mizzen_operator.render.front import Front
 
 LABEL = "mizzen.dev/api-keys"
 

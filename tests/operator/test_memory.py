@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,34 +18,13 @@ from mizzen_operator.groups import Group
 from mizzen_operator.memory import GivenUp, Memory, recall
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.budget import engine_budget, least
-from mizzen_operator.render.engine import revision
+from mizzen_operator.render.revision import revision
 from mizzen_operator.revisions import Revisions, manifest, restored
 from mizzen_operator.rollout import learn, overdue, seconds_left
+from service_kit import GOOD, OLD, SERVING, SPEC, group, rolling, service
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
-TABLE = runpy.run_path(str(Path(__file__).with_name("test_status.py")))
 CONFIG = OperatorConfig(engine_image="engine:1")
-
-
-def service(given: Rollout | None = None, replicas: int = 1, **spec: Any) -> InferenceService:
-    made = TABLE["service"](replicas=replicas, podTemplate={"labels": {}}, **spec)
-    return replace(made, rollout=given or Rollout(progress_deadline=600))
-
-
-def group(name: str = "a0", restarts: int = 0, message: str = "") -> Group:
-    """`a0`: group 0 of revision a; it serves."""
-    return Group(
-        f"demo-{name[0]}-{name[1]}-0",
-        name,
-        int(name[1]),
-        name[0],
-        0,
-        containers_ready=True,
-        was_routable=True,
-        routable=True,
-        restarts=restarts,
-        message=message,
-    )
 
 
 def after(
@@ -61,7 +38,7 @@ def after(
 
 
 def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
-    one = after(service(replicas=2), [group("a0")])
+    one = after(rolling(replicas=2), [group("a0")])
     assert recall(one.status).current == ""
     one = after(one, [group("a0"), group("a1")])
     assert recall(one.status).current == "a"
@@ -73,19 +50,19 @@ def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
 
 
 def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
-    one = after(service(), [group("a0")])
+    one = after(rolling(), [group("a0")])
     assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "b"
     paused = replace(one, replicas=0, rollout=Rollout(paused=True))
     assert recall(after(paused, [], newest="b").status).current == "a"
 
 
 def test_a_lost_status_takes_what_serves_for_the_current_revision() -> None:
-    one = after(service(replicas=3), [group("b0"), group("a1"), group("b2"), group("c3")], newest="a")
+    one = after(rolling(replicas=3), [group("b0"), group("a1"), group("b2"), group("c3")], newest="a")
     assert recall(one.status).current == "b"
 
 
 def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -> None:
-    one = after(service(replicas=2), [])
+    one = after(rolling(replicas=2), [])
     assert seconds_left(one, recall(one.status), NOW) == 600
     one = after(one, [group("a0")], 100)
     one = after(one, [group("a0")], 200, serves="")
@@ -101,13 +78,13 @@ def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -
 
 
 def test_a_paused_rollout_is_never_overdue() -> None:
-    one = after(service(Rollout(paused=True, progress_deadline=10)), [])
+    one = after(rolling(Rollout(paused=True, progress_deadline=10)), [])
     assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
 
 
 def test_a_pause_costs_a_rollout_no_time() -> None:
     going, halted = Rollout(progress_deadline=600), Rollout(paused=True, progress_deadline=600)
-    one = after(service(going, replicas=2), [group("a0"), group("a1")])
+    one = after(rolling(going, replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b1")], 100, newest="b")
     paused = after(replace(one, rollout=halted), [group("a0"), group("b1")], 200, newest="b")
     later = after(paused, [group("a0"), group("b1")], 90_000, newest="b")
@@ -119,13 +96,13 @@ def test_a_pause_costs_a_rollout_no_time() -> None:
 
 
 def test_a_rollout_up_to_its_partition_is_done() -> None:
-    one = after(service(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
+    one = after(rolling(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b2")], newest="b")
     assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
 
 
 def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
-    one = after(service(), [group("a0", restarts=2)])
+    one = after(rolling(), [group("a0", restarts=2)])
     one = after(one, [group("a0", restarts=2)], 60)
     assert len(recall(one.status).failures) == 2
     missed = after(one, [], 70)
@@ -135,7 +112,7 @@ def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
 
 
 def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
-    one = service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
+    one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
     one = after(one, [group("a0", restarts=2)])
     assert recall(one.status).given_up is None
     one = after(one, [group("a0", restarts=3, message="out of memory")], 10)
@@ -152,7 +129,7 @@ def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
 
 def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 10}
-    one = service(replicas=9, lifecycle=budget)
+    one = rolling(replicas=9, lifecycle=budget)
     gone: tuple[int, ...] = ()
     for turn in range(1, 60):
         there = [group(f"a{number}", restarts=turn) for number in range(9) if number not in gone]
@@ -164,7 +141,7 @@ def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
 
 
 def test_no_limit_gives_nothing_up() -> None:
-    one = service(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
+    one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
     assert recall(after(one, [group("a0", restarts=60)]).status).given_up is None
 
 
@@ -191,18 +168,18 @@ def test_an_eviction_leaves_enough(pods: int, unavailable: int, left: int) -> No
 
 
 def test_a_suspended_service_guards_nothing() -> None:
-    assert engine_budget(service(replicas=3))["spec"]["minAvailable"] == 2
-    assert engine_budget(service(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
+    assert engine_budget(rolling(replicas=3))["spec"]["minAvailable"] == 2
+    assert engine_budget(rolling(replicas=3, suspend=True))["spec"]["minAvailable"] == 0
 
 
 def test_a_service_is_made_again_of_its_revision() -> None:
     template = {"labels": {"team": "a"}, "affinity": {"nodeAffinity": {}}}
-    old = TABLE["service"](podTemplate=template, parallelism={"tensor": 2})
+    old = service(podTemplate=template, parallelism={"tensor": 2})
     data = manifest(old, CONFIG, revision(old, CONFIG), 1)["data"]
-    new = TABLE["service"](
+    new = service(
         podTemplate={"labels": {}},
-        model={**TABLE["SPEC"]["model"], "source": "file:///new", "contextLength": 5, "aliases": ["x"]},
-        engine={**TABLE["SPEC"]["engine"], "image": "engine:9", "pageSize": 64},
+        model={**SPEC["model"], "source": "file:///new", "contextLength": 5, "aliases": ["x"]},
+        engine={**SPEC["engine"], "image": "engine:9", "pageSize": 64},
         replicas=7,
     )
     again = restored(new, json.loads(json.dumps(data)))
@@ -213,17 +190,13 @@ def test_a_service_is_made_again_of_its_revision() -> None:
     assert (again.replicas, again.model.aliases) == (7, ("x",)), "what reaches no engine is as it is now"
 
 
-FACTS = TABLE["GOOD"]
-OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
-
-
 @pytest.mark.parametrize(
     ("facts", "name", "expected"),
     [
         (
             replace(
-                FACTS,
-                service=service(Rollout(paused=True)),
+                GOOD,
+                service=rolling(Rollout(paused=True)),
                 groups=[OLD],
                 memory=Memory("b"),
             ),
@@ -231,17 +204,17 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
             (False, "Paused"),
         ),
         (
-            replace(FACTS, service=service(Rollout(paused=True)), memory=Memory("a")),
+            replace(GOOD, service=rolling(Rollout(paused=True)), memory=Memory("a")),
             "Ready",
             (True, "AllGroupsServing"),
         ),
-        (replace(FACTS, groups=[OLD], overdue=True), "Progressing", (False, "ProgressDeadlineExceeded")),
-        (replace(FACTS, groups=[OLD], overdue=True), "Ready", (False, "ProgressDeadlineExceeded")),
-        (replace(FACTS, groups=[OLD], overdue=True), "Available", (True, "Serving")),
+        (replace(GOOD, groups=[OLD], overdue=True), "Progressing", (False, "ProgressDeadlineExceeded")),
+        (replace(GOOD, groups=[OLD], overdue=True), "Ready", (False, "ProgressDeadlineExceeded")),
+        (replace(GOOD, groups=[OLD], overdue=True), "Available", (True, "Serving")),
         (
             replace(
-                FACTS,
-                service=service(Rollout(partition=1), replicas=2),
+                GOOD,
+                service=rolling(Rollout(partition=1), replicas=2),
                 groups=[OLD, SERVING],
                 memory=Memory("b"),
             ),
@@ -250,8 +223,8 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
         ),
         (
             replace(
-                FACTS,
-                service=service(Rollout(partition=1), replicas=2),
+                GOOD,
+                service=rolling(Rollout(partition=1), replicas=2),
                 groups=[SERVING],
                 memory=Memory("b"),
             ),
@@ -260,7 +233,7 @@ OLD, SERVING = TABLE["OLD"], TABLE["SERVING"]
         ),
         (
             replace(
-                FACTS,
+                GOOD,
                 memory=Memory("b", given_up=GivenUp("a", "h", (0,), "Why", "because")),
             ),
             "Failed",
@@ -309,7 +282,7 @@ class FakeKube:
 async def test_revisions_are_recorded_once_and_the_oldest_are_left_out() -> None:
     kube = FakeKube()
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(service(), history_limit=1)
+    one = replace(rolling(), history_limit=1)
     assert await revisions.sync(one, "a", ()) == {"a"}
     assert await revisions.sync(one, "a", ()) == {"a"}
     assert kube.calls == ["create"], "a new service costs one request, and then none"
@@ -330,7 +303,7 @@ async def test_revisions_are_recorded_once_and_the_oldest_are_left_out() -> None
 
 
 async def test_what_an_earlier_release_wrote_out_of_order_is_written_anew_once() -> None:
-    kube, one = FakeKube(), replace(service(), status={"updateRevision": "b"})
+    kube, one = FakeKube(), replace(rolling(), status={"updateRevision": "b"})
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
     for newest in ("a", "b"):
         await revisions.sync(one, newest, {"a"})
@@ -350,7 +323,7 @@ async def test_what_an_earlier_release_wrote_out_of_order_is_written_anew_once()
 async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() -> None:
     kube = FakeKube()
     revisions = Revisions(kube, CONFIG, Metrics())  # type: ignore[arg-type]
-    one = replace(service(), status={"updateRevision": "a"})
+    one = replace(rolling(), status={"updateRevision": "a"})
     await revisions.sync(one, "a", ())
     await revisions.sync(one, "b", {"a"})
     del kube.objects["demo-a"]["data"]["spec"]["engine"]["device"], kube.objects["demo-a"]["data"]["image"]
@@ -364,21 +337,21 @@ async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() ->
 
 async def test_a_name_that_is_taken_is_no_revision_of_ours() -> None:
     kube = FakeKube()
-    other = replace(service(), uid="other")
+    other = replace(rolling(), uid="other")
     await Revisions(kube, CONFIG, Metrics()).sync(other, "a", ())  # type: ignore[arg-type]
     with pytest.raises(Refused, match="belongs to something else"):
-        await Revisions(kube, CONFIG, Metrics()).sync(service(), "a", ())  # type: ignore[arg-type]
+        await Revisions(kube, CONFIG, Metrics()).sync(rolling(), "a", ())  # type: ignore[arg-type]
 
 
 def test_an_upgrade_replaces_no_group() -> None:
     """Fields that a release adds must not change the name of a revision by coming with their defaults."""
     template = {"labels": {}, "sharedMemorySizeLimit": "8Gi"}
     spread = {"podDisruptionBudget": "Auto", "spreadTopologyKey": "kubernetes.io/hostname"}
-    first = TABLE["service"](podTemplate=template, availability=spread)
+    first = service(podTemplate=template, availability=spread)
     assert revision(first, OperatorConfig(engine_image="e:1")) == "af503b36", "as the first release named it"
     for part, change in (
-        ("engine", {**TABLE["SPEC"]["engine"], "kvCacheDtype": "FP8"}),
+        ("engine", {**SPEC["engine"], "kvCacheDtype": "FP8"}),
         ("availability", {**spread, "spreadTopologyKey": "zone"}),
     ):
-        other = TABLE["service"](**{"podTemplate": template, "availability": spread, part: change})
+        other = service(**{"podTemplate": template, "availability": spread, part: change})
         assert revision(other, OperatorConfig(engine_image="e:1")) != "af503b36"

@@ -18,8 +18,9 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.download import Download, allowed, clocked, finished, held, read, worth_telling
 from mizzen_operator.memory import Memory, Progress
-from mizzen_operator.render.engine import engine_pods, revision
+from mizzen_operator.render.engine import engine_pods
 from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder
+from mizzen_operator.render.revision import revision
 
 pytestmark = CONTROL_PLANE
 

@@ -252,14 +252,27 @@ def test_engines_of_another_protocol_than_the_gateways_are_replaced(
     demo = service(replicas=2, rollout={"paused": True})
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
-    node.behaviour.unreachable = old
+    node.behaviour.strangers = old
     demo.patch(engine={"pageSize": 32})
     demo.eventually(lambda: demo.condition("Available")["reason"] == "NoGroupServes")
     time.sleep(1)  # held back, nothing mends it
     assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
     demo.patch(rollout={"paused": False})
-    demo.eventually(lambda: demo.condition("Available")["status"] == "True")
-    time.sleep(1)  # as many as may be missing do not serve: the old ones stay, for they are ready
+    demo.settle(2)
+    assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
+
+
+def test_old_engines_that_no_gateway_reaches_stay_until_enough_others_serve(
+    service: Callable[..., Service], node: Any
+) -> None:
+    """They speak the protocol and are ready: they may be reached again."""
+    demo = service(replicas=2)
+    demo.settle(2)
+    old = {pod["metadata"]["uid"] for pod in demo.pods()}
+    node.behaviour.unreachable = old
+    demo.patch(engine={"pageSize": 32})
+    demo.eventually(lambda: demo.status()["updatedReplicas"] == demo.status()["availableReplicas"] == 1)
+    time.sleep(1)
     assert {pod["metadata"]["uid"] for pod in demo.pods()} > old
     demo.patch(rollout={"maxUnavailable": 2})
     demo.settle(2)

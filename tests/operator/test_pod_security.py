@@ -18,7 +18,8 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.chart import operator_manifests
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.gateway import dedicated, gateway_manifests
+from mizzen_operator.render.front import dedicated
+from mizzen_operator.render.gateway import gateway_manifests
 from mizzen_operator.render.model import fetch_job
 from mizzen_operator.render.shared import shared
 from mizzen_operator.shared import share

@@ -19,10 +19,12 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.drift import covers
 from mizzen_operator.parse import ApiError, parse
-from mizzen_operator.render.engine import engine_pods, revision
-from mizzen_operator.render.gateway import dedicated, gateway_manifests
+from mizzen_operator.render.engine import engine_pods
+from mizzen_operator.render.front import dedicated
+from mizzen_operator.render.gateway import gateway_manifests
 from mizzen_operator.render.keys import EngineKeys, corrected, mounted_keys, read, restored_keys, root_keys
 from mizzen_operator.render.model import model_path
+from mizzen_operator.render.revision import revision
 from mizzen_operator.render.shared import services_config_map, shared
 from mizzen_operator.shared import share
 

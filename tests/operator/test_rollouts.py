@@ -10,7 +10,6 @@ No mutant of the planner may survive.
 
 from __future__ import annotations
 
-import runpy
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import plan_cases
 from mizzen_operator import plan as planner
 from mizzen_operator import rollout
 from mizzen_operator.api import (
@@ -112,10 +112,14 @@ class Cluster:
     """Uids that gateways say they route to, though they hold them back."""
     broken: set[str] = field(default_factory=set)
     """Revisions whose groups serve no more, and never will: their model is gone, or their key."""
+    foreign: set[str] = field(default_factory=set)
+    """Revisions whose engines speak another protocol than all gateways."""
 
     @property
     def groups(self) -> list[Group]:
-        return [pod.seen() for pod in self.pods.values()]
+        """As the operator sees them: what gateways refuse, it knows of those whose engines are ready."""
+        seen = [pod.seen() for pod in self.pods.values()]
+        return [replace(one, stranger=one.containers_ready and one.revision in self.foreign) for one in seen]
 
     @property
     def live(self) -> list[Group]:
@@ -130,6 +134,15 @@ class Cluster:
             if p.acknowledged and p.seen().containers_ready and p.seen().live and not p.group.held
         )
 
+    def useful(self) -> int:
+        """Groups that serve, or may as they are: they have served, and no gateway refuses their protocol."""
+        serving = self.serving()
+        return sum(
+            one.uid in serving
+            or (one.was_routable and one.containers_ready and not (one.held or one.stranger))
+            for one in self.live
+        )
+
     @property
     def name(self) -> str:
         """Of the golden prompts."""
@@ -139,6 +152,7 @@ class Cluster:
         """What the operator does with a group that it may ask; `unlucky` is a fault of the one group."""
         group = self.pods[name].seen()
         asks = group.live and group.containers_ready and group.held and group.revision == self.revision
+        asks = asks and group.revision not in self.foreign
         if not asks:
             return
         if self.name and (group.refused_by == self.name or rollout.refused(self.service, self.revision)):
@@ -188,7 +202,8 @@ class Cluster:
             del self.pods[name]
 
     def acknowledge(self, name: str) -> None:
-        if self.pods[name].seen().containers_ready and not self.pods[name].group.held:
+        one = self.pods[name].seen()
+        if one.containers_ready and not one.held and one.revision not in self.foreign:
             self.pods[name].acknowledged = True
             self.change(name, routable=True, was_routable=True)
 
@@ -220,6 +235,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             service = it.service
             groups = self.snapshot if stale else it.groups
             serving, live, doubles = it.serving(), len(it.live), it.doubles()
+            useful = it.useful()
             said = serving | {group.uid for group in groups if group.held and group.uid in it.lies}
             memory = rollout.learn(service, it.revision, groups, serving, it.now)
             it.recorded.add(it.revision)
@@ -236,6 +252,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             if not stale:
                 enough = min(len(serving), wanted.enough)
                 assert len(it.serving()) >= enough, "no gap by our own doing"
+                assert it.useful() >= min(useful, wanted.enough), "nor of what some gateway may route to"
                 limit = max(live, wanted.groups + wanted.surge)
                 assert len(it.live) <= limit, "no more than the surge"
                 assert it.doubles() <= doubles, "no number twice"
@@ -365,9 +382,11 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             self.cluster.lies = {self.cluster.pods[name].group.uid}
 
         @precondition(lambda self: self.cluster.pods)
-        @rule(data=st.data())
-        def be_unheard(self, data: st.DataObject) -> None:
-            self.cluster.pods[self.pick(data)].acknowledged = False
+        @rule(data=st.data(), every=st.booleans())
+        def be_unheard(self, data: st.DataObject, every: bool) -> None:
+            """By one of the gateways, which does not know one group yet, or none."""
+            for name in list(self.cluster.pods) if every else [self.pick(data)]:
+                self.cluster.pods[name].acknowledged = False
 
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data(), times=st.sampled_from([1, 1, 4]))
@@ -387,6 +406,21 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 if pod.group.revision in it.broken:
                     it.change(name, containers_ready=False, routable=False, reason="Error")
             self.change_spec(revision, edit)
+
+        @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
+        def be_upgraded(self, revision: str, edit: int) -> None:
+            """Gateways of another release, whose protocol the engines that are there do not speak."""
+            it = self.cluster
+            it.foreign = {pod.group.revision for pod in it.pods.values()} - {revision}
+            for name, pod in it.pods.items():
+                if pod.group.revision in it.foreign:
+                    pod.acknowledged = False
+                    it.change(name, routable=False)
+            self.change_spec(revision, edit)
+
+        @rule()
+        def have_the_gateways_of_before(self) -> None:
+            self.cluster.foreign = set()
 
         @precondition(lambda self: self.cluster.pods)
         @rule(data=st.data())
@@ -460,8 +494,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             it = self.cluster
             it.lies = set()
             it.broken.discard(it.revision)
+            it.foreign.discard(it.revision)
             self.settle()
-            if it.broken:
+            if it.broken or it.foreign:
                 it.service = replace(it.service, rollout=replace(it.service.rollout, partition=0))
             else:
                 self.check_refused()
@@ -497,9 +532,23 @@ TestRollouts.settings = settings(
 )
 
 MUTANTS: Mapping[str, tuple[str, str]] = {
-    "retires without a look at what is left": ("and (after >= enough or broken)", ""),
-    "waits for what has broken": ("(after >= enough or broken)", "after >= enough"),
+    "retires without a look at what is left": ("and (after >= enough or broken or stranger)", ""),
+    "waits for what has broken": ("(after >= enough or broken or", "(after >= enough or"),
     "takes all at once that is not ready": ("and known > enough", ""),
+    "waits for strangers": ("after >= enough or broken or stranger", "after >= enough or broken"),
+    "takes strangers that serve": (
+        "return group.stranger and group.uid not in serving",
+        "return group.stranger",
+    ),
+    "takes what only some gateways route to for a stranger": (
+        "return group.stranger and group.uid not in serving",
+        "return group.containers_ready and group.uid not in serving",
+    ),
+    "lets strangers stand in for what may come back": (
+        "if not _is_stranger(group, serving)]",
+        "if True]",
+    ),
+    "takes others before strangers": ("            not _is_stranger(group, serving),\n", ""),
     "takes what nobody routes to for serving": (
         "if group.uid in serving and group.containers_ready)",
         "if group.containers_ready)",
@@ -515,7 +564,8 @@ MUTANTS: Mapping[str, tuple[str, str]] = {
     "leaves half a group": ("if not group.live and group.left and", "if group.ended and group.left and"),
     "completes nothing": ("        *_completed(kept),\n", ""),
     "keeps an ended pod": ('*_deleted(ended, "Ended"),', ""),
-    "restores nothing": ("if wanted.restorable else 0", "if False else 0"),
+    "restores nothing": ("if restorable else 0", "if False else 0"),
+    "restores what was given up": ("and not (wanted.stable == wanted.revision and wanted.failed)", ""),
     "trusts a revision that never served": ("if not proven and known:", "if False:"),
     "uses a number twice": ("used = used | {index}", ""),
     "forgets its incarnations": ("max(seen, default=-1) + 1", "0"),
@@ -552,14 +602,12 @@ def mutant(old: str, new: str) -> types.ModuleType:
 
 
 def passes_the_table(plan: Plan) -> bool:
-    """Whether a planner does what the cases of `test_plan.py` say."""
-    table = runpy.run_path(str(Path(__file__).with_name("test_plan.py")))
-    cases = [(wanted, {}, there, done) for _, wanted, there, done in table["CASES"]]
-    cases += [case[1:] for case in table["ROLLOUTS"]]
+    """Whether a planner does what the table of its rules says."""
+    cases = [(wanted, {}, there, done) for _, wanted, there, done in plan_cases.CASES]
+    cases += [case[1:] for case in plan_cases.ROLLOUTS]
     for wanted, given, there, done in cases:
-        groups = [table["pod"](text) for text in there]
-        serving = frozenset(text.split()[0] for text in there if text.endswith(" serving"))
-        actions = plan(planner.Wanted("demo", *wanted, **given), groups, serving)
+        groups = [plan_cases.pod(text) for text in there]
+        actions = plan(planner.Wanted("demo", *wanted, **given), groups, plan_cases.serving(there))
         names = [f"+{one.name}" if isinstance(one, planner.CreateGroup) else f"-{one.uid}" for one in actions]
         if names != done:
             return False
@@ -585,6 +633,8 @@ def test_no_mutant_of_the_planner_passes_the_table(name: str) -> None:
         "knows no partition",
         "retires none",
         "waits for what has broken",
+        "waits for strangers",
+        "takes what only some gateways route to for a stranger",
     ],
 )
 def test_the_state_machine_finds_what_breaks_its_rules(name: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,8 @@ from hypothesis import strategies as st
 from mizzen_operator import status
 from mizzen_operator.memory import stamp
 from mizzen_operator.starts import NOT_STARTED, Start, cold_start, read_start, whole
+from service_kit import GOOD, NOW
 
-TABLE = runpy.run_path(str(Path(__file__).with_name("test_status.py")))
 BEGAN = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
 PARTS = ("pendingSeconds", "imagePullSeconds", "downloadSeconds", "loadSeconds", "warmupSeconds")
 
@@ -85,8 +83,7 @@ def test_no_clock_makes_a_part_negative_or_the_parts_more_than_the_whole(start: 
 
 @pytest.mark.parametrize("known", [{}, {"coldStart": {"group": "before"}}])
 def test_the_status_keeps_the_last_start(known: dict[str, Any]) -> None:
-    good, now = TABLE["GOOD"], TABLE["NOW"]
-    before = replace(good, service=replace(good.service, status=known))
-    assert status.build(before, now).get("coldStart") == known.get("coldStart")
+    before = replace(GOOD, service=replace(GOOD.service, status=known))
+    assert status.build(before, NOW).get("coldStart") == known.get("coldStart")
     new = cold_start("demo-a-0-0", read_start(pod(3, None, 13, 54)), BEGAN + timedelta(seconds=60))
-    assert status.build(replace(before, cold_start=new), now)["coldStart"] == new
+    assert status.build(replace(before, cold_start=new), NOW)["coldStart"] == new

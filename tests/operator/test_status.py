@@ -9,92 +9,11 @@ from typing import Any
 import pytest
 
 from mizzen_operator import status
-from mizzen_operator.api import InferenceService
 from mizzen_operator.conditions import conditions as every_condition
 from mizzen_operator.facts import Facts, Failure
-from mizzen_operator.groups import Group, group
+from mizzen_operator.groups import group
 from mizzen_operator.observe import GatewayPod
-from mizzen_operator.parse import parse
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SPEC: dict[str, Any] = {
-    "model": {"source": "file:///m", "aliases": [], "dtype": "Auto", "cache": {"mode": "None"}},
-    "replicas": 1,
-    "parallelism": {"tensor": 1},
-    "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}},
-    "engine": {
-        "device": "CUDA",
-        "maxRunningRequests": 1,
-        "memoryFraction": "0.9",
-        "prefillChunkTokens": 1,
-        "maxStepMilliseconds": 1,
-        "pageSize": 1,
-        "prefixCache": "Radix",
-        "attention": {"prefill": "Auto", "decode": "Auto"},
-        "kvCacheDtype": "Auto",
-        "overlapScheduling": "Enabled",
-        "cudaGraph": {"mode": "Auto", "maxBatchSize": 512},
-        "extraArgs": [],
-        "env": [],
-    },
-    "podTemplate": {},
-    "gateway": {
-        "mode": "Dedicated",
-        "replicas": 1,
-        "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
-        "apiKeys": {"secretNames": [], "fromLabel": False},
-        "cors": {"allowOrigins": []},
-        "admission": {
-            "maxInFlight": 1,
-            "maxTokensInFlight": 0,
-            "queueSize": 1,
-            "queueTimeoutSeconds": 1,
-        },
-        "processes": 1,
-        "resources": {},
-        "routing": {"loadFactorPercent": 150, "warmupTokens": 16384, "warmupTimeoutSeconds": 10},
-        "retries": {
-            "maxAttempts": 3,
-            "streamResume": "Enabled",
-            "maxResumes": 3,
-            "resumeTimeoutSeconds": 60,
-            "resumeWaitSeconds": 1,
-        },
-        "toolParser": "Auto",
-        "reasoningParser": "Auto",
-        "accessLog": "Enabled",
-        "extraArgs": [],
-    },
-    "lifecycle": {"startupTimeoutSeconds": 10, "drainTimeoutSeconds": 10, "maxGroupRestarts": 10},
-    "rollout": {
-        "maxSurge": 1,
-        "maxUnavailable": 0,
-        "partition": 0,
-        "paused": False,
-        "progressDeadlineSeconds": 600,
-    },
-    "availability": {"podDisruptionBudget": "Auto", "spreadTopologyKey": ""},
-    "observability": {"tracing": {"otlpEndpoint": "", "samplingPercent": 5}},
-    "revisionHistoryLimit": 5,
-    "networkPolicy": "Disabled",
-    "suspend": False,
-}
-META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 3}
-DEPLOYED = {
-    "metadata": {"generation": 2},
-    "status": {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1},
-}
-SERVING = Group(
-    "demo-a-0-0", "1", 0, "a", 0, containers_ready=True, was_routable=True, routable=True, node="n"
-)
-GATEWAY = GatewayPod("demo-gateway-x", "10.0.0.1", True)
-
-
-def service(**spec: Any) -> InferenceService:
-    return parse({"metadata": META, "spec": {**SPEC, **spec}})
-
-
-GOOD = Facts(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
+from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
 def conditions(facts: Facts) -> dict[str, tuple[bool, str]]:
@@ -112,7 +31,6 @@ def test_all_is_well() -> None:
     }
 
 
-OLD = replace(SERVING, revision="b", uid="2", name="demo-b-0-0")
 CRASHED = replace(
     SERVING, containers_ready=False, routable=False, reason="CrashLoopBackOff", message="no such file"
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from live_service import Service
 from marks import CONTROL_PLANE
 
 pytestmark = CONTROL_PLANE
@@ -38,16 +39,11 @@ class Harbour:
 
 
 @pytest.fixture
-def harbour(
-    api: Any, node: Any, operators: Any, namespace: str, minimal: Callable[..., Any], eventually: Any
-) -> Iterator[Harbour]:
-    body = minimal(engine={"device": "CPU"}, gateway={"replicas": 1}, replicas=2)
-    body["metadata"]["namespace"] = namespace
-    api.create(body)
-    made = Harbour(api, namespace, eventually)
-    eventually(made.settled, 90, "it serves")
-    yield made
-    api.delete("InferenceService", namespace, "demo")
+def harbour(live_service: Callable[..., Service]) -> Harbour:
+    demo = live_service(replicas=2)
+    made = Harbour(demo.api, demo.namespace, demo.eventually)
+    made.eventually(made.settled, 90, "it serves")
+    return made
 
 
 def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(harbour: Harbour) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from live_service import Service
 from marks import CONTROL_PLANE
 
 pytestmark = CONTROL_PLANE
 
 HERE = Path(__file__).parent
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-Service = runpy.run_path(str(HERE / "test_operator.py"))["Service"]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 from mizzen_operator.api import InferenceService
 from mizzen_operator.parse import parse
-from mizzen_operator.render import engine as engine_render
+from mizzen_operator.render import front, rank
 from mizzen_operator.render import gateway as gateway_render
 from mizzen_operator.render import shared as shared_render
 from mizzen_operator.shared import share
@@ -135,9 +135,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
 
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
-    config = EngineConfig(
-        **command_line(engine_render.arguments(service(), "r1", engine_render.Place("r1", 0, 0, "s-r1-0-0")))
-    )
+    config = EngineConfig(**command_line(rank.arguments(service(), "r1", rank.Place("r1", 0, 0, "s-r1-0-0"))))
     assert config == EngineConfig(
         model="/models/m",
         served_name="name",
@@ -204,7 +202,7 @@ COMMON: dict[str, Any] = {
 
 
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
-    config = GatewayConfig(**command_line(gateway_render.arguments(gateway_render.dedicated(service()))))
+    config = GatewayConfig(**command_line(gateway_render.arguments(front.dedicated(service()))))
     assert config == GatewayConfig(
         served_name="name", alias=("a", "b"), service="s", suspended=True, **COMMON
     )
@@ -280,8 +278,8 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     sharing = share([service(shared=True)])
     assert sharing is not None
-    fronts = gateway_render.dedicated(service()), shared_render.shared(sharing)
-    rendered = {a[2:] for front in fronts for a in gateway_render.arguments(front) if a.startswith("--")}
+    fronts = front.dedicated(service()), shared_render.shared(sharing)
+    rendered = {a[2:] for one in fronts for a in gateway_render.arguments(one) if a.startswith("--")}
     never = {"engine", "services-file", "wake-timeout-seconds"}
     assert reserved == (rendered - {"max-body-bytes=4096"}) | never
 
@@ -289,6 +287,6 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
 def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
-    worker = engine_render.Place("r1", 0, 0, "s-r1-0-0", rank=1)
-    rendered = engine_render.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
+    worker = rank.Place("r1", 0, 0, "s-r1-0-0", rank=1)
+    rendered = rank.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}

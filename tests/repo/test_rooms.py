@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LAYERS | {"engine", "wire", "server"},
     "gateway": {"core", "wire", "gateway"},
     "fetch": {"core", "fetch"},
+    "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
     "commands": LAYERS | {"engine", "wire", "server", "gateway", "fetch", "commands", "offline"},
 }
 NO_TORCH = ("core", "wire", "gateway", "fetch", "commands")

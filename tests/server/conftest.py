@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mizzen.core.options import flag
 from mizzen.wire.messages import Welcome
+from ports import free_ports
 from wire_gateway import Gateway
 
 
@@ -27,9 +27,7 @@ class EngineProcess:
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.message = folder / "termination-log"
-        with socket.socket() as chosen:
-            chosen.bind(("127.0.0.1", 0))
-            self.port = chosen.getsockname()[1]
+        self.port = free_ports()
         options = {
             "wire_bind": f"ipc://{folder}/wire",
             "http_port": self.port,

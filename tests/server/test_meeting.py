@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_process import DEMO, SECONDS, free_ports
+from engine_process import DEMO, SECONDS
 from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config
 from mizzen.server.config import EngineConfig
@@ -20,6 +20,7 @@ from mizzen.server.nodes import differences, settings
 from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.keys import KeyFolder, find_pair, write_keys
 from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, RankReport, Refused
+from ports import free_ports
 
 LEADER = "127.0.0.2"
 
@@ -28,7 +29,7 @@ class Meeting:
     """Node 0 and others in one process; time passes as the test says."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.now = folder, free_ports(LEADER), 100.0
+        self.folder, self.port, self.now = folder, free_ports(LEADER, 3), 100.0
         self.made: list[Leader | Follower] = []
 
     def config(self, rank: int, nodes: int = 2, **options: Any) -> EngineConfig:

@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from engine_process import SECONDS, EngineProcess, free_ports
+from engine_process import SECONDS, EngineProcess
+from ports import free_ports
 
 LEADER, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -40,7 +41,7 @@ class Pair:
     """Makes the two nodes of a group."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_ports(LEADER)
+        self.folder, self.port = folder, free_ports(LEADER, 3)
         self.made: list[Node] = []
 
     def node(self, rank: int, **options: Any) -> Node:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,33 +15,11 @@ from typing import Any
 import psutil
 
 from mizzen.core.options import flag
+from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
 """For everything that is waited for."""
-FIRST_PORT, PORTS, PORTS_EACH = 20_000, 12_000, 600
-"""Below those that the kernel gives away."""
-
-
-def free_ports(address: str, count: int = 3) -> int:
-    """Return the first of some consecutive ports that nothing listens at.
-
-    Each process of the tests has ports of its own: what one has found, or tries just now, no other one takes.
-
-    Raises:
-        OSError: there are none.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = FIRST_PORT + worker % (PORTS // PORTS_EACH) * PORTS_EACH
-    for port in range(first, first + PORTS_EACH - count, count):
-        try:
-            for each in range(port, port + count):
-                with socket.socket() as probe:
-                    probe.bind((address, each))
-        except OSError:
-            continue
-        return port
-    raise OSError(f"no {count} free ports")
 
 
 class EngineProcess:
@@ -58,9 +34,7 @@ class EngineProcess:
             options: of `mizzen engine`, in place of or besides those that all have.
         """
         self.message, self.log, self.address = folder / "termination-log", folder / "log", address
-        with socket.socket() as chosen:
-            chosen.bind((address, 0))
-            self.port = chosen.getsockname()[1]
+        self.port = free_ports(address)
         values = {
             "model": DEMO,
             "device": "cpu",

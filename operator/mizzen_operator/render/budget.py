@@ -12,7 +12,7 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
-from mizzen_operator.render.gateway import Front
+from mizzen_operator.render.front import Front
 from mizzen_operator.render.meta import metadata, stamped
 
 KIND = "PodDisruptionBudget"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mizzen_operator import labels
-from mizzen_operator.api import Availability, InferenceService
+from mizzen_operator.api import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.render.meta import (
     CONTAINER_SECURITY,
     POD_SECURITY,
-    digest,
     field_env,
     keys_volume,
     liveness_probe,
@@ -21,7 +18,9 @@ from mizzen_operator.render.meta import (
     stamped,
     tolerations,
 )
-from mizzen_operator.render.model import cache_place, model_mounts, model_path, node_fetch, pod_volumes
+from mizzen_operator.render.model import model_mounts, node_fetch, pod_volumes
+from mizzen_operator.render.rank import Place, arguments
+from mizzen_operator.render.revision import engine_image
 
 CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
@@ -34,152 +33,6 @@ KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-grou
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 _SCHEDULING = "DuringSchedulingIgnoredDuringExecution"
 _PLAIN_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
-
-
-def engine_image(service: InferenceService, config: OperatorConfig) -> str:
-    """The engine's image in force."""
-    return service.engine.image or config.engine_image
-
-
-def revision(service: InferenceService, config: OperatorConfig) -> str:
-    """Name of what the groups should run: eight hexadecimal digits, equal for equal specs.
-
-    It covers the fields of the spec that reach the engine and the image in force, not how this release
-    renders them. Empty values are left out, so that a newer CRD may add fields without replacing groups.
-    """
-    model = replace(service.model, aliases=())
-    fields = {
-        "image": engine_image(service, config),
-        "tensor": service.tensor,
-        "podTemplate": service.pod_template,
-        "spread": service.availability.spread_key,
-        **({"pods": service.pods} if service.pods > 1 else {}),
-        **({"topology": service.topology_key} if service.topology_key else {}),
-        **{
-            name: asdict(part)
-            for name, part in (
-                ("model", model),
-                ("accelerator", service.accelerator),
-                ("engine", replace(service.engine, image="")),
-                ("lifecycle", service.lifecycle),
-            )
-        },
-    }
-    del fields["lifecycle"]["max_group_restarts"]
-    if service.access.cached:
-        fields["place"] = cache_place(service)
-    for part, defaults in _LATER_FIELDS.items():
-        for name, default in defaults.items():
-            if fields[part][name] == default:
-                del fields[part][name]
-    if fields["spread"] == Availability().spread_key:
-        del fields["spread"]
-    return digest(_pruned(fields))[:8]
-
-
-_LATER_FIELDS: dict[str, dict[str, Any]] = {
-    "engine": {
-        "kv_cache_dtype": "Auto",
-        "overlap_scheduling": "Enabled",
-        "cuda_graph": "Auto",
-        "cuda_graph_max_batch": 512,
-    },
-}
-"""Fields that came after the first release, with their defaults: they must not replace groups by coming."""
-
-
-def _pruned(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        pruned = {key: _pruned(item) for key, item in value.items()}
-        return {key: item for key, item in pruned.items() if item not in ({}, [], "", None)}
-    if isinstance(value, (list, tuple)):
-        return [_pruned(item) for item in value]
-    return value
-
-
-def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
-    """Arguments of `mizzen`, each option and value an item of its own."""
-    engine, model = service.engine, service.model
-    options = {
-        "model": model_path(service),
-        "served-name": model.served_name,
-        "device": engine.device.lower(),
-        "dtype": model.dtype.lower(),
-        "context-length": model.context_length,
-        "tensor": service.tensor,
-        "max-running-requests": engine.max_running_requests,
-        "memory-fraction": engine.memory_fraction,
-        "prefill-chunk-tokens": engine.prefill_chunk_tokens,
-        "max-step-milliseconds": engine.max_step_milliseconds,
-        "page-size": engine.page_size,
-        "prefix-cache": engine.prefix_cache.lower(),
-        "attention-prefill": _attention(engine.attention_prefill),
-        "attention-decode": _attention(engine.attention_decode),
-        "kv-cache-dtype": engine.kv_cache_dtype.lower(),
-        "steps-in-flight": 2 if engine.overlap_scheduling == "Enabled" else 1,
-        "cuda-graph": "auto" if engine.cuda_graph == "Auto" else "off",
-        "cuda-graph-max-batch": engine.cuda_graph_max_batch,
-        "revision": name,
-        "engine-id": "$(POD_NAME)",
-        "wire-bind": f"tcp://$(POD_IP):{labels.WIRE_PORT}",
-        "keys": labels.KEYS_FOLDER,
-        "http-host": "$(POD_IP)",
-        "http-port": labels.ENGINE_HTTP_PORT,
-        "termination-message": labels.TERMINATION_MESSAGE,
-        "startup-timeout-seconds": service.lifecycle.startup_timeout,
-        "drain-timeout-seconds": service.lifecycle.drain_timeout,
-        **_nodes(service, place),
-    }
-    given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
-    return ["engine", *(item for pair in given for item in pair), *engine.extra_args]
-
-
-def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
-    """How the pods of a group find one another."""
-    if service.pods == 1:
-        return {}
-    leader = labels.leader_address(service.name, service.namespace, place.leader)
-    return {
-        "nodes": service.pods,
-        "node-rank": place.rank,
-        "leader-address": leader if place.rank else "",
-        "ranks-address": "$(POD_IP)",
-        "ranks-port": labels.RANKS_PORT,
-    }
-
-
-def _attention(backend: str) -> str:
-    return "flashinfer-fa3" if backend == "FlashInferFA3" else backend.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which pod of which group one is.
-
-    Attributes:
-        leader: name of the group's leading pod.
-        rank: 0 of the leading one.
-    """
-
-    revision: str
-    group: int
-    incarnation: int
-    leader: str
-    rank: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the pod."""
-        return labels.worker_name(self.leader, self.rank) if self.rank else self.leader
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels that all pods of the group have, and no others."""
-        return {
-            labels.GROUP_INDEX: str(self.group),
-            labels.REVISION: self.revision,
-            labels.INCARNATION: str(self.incarnation),
-        }
 
 
 def engine_pods(

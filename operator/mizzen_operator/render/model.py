@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mizzen_operator import labels
@@ -126,6 +127,23 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
             "ttlSecondsAfterFinished": KEPT_SECONDS,
             "template": {"metadata": {"labels": given}, "spec": spec},
         },
+    }
+
+
+def fetch_pod(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod as the controller of a Job makes it; to ask by, for it does not say what keeps it from that."""
+    meta, template = job["metadata"], job["spec"]["template"]
+    made = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name']}-xxxxx",
+            "namespace": meta["namespace"],
+            "labels": {**template["metadata"]["labels"], labels.JOB_NAME: meta["name"]},
+            "ownerReferences": [{**made, "controller": True, "blockOwnerDeletion": False}],
+        },
+        "spec": template["spec"],
     }
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 HEADS = (64, 128, 256)
-TEMPLATES = ("fa2", "fa3")
 FLOAT_BYTES = 256 << 20
 """Workspace of partial results at least, which all plans share: kernels follow one another."""
 PLAN_BYTES = 1 << 20

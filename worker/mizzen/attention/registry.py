@@ -69,8 +69,8 @@ FACTORIES: dict[str, Factory] = {
 def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
     """Resolve `auto` for a device and a shape of heads: the fastest that was measured, of those that run.
 
-    Decodes go to our own kernel first, which was faster than fa3 at every batch (docs/benchmarks.md, and
-    benchmarks/attention.py, which measures all of them).
+    Decodes go to our own kernel first, which was faster than fa3 at every batch where at most eight query
+    heads share a KV head (docs/benchmarks.md, and benchmarks/attention.py, which measures all of them).
     """
     if name != "auto":
         return name
@@ -78,14 +78,14 @@ def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
         return "cpu"
     from mizzen.attention import fa3, flashinfer, split
 
+    candidates = [("fa3", fa3.missing), ("flashinfer", flashinfer.hinders)]
+    if decode:
+        # Of 16 query heads a KV head, fa3 took 10.7, 27 and 160 us at batches of 1, 32 and 256, split 12.6,
+        # 34 and 147; over 8-bit KV fa3 multiplies in 8 bits as well, and was the slower one.
+        behind_fa3 = geometry.groups > 8 and not kv.quantized
+        candidates.insert(1 if behind_fa3 else 0, ("split", split.missing))
     reasons: list[str] = []
-    for candidate, missing in (
-        ("split", split.missing if decode else None),
-        ("fa3", fa3.missing),
-        ("flashinfer", flashinfer.hinders),
-    ):
-        if missing is None:
-            continue
+    for candidate, missing in candidates:
         if (why := missing(geometry, kv)) is None:
             return candidate
         reasons.append(f"{candidate} does not run here: {why}")

@@ -32,8 +32,8 @@ GROUPS = 16
 """Most query heads that share a KV head."""
 PROGRAMS = 256
 """Programs (of a row, a KV head and a part of the context) that are enough for the GPU."""
-SPLITS = 32
-"""Programs that share a row and head at most."""
+SPLITS = ((8, 32), (GROUPS, 16))
+"""(query heads of a KV head, programs): how many share a row at most; the last merges all their sums."""
 ROOM = 1024
 """Programs that the workspace has room for; both kernels need less where they split."""
 
@@ -52,10 +52,10 @@ def missing(geometry: Geometry, kv: PagedKV) -> str | None:
     return None
 
 
-def split_count(rows: int, kv_heads: int) -> int:
-    """Return how many programs share the context of one of `rows`."""
-    splits = 1
-    while splits < SPLITS and rows * kv_heads * splits < PROGRAMS:
+def split_count(rows: int, kv_heads: int, groups: int) -> int:
+    """Return how many programs share the context of one of `rows`, with so many query heads a KV head."""
+    splits, most = 1, next(programs for heads, programs in SPLITS if groups <= heads)
+    while splits < most and rows * kv_heads * splits < PROGRAMS:
         splits *= 2
     # A batch that fills the GPU only just has less of a tail in halves.
     return max(splits, 2) if rows * kv_heads <= PROGRAMS else splits
@@ -137,8 +137,10 @@ class SplitAttention(AttentionBackend):
 
         if self.paged:
             return paged.tiling_of(rows, self.kv.keys[0])
-        splits = split_count(rows, self.geometry.kv_heads)
-        return split.Tiling(splits=splits, block=64, warps=4, stages=0 if splits > 2 else 3)
+        splits = split_count(rows, self.geometry.kv_heads, self.geometry.groups)
+        # Four warps have too few registers for a block of larger heads: 114 us for one row instead of 10.
+        warps, deep = (8, 2) if self.geometry.head_dim > 128 else (4, 3)
+        return split.Tiling(splits=splits, block=64, warps=warps, stages=0 if splits > 2 else deep)
 
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import shutil
@@ -67,23 +68,23 @@ def offered() -> list[options.Setting]:
     return list(found.values())
 
 
-def _free_port(host: str, port: int) -> int:
-    """Return `port`, or a free one for 0.
+def free_port(held: contextlib.ExitStack, host: str, port: int) -> int:
+    """Return `port`, or a free one for 0, which no other gets before `held` is closed.
 
     Raises:
         typer.BadParameter: the address cannot be listened on.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise typer.BadParameter(
-                f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --port, "
-                "or 0 for any free one"
-            ) from error
-        return listener.getsockname()[1]
+    listener = held.enter_context(socket.socket(family))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise typer.BadParameter(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --port, "
+            "or 0 for any free one"
+        ) from error
+    return listener.getsockname()[1]
 
 
 def _check_model(model: Path) -> None:
@@ -105,18 +106,20 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
 
     _check_model(model)
     local = "127.0.0.1"
-    values = {
-        **values,
-        "served_name": values["served_name"] or model.resolve().name,
-        "port": _free_port(values["host"], values["port"]),
-        "http_port": _free_port(local, values["http_port"]),
-        "admin_port": _free_port(local, values["admin_port"]),
-    }
+    with contextlib.ExitStack() as held:
+        values = {
+            **values,
+            "served_name": values["served_name"] or model.resolve().name,
+            "port": free_port(held, values["host"], values["port"]),
+            "http_port": free_port(held, local, values["http_port"]),
+            "admin_port": free_port(held, local, values["admin_port"]),
+        }
+        wire_port = free_port(held, local, 0)
     write_keys(folder)
     (folder / "admin.token").write_text(secrets.token_urlsafe(32))
     endpoint = f"ipc://{folder}/wire"
     if len(endpoint) > 100:  # a path of a Unix socket has 107 bytes at most
-        endpoint = f"tcp://{local}:{_free_port(local, 0)}"
+        endpoint = f"tcp://{local}:{wire_port}"
     engine = {
         **_fields(EngineConfig, values),
         "model": str(model),

@@ -32,6 +32,9 @@ from mizzen.core.request import Finished, FinishReason, Int32, Request
 from mizzen.core.sequence import Phase, Sequence
 from mizzen.core.stops import StopTable
 
+MAX_FAULTS_TOLD = 16
+"""One defect may show in every page."""
+
 
 class Scheduler:
     """Turns events into plans, and the tokens of plans into outputs.
@@ -51,6 +54,7 @@ class Scheduler:
         """Checks made while idle."""
         self.integrity_faults = 0
         """Faults that they found."""
+        self._faults: tuple[str, ...] = ()
         self.admission = Admission(config, self.memory)
         self.pace = Pace(config)
         self.prefilling: list[Sequence] = []
@@ -181,6 +185,11 @@ class Scheduler:
     def check_integrity(self) -> list[str]:
         """Return what is wrong with pages, slots and prefix tree: nothing, unless there is a defect."""
         return find_faults(self)
+
+    def take_integrity_faults(self) -> tuple[str, ...]:
+        """Return what the checks while idle found since the last call, the first of it."""
+        faults, self._faults = self._faults, ()
+        return faults
 
     def living(self) -> Iterable[Sequence]:
         """Return all requests that wait or run."""
@@ -374,4 +383,6 @@ class Scheduler:
         if self.config.check_integrity and self._unchecked and not len(self.flights):
             self._unchecked = False
             self.integrity_checks += 1
-            self.integrity_faults += len(self.check_integrity())
+            found = self.check_integrity()
+            self.integrity_faults += len(found)
+            self._faults = (*self._faults, *found)[:MAX_FAULTS_TOLD]

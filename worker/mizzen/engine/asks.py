@@ -141,7 +141,7 @@ class TokenCounts:
         row = self.table[place]
         row.zero_()
         if len(prompt):
-            row[self.upload(np.unique(prompt).astype(np.int64))] = PROMPT
+            row.index_fill_(0, self.upload(np.unique(prompt).astype(np.int64)), PROMPT)  # `row[...] =` waits
         if len(output):
             ids, counts = np.unique(output, return_counts=True)
             row[self.upload(ids.astype(np.int64))] += self.upload(counts.astype(np.int32))

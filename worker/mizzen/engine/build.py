@@ -24,7 +24,7 @@ from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.machine import cpu_count, device_memory
 from mizzen.engine.memory import KvNeed, shortage
-from mizzen.engine.parts import fitting_pages, make_kv, make_model, measured, take_kv_scales
+from mizzen.engine.parts import fitting_pages, make_kv, make_model, take_kv_scales, whole_need
 from mizzen.engine.profile import ProfiledRunner
 from mizzen.engine.ranks import Follower, Lead
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
@@ -157,9 +157,8 @@ def assemble(
             )
             return Step(model, attention, state, upload, fused=is_fused(options))
 
-        if device.type == "cuda" and group is None:
-            columns = -(-context // options.page_size)
-            need = measured(options, context, need, device, lambda pages: make_step(pages, columns))
+        columns = -(-context // options.page_size)
+        need = whole_need(options, context, need, device, group, lambda pages: make_step(pages, columns))
         pages = fitting_pages(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         step = make_step(pages, scheduling.columns)

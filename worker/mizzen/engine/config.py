@@ -27,7 +27,7 @@ class EngineOptions:
         "safetensors", "dummy fills weights with seeded random values", choices=("safetensors", "dummy")
     )
     context_length: int | None = option(
-        None, "Cap on prompt plus output tokens; the model's own by default", low=1
+        None, "Cap on prompt plus output tokens; the model's own by default", low=2
     )
     tensor: int = option(1, "Ranks (GPUs) that share the model", low=1)
     nodes: int = option(

@@ -112,6 +112,10 @@ class Engine:
         """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
         return self._loop.integrity_faults
 
+    def take_integrity_faults(self) -> tuple[str, ...]:
+        """Return what these checks found since the last call, the first of it."""
+        return self._loop.take_integrity_faults()
+
     @property
     def grammar_counts(self) -> GrammarCounts:
         """What structured output cost so far."""

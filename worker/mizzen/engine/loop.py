@@ -99,6 +99,10 @@ class OverlapLoop:
         """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
         return self._scheduler.integrity_faults
 
+    def take_integrity_faults(self) -> tuple[str, ...]:
+        """Return what these checks found since the last call, the first of it."""
+        return self._scheduler.take_integrity_faults()
+
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._runner.close()

@@ -36,15 +36,16 @@ class KvNeed:
         """Estimate a rank's need from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
-        their product. Sampling holds a row's logits about five times in 32 bits, and penalties count each
-        token once for each slot. Several ranks also hold the logits as they come from each.
+        their product. Sampling by top p puts a row's logits in order, with their places, and sums them in 64
+        bits: about ten times the row in 32 bits. Penalties count each token once for each slot. Several ranks
+        also hold the logits as they come from each.
         """
         ranks = options.tensor
         kv_heads = max(1, config.kv_heads // ranks)
         width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
         heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
-        logits = options.max_running_requests * config.vocab_size * (24 + element * (ranks > 1))
+        logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
         rows, captured = captured_rows(options), captured_tokens(options)
         return cls(
             token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),

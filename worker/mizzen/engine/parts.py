@@ -99,18 +99,23 @@ def take_kv_scales(options: EngineOptions, model: Decoder, kv_dtype: torch.dtype
     return keys if any(scale != 1 for scale in keys) else ()
 
 
-def measured(
+def whole_need(
     options: EngineOptions,
     context: int,
     need: KvNeed,
     device: torch.device,
+    group: Group | None,
     make_step: Callable[[int], Step],
 ) -> KvNeed:
-    """Run the largest step over KV of its own; return what it took (graphs are still estimated).
+    """Return the need with what the largest step takes and what graphs keep.
+
+    On one GPU the step is run, over KV of its own. Among ranks it is estimated, as graphs are everywhere.
 
     Raises:
         MemoryShortage: not even that step fits.
     """
+    if device.type != "cuda" or group is not None:
+        return need.taking(need.step_bytes)
     page_bytes = options.page_size * need.token_bytes
     try:
         taken = measured_bytes(make_step, largest_plan(options, context), page_bytes, device)

@@ -10,11 +10,12 @@ import torch
 from mizzen.core.params import MAX_LOGPROBS, SamplingParams
 from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan, no_ints
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.sampler import TOPK_LIMIT
 from mizzen.engine.step import Step
 
 GREEDIEST = SamplingParams(
     temperature=0.9,
-    top_k=50,
+    top_k=TOPK_LIMIT + 1,  # the whole vocabulary is put in order
     top_p=0.9,
     frequency_penalty=1.0,
     repetition_penalty=1.1,

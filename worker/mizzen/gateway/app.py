@@ -44,6 +44,7 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
         yield
         if owned:
             await gateway.close()
+            await gateway.flush()
 
     app = FastAPI(title="Mizzen", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway

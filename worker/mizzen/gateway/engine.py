@@ -243,6 +243,11 @@ class Engine:
         return self._problem or self.link.problem or ("it should have been heard" if self._hangs else "")
 
     @property
+    def other_protocol(self) -> bool:
+        """Whether it and this gateway do not understand each other, and never will."""
+        return self.link.other_protocol
+
+    @property
     def revision(self) -> str:
         """The revision that it serves."""
         return self.link.welcome.revision if self.link.welcome else self.found.revision

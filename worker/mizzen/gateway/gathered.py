@@ -175,9 +175,11 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         known["requests"] += engine["requests"]
         if known["state"] == "serving" != engine["state"]:
             known.update(state=engine["state"], problem=engine["problem"])
+        known["otherProtocol"] &= engine["otherProtocol"]
     for key, known in engines.items():
-        if seen[key] < len(tables) and known["state"] == "serving":
-            known["state"] = "connecting"
+        if seen[key] < len(tables):
+            known["otherProtocol"] = False
+            known["state"] = "connecting" if known["state"] == "serving" else known["state"]
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),

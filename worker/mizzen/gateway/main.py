@@ -110,6 +110,7 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     if certificates is not None:
         certificates.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await gateway.flush()
     if stopped not in done:
         log.error("a server has ended by itself")
         return 1

@@ -108,6 +108,7 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
                 "revision": engine.revision,
                 "requests": engine.requests,
                 "problem": engine.problem,
+                "otherProtocol": engine.other_protocol,
                 "keys": engine.keys,
                 "stats": _stats(engine),
             }

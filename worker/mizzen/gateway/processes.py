@@ -105,6 +105,8 @@ async def serve_all(config: GatewayConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping, number)
     await processes.start(list(zip(api, admin, strict=True)))
+    if stop.is_set():  # it came while some were not there yet
+        processes.signal(signal.SIGTERM)
     fields = {"port": port, "admin_port": admin_socket.getsockname()[1], "processes": config.processes}
     log.info("processes started", extra={"fields": fields})
     ended = asyncio.create_task(processes.first_end())

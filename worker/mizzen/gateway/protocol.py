@@ -43,7 +43,7 @@ class Output:
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or self._flow.write_paused:
             return False
-        if not cycle.disconnected:
+        if data and not cycle.disconnected:  # an empty chunk is the end of the response
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from mizzen.core.request import FinishReason
 from mizzen.gateway.engines import Engine
 from mizzen.gateway.job import Job
@@ -63,6 +61,11 @@ class Running:
                     self.job.pin = self._pin
                 self.job.given.extend(tokens)
                 return tokens, finish
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from a cache, known with the end; who takes over may have output there, too."""
+        return min(self.finish.cached_tokens, len(self.job.prompt)) if self.finish is not None else 0
 
     def take_logprobs(self) -> list[TokenLogprobs]:
         """Return one entry for each token that `next` returned since the last call; none if not asked for."""
@@ -125,9 +128,6 @@ class Running:
             if not tokens:
                 raise self._failure
             return tokens, None  # they are good, and need not be drawn again
-        prompt = len(self.job.prompt)
-        if finish is not None and finish.cached_tokens > prompt:  # an engine that took over had output cached
-            finish = msgspec.structs.replace(finish, cached_tokens=prompt)
         self.finish = finish
         return tokens, finish
 

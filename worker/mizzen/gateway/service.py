@@ -91,6 +91,9 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.services.close(reason)
         self.reader.close()
+
+    async def flush(self) -> None:
+        """Have the access log and traces written; requests that `close` ended come after it."""
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
         if self.access_log is not None:

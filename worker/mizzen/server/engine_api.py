@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
@@ -105,6 +106,10 @@ class Engine(Protocol):
     @property
     def integrity_faults(self) -> int:
         """Faults of pages, slots and prefix tree found so far."""
+        ...
+
+    def take_integrity_faults(self) -> Sequence[str]:
+        """Return what was found since the last call, the first of it."""
         ...
 
     @property

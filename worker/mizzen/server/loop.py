@@ -145,6 +145,8 @@ class ServingLoop:
         self._waiting = load.waiting
         self._wire.out.blocks(engine.take_cache_events())
         told = self._wire.out.stats(load, self._steps, now, self._steps_patience.seconds)
+        for fault in engine.take_integrity_faults():
+            log.error("integrity check failed", extra={"fields": {"fault": fault}})
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return told
 

@@ -39,7 +39,7 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model_name": ("1", "one", "the name that the engine serves under"),
-    "reason": ("5", "one of each way to end", "how requests, or the engine itself, ended"),
+    "reason": ("10", "5 ways of requests to end, 10 of engines", "how requests, or the engine itself, ended"),
     "finished_reason": ("2", "`stop`, `length`", "how requests ended well"),
     "version": ("1", "one", "version of the program"),
     "code": ("6", "codes of the wire's refusals, 6", "why a request or frame was refused"),

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import zmq.asyncio
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_BACKOFF_SECONDS = 2.0
+_HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCode.QUEUE_FULL: "full"}
+"""What a refused Hello says of its engine."""
 
 
 class Link:
@@ -86,6 +88,8 @@ class Link:
         self.stats: Stats | None = None
         self.problem = ""
         """Why there is no connection, once that is known."""
+        self.other_protocol = False
+        """Whether `problem` is that the engine speaks another protocol."""
         self.silent = False
         """Whether it is connected and has said nothing for longer than it should."""
         self.malformed = 0
@@ -307,6 +311,7 @@ class Link:
         if self.welcome is not None and self.welcome.incarnation != message.incarnation:
             raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
         self.welcome, self.problem, self._tried = message, "", 0
+        self.other_protocol = False
         if self._connection is not None:
             self._connection.patience = self._lost
         self._on_change()
@@ -317,7 +322,8 @@ class Link:
         if message.rid is not None:
             self._handles.refused(message.rid, message)
         elif self.welcome is None:  # the Hello was refused
-            raise StreamLost("protocol", f"{self.endpoint}: {message.message}")
+            cause = _HELLO_REFUSED.get(message.code, "refused")
+            raise StreamLost(cause, f"{self.endpoint}: {message.message}")
         else:
             fields = {"endpoint": self.endpoint, "reason": message.message}
             log.warning("engine refused a frame", extra={"fields": fields})
@@ -332,7 +338,7 @@ class Link:
 
     def _reset(self, lost: StreamLost) -> None:
         self.welcome = self.stats = self._blocks_next = None
-        self.silent, self.problem = False, str(lost)
+        self.silent, self.problem, self.other_protocol = False, str(lost), lost.cause == "protocol"
         self._handles.lost(lost)
         self._files.fail(lost)
         self._on_change()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -17,6 +17,7 @@ from mizzen.wire.messages import MAX_FRAME_BYTES, Message
 from mizzen.wire.offers import Offer
 from mizzen.wire.readiness import Readiness
 from mizzen.wire.stream import EngineOverloaded, StreamLost
+from mizzen.wire.tasks import together
 
 SEND_FRAMES = 1000
 RECEIVE_FRAMES = 4000
@@ -83,7 +84,7 @@ class Connection:
             await self._handshake(monitor)
             self._heard = time.monotonic()
             self.send(hello)
-            await first_to_fail(
+            await together(
                 self._receive(socket), self._watch_connection(socket, monitor), self._watch_silence()
             )
         except TimeoutError:
@@ -189,16 +190,3 @@ class Connection:
         if len(frames) != 1:
             raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
         return self._decode(frames[0])
-
-
-async def first_to_fail(*work: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines side by side until one of them raises, end the others, and raise its error."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

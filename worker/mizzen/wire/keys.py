@@ -124,6 +124,8 @@ def _generation(path: Path) -> int:
         return 0
     except OSError as error:
         raise KeyFileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise KeyFileError(f"{path} must hold a whole number, not {error.object[:40]!r}") from error
     if not (text.isascii() and text.isdecimal()):
         raise KeyFileError(f"{path} must hold a whole number, not {text[:40]!r}")
     return int(text)

@@ -13,7 +13,6 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,8 +206,3 @@ class RingReader:
             except MalformedPlan:
                 if time.monotonic() > deadline:
                     raise
-
-
-def handles_of(memory: int, wake: Sequence[int]) -> RingHandles:
-    """Return the handles of descriptors that a process inherited."""
-    return RingHandles(memory, tuple(wake))

@@ -12,12 +12,13 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.answer import Piece, whole
 from mizzen.gateway.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
 from mizzen.gateway.openai.call import Call
-from mizzen.gateway.openai.jobs import AT_ONCE, new_job, together
+from mizzen.gateway.openai.jobs import AT_ONCE, new_job
 from mizzen.gateway.openai.sequence import Held, Sequence
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import Choice, Writer
 from mizzen.gateway.record import record_of
 from mizzen.wire.stream import EngineRefused, StreamLost
+from mizzen.wire.tasks import together
 
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
@@ -118,8 +119,7 @@ class Exchange(Call):
             self._gateway.metrics.stream_errors.labels(cause).inc()
             raise ApiError(502, f"the answer broke off: {error}", code="engine_lost") from error
         await self._send_events(events)
-        if wish.include_usage:
-            await sequence.end()
+        await sequence.end()
         sequence.close()
 
     async def _send_events(self, events: bytes) -> None:
@@ -178,11 +178,11 @@ class Exchange(Call):
 
         events = [asyncio.Event() for _ in groups]
         await together(
-            [
+            *(
                 one(sequence, group[0], placed)
                 for group, placed in zip(groups, events, strict=True)
                 for sequence in group
-            ]
+            )
         )
 
     def _note(self, groups: list[list[Sequence]]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
 
@@ -12,6 +12,7 @@ from mizzen.gateway.dispatch import Job
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.record import record_of
 from mizzen.gateway.route.session import session_of
+from mizzen.wire.tasks import together
 
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
@@ -65,19 +66,6 @@ def count_placed(gateway: Gateway, job: Job) -> None:
     counted.prompt_tokens.inc(len(job.prompt))
 
 
-async def together(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines side by side; when one fails, end the others and raise its error."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = AT_ONCE) -> list[R]:
     """Return what the work gives for each item, in their order; at most `at_once` are in work at a time.
 
@@ -91,5 +79,5 @@ async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: i
         async with slots:
             found[index] = await work(item)
 
-    await together([one(index, item) for index, item in enumerate(items)])
+    await together(*(one(index, item) for index, item in enumerate(items)))
     return [found[index] for index in range(len(items))]

@@ -249,15 +249,14 @@ class Sequence:
             self._gateway.metrics.aborts.labels("stop_string").inc()
             running.finish = await running.stream.final(FINAL_SECONDS)
         self.finish = running.finish
-        self.cached_tokens = running.finish.cached_tokens if running.finish is not None else 0
+        self.cached_tokens = running.cached_tokens
 
     def close(self) -> None:
         """Abort what still runs, and give its turn back."""
         if self._running is not None:
             self._running.close()
-            if self._running.finish is not None:
-                self.cached_tokens = self._running.finish.cached_tokens
-                self._metrics.cached_tokens.inc(self._running.finish.cached_tokens)
+            self.cached_tokens = self._running.cached_tokens
+            self._metrics.cached_tokens.inc(self.cached_tokens)
             self._running = None
         self._job.ticket.output_tokens = (
             self.tokens

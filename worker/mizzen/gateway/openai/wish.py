@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 from mizzen.core.params import SamplingParams
 from mizzen.gateway.openai.output import OutputForm
 
-MAX_CHOICES = 128
-"""`n` and `best_of`."""
 MAX_SEQUENCES = 1024
 """Prompts times `best_of` of one request."""
 GOLDEN = 0x9E3779B97F4A7C15

@@ -35,6 +35,8 @@ class _Flow(Generic[T]):
     """Of its head, while it has one."""
     finish: float = 0.0
     """Where its next head starts at the earliest."""
+    queued: float | None = None
+    """The start for which it stands among the heads."""
     owed: float = 0.0
     """Of virtual time, for what its items have cost more than was said."""
 
@@ -101,6 +103,7 @@ class FairQueue(Generic[T]):
         if flow is None:
             raise IndexError("the queue is empty")
         name = heapq.heappop(self._heads)[2]
+        flow.queued = None
         self._time = flow.start
         entry = flow.items[0]
         flow.finish = flow.start + max(0.0, entry.cost / flow.weight + flow.owed)
@@ -154,10 +157,15 @@ class FairQueue(Generic[T]):
             if flow is not None and flow.items and flow.start == start:
                 return flow
             heapq.heappop(self._heads)  # of a head that was removed
+            if flow is not None and flow.queued == start:
+                flow.queued = None
         return None
 
     def _lead(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
         flow.start = max(self._time, flow.finish)
+        if flow.queued == flow.start:  # the place of a head that was removed: no other is needed
+            return
+        flow.queued = flow.start
         self._pushes += 1
         heapq.heappush(self._heads, (flow.start, self._pushes, name))
 

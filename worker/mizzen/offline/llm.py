@@ -1,4 +1,4 @@
-"""Answers batches of prompts in this process, without a server."""
+"""The class that answers batches of prompts in this process, without a server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.output import Reports
 from mizzen.core.params import SamplingParams
-from mizzen.core.request import Finished, FinishReason, Int32, Pooling, Request
+from mizzen.core.request import FinishReason, Int32, Pooling, Request
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer, read_files
+from mizzen.offline.batch import Answer, Batch
 from mizzen.progress import ProgressBar
 from mizzen.wire.intake import EMBEDS_ALONE
-from mizzen.wire.stream import TokenLogprobs, entries
+from mizzen.wire.stream import TokenLogprobs
 
 if TYPE_CHECKING:
     from mizzen.server.local_ranks import LocalRanks
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
-Advance = Callable[[int, int], None]
-"""(requests that ended, tokens that came)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +50,6 @@ class Completion:
     """One for each of `token_ids`, where `SamplingParams.logprobs` asks for them."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """One for each token of the prompt from the second on, where `SamplingParams.prompt_logprobs` asks."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """A request that is being answered."""
-
-    request: Request
-    stream: TextStream | None
-    """Present where stop strings have to be found while tokens come."""
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    stopped: bool = False
-    finished: Finished | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    vector: NDArray[np.float32] | None = None
 
 
 class LLM:
@@ -156,7 +138,7 @@ class LLM:
         answers = [self._answer(i, prompt, each[i]) for i, prompt in enumerate(prompts)]
         if not answers:
             return []
-        self._run_all(answers, progress)
+        self._run(answers, progress)
         return [self._completion(answer) for answer in answers]
 
     def embed(
@@ -190,7 +172,7 @@ class LLM:
             Answer(self._request(self._ids(i, prompt), sampling, Pooling(pooling), normalize), None)
             for i, prompt in enumerate(prompts)
         ]
-        self._run_all(answers, progress)
+        self._run(answers, progress)
         vectors = [answer.vector for answer in answers if answer.vector is not None]
         return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
@@ -265,77 +247,14 @@ class LLM:
             arrival=time.monotonic(),
         )
 
-    def _run_all(self, answers: list[Answer], progress: bool | None) -> None:
+    def _run(self, answers: list[Answer], progress: bool | None) -> None:
         """Run requests to their ends, with a bar where one is wanted."""
+        batch = Batch(self.engine, answers, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:
             with ProgressBar(len(answers)) as bar:
-                self._run(answers, bar.advance)
+                batch.run(bar.advance)
         else:
-            self._run(answers, lambda ended, tokens: None)
-
-    def _run(self, answers: list[Answer], advance: Advance) -> None:
-        """Run requests to their ends, feeding the engine as its queue has room."""
-        waiting = iter(answers)
-        live: dict[int, Answer] = {}
-        done = 0
-        try:
-            while done < len(answers):
-                while len(live) < self.options.max_waiting_requests:
-                    answer = next(waiting, None)
-                    if answer is None:
-                        break
-                    live[answer.request.rid] = answer
-                    self.engine.submit(answer.request)
-                ended, tokens = self._step(live)
-                done += ended
-                advance(ended, tokens)
-        except BaseException:
-            self._abandon(live)
-            raise
-
-    def _step(self, live: dict[int, Answer]) -> tuple[int, int]:
-        """Run a step; return how many requests ended and how many tokens came."""
-        output = self.engine.step(time.monotonic())
-        finished: list[Finished] = []
-        tokens = 0
-        if output is not None:
-            finished += output.finished
-            tokens = len(output.tokens)
-            take_reports(output.reports, live)
-            for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
-                if (answer := live.get(rid)) is not None:
-                    self._take(answer, token)
-        finished += self.engine.take_ended()
-        self.engine.take_cache_events()  # nobody here routes by them; they must not pile up
-        for end in finished:
-            answer = live.pop(end.rid, None)
-            if answer is None:
-                continue
-            if end.refused:
-                raise ValueError(end.message)
-            if end.reason is FinishReason.ERROR:
-                raise RuntimeError(f"a request failed: {end.message}")
-            answer.finished = end
-        return len(finished), tokens
-
-    def _take(self, answer: Answer, token: int) -> None:
-        """Take a request's next token; end the request when its text completes a stop string."""
-        if answer.stopped:
-            return
-        answer.tokens.append(token)
-        if answer.stream is not None:
-            answer.text += answer.stream.add((token,))[0]
-            if answer.stream.stopped:
-                answer.stopped = True
-                self.engine.abort(answer.request.rid)
-
-    def _abandon(self, live: dict[int, Answer]) -> None:
-        """End what is left of a batch that cannot go on, so that the engine is free for the next."""
-        for rid in live:
-            self.engine.abort(rid)
-        while self.engine.busy:
-            self.engine.step(time.monotonic())
-        self.engine.take_ended()
+            batch.run(lambda ended, tokens: None)
 
     def _completion(self, answer: Answer) -> Completion:
         end = answer.finished
@@ -356,21 +275,6 @@ class LLM:
             logprobs=None if sampling.logprobs is None else answer.logprobs[:count],
             prompt_logprobs=None if sampling.prompt_logprobs is None else answer.prompt_logprobs,
         )
-
-
-def take_reports(reports: Reports, live: Mapping[int, Answer]) -> None:
-    """Take what a step gives requests beside their tokens."""
-    for part in reports.logprobs:
-        if (answer := live.get(part.rid)) is None:
-            continue
-        if part.prompt:
-            answer.prompt_logprobs += entries(part.ids, part.values, 0)
-        else:
-            named = len(answer.request.sampling.logprob_token_ids)
-            answer.logprobs += entries(part.ids, part.values, named)
-    for vector in reports.vectors:
-        if (answer := live.get(vector.rid)) is not None:
-            answer.vector = vector.vector
 
 
 def start_ranks(options: EngineOptions) -> LocalRanks | None:

@@ -1,0 +1,30 @@
+"""What a trace says of a step."""
+
+from __future__ import annotations
+
+import pytest
+from step_parts import Part, parts
+
+
+def kernel(name: str, begin: float, end: float, grid: list[int] | None = None) -> dict[str, object]:
+    args = {} if grid is None else {"grid": grid}
+    return {"cat": "kernel", "name": name, "ts": begin, "dur": end - begin, "args": args}
+
+
+def test_kernels_that_overlap_count_by_what_they_delay() -> None:
+    events = [
+        kernel("second", 1, 12, [4, 1, 1]),  # it waits in the first
+        kernel("first", 0, 10, [2, 1, 1]),
+        {"cat": "cpu_op", "name": "host", "ts": 0, "dur": 100},
+        kernel("second", 15, 20, [4, 1, 1]),  # behind a gap
+    ]
+    found = parts(events, 2)
+    assert found == {
+        "2x1x1 first": Part(held=5.0, busy=5.0, calls=0.5),
+        "4x1x1 second": Part(held=5.0, busy=8.0, calls=1.0),
+    }
+    assert sum(part.held for part in found.values()) * 2 == pytest.approx(20)
+
+
+def test_a_trace_without_a_device_has_no_parts() -> None:
+    assert parts([{"cat": "cpu_op", "name": "host", "ts": 0, "dur": 100}], 1) == {}

@@ -1,0 +1,56 @@
+"""What gateways say of a service's groups, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mizzen_operator.gateways import NO_ANSWER, Acknowledgements, acknowledged, read_answer
+from mizzen_operator.observe import Observed
+
+
+def answer(**states: str) -> Any:
+    """Of a gateway: `serving`, `connecting`, or `foreign` for another protocol, by uid."""
+    engines = [
+        {"uid": uid, "state": "broken" if state == "foreign" else state, "otherProtocol": state == "foreign"}
+        for uid, state in states.items()
+    ]
+    return read_answer({"engines": engines})
+
+
+def test_a_stranger_is_one_to_every_ready_gateway() -> None:
+    one = answer(a="foreign", b="foreign", c="foreign", d="serving")
+    other = answer(a="foreign", b="connecting", c="serving")
+    assert acknowledged([one]).strangers == {"a", "b", "c"}
+    assert acknowledged([one, other]).strangers == acknowledged([other, one]).strangers == {"a"}
+    assert acknowledged([one, NO_ANSWER]).strangers == frozenset(), "it may route to them"
+    assert acknowledged([]) == Acknowledgements()
+
+
+def test_what_a_gateway_routes_to_is_none_to_any() -> None:
+    engines = [{"uid": "a", "state": "serving", "otherProtocol": True}]
+    assert acknowledged([read_answer({"engines": engines})]).strangers == frozenset()
+
+
+def test_a_gateway_of_an_earlier_release_says_nothing_of_protocols() -> None:
+    old = read_answer({"engines": [{"uid": "a", "state": "broken", "problem": "speaks protocol 1"}]})
+    assert acknowledged([answer(a="foreign"), old]).strangers == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("status", "alike"),
+    [
+        ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2}, True),
+        ({"observedGeneration": 2}, True),
+        ({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2}, False),
+        ({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2}, False),
+        ({}, False),
+    ],
+)
+def test_gateways_are_alike_once_none_of_a_former_template_is_left(
+    status: dict[str, int], alike: bool
+) -> None:
+    deployment = {"metadata": {"generation": 2}, "status": status}
+    assert Observed((), frozenset(), (), deployment, None).gateways_alike is alike
+    assert not Observed((), frozenset(), (), None, None).gateways_alike

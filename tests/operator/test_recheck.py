@@ -1,0 +1,85 @@
+"""When the children of a service that no watch follows are compared anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mizzen_operator import execute
+from mizzen_operator.api import InferenceService
+from mizzen_operator.apply import Applier
+from mizzen_operator.children import Children
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.execute import Executor
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.observe import Observed
+from one_object import OneObject
+from service_kit import group, rolling
+
+RECHECK, RESYNC = 30.0, 600.0
+
+
+class NoRevisions:
+    def forget(self, key: object) -> None:
+        pass
+
+
+@dataclass
+class Bench:
+    """Looks at one service at times of the test's own."""
+
+    executor: Executor
+    server: OneObject
+    service: InferenceService
+    clock: list[float]
+
+    async def reads(self, seconds: float, gateways: int, ready: bool = False) -> int:
+        """Reads of a look that much later, at a service of a group, and of so many ready gateways."""
+        self.clock[0] += seconds
+        self.server.asked.clear()
+        one = replace(group(), routable=ready)
+        deployment = {"spec": {"replicas": 2}, "status": {"readyReplicas": gateways}}
+        observed = Observed((one,), frozenset(), (), deployment, None)
+        self.executor.refresh(self.service, observed)
+        await self.executor.budget(self.service)
+        self.service = replace(self.service, status={"conditions": []})
+        return self.server.asked.count("get")
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    clock, server, metrics = [1000.0], OneObject(), Metrics()
+    monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    kube: Any = server
+    nothing: Any = NoRevisions()
+    config = OperatorConfig(recheck_seconds=RECHECK, resync_seconds=RESYNC)
+    executor = Executor(kube, config, metrics, nothing, nothing, Applier(kube, metrics, Children()))
+    made = Bench(executor, server, replace(rolling(), status={}), clock)
+    await made.reads(0, 0)
+    return made
+
+
+async def test_what_does_not_run_nor_move_is_compared_anew_soon(bench: Bench) -> None:
+    assert await bench.reads(RECHECK - 2, 0) == 0, "it has moved: its group is there"
+    assert await bench.reads(1, 0) == 0
+    assert await bench.reads(2, 0) == 1
+    assert await bench.reads(RECHECK - 1, 0) == 0
+    assert await bench.reads(2, 0) == 1
+
+
+async def test_what_moves_is_not_however_late_the_next_look_is(bench: Bench) -> None:
+    assert await bench.reads(2 * RECHECK, 0) == 0
+    assert await bench.reads(2 * RECHECK, 1) == 0
+    assert await bench.reads(2 * RECHECK, 2) == 0
+    assert await bench.reads(1, 2) == 1, "it stands still, and does not serve"
+
+
+async def test_what_serves_and_what_moves_for_ever_is_compared_at_long_last(bench: Bench) -> None:
+    assert await bench.reads(RESYNC - 1, 2, ready=True) == 0
+    assert await bench.reads(2, 2, ready=True) == 1
+    for round_ in range(1, 12):
+        assert await bench.reads(50, round_ % 2) == 0
+    assert await bench.reads(51, 0) == 1

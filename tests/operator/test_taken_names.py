@@ -1,0 +1,85 @@
+"""Objects with the name of a service's child: none is taken over, and none is looked for first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import load_kube_config
+
+from live_service import Service
+from marks import CONTROL_PLANE
+from mizzen_local.controlplane import ControlPlane
+from mizzen_operator.kube import Kube, KubeError
+from mizzen_operator.metrics import Metrics
+
+pytestmark = CONTROL_PLANE
+
+LABELS = {"app": "other"}
+ROLE = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
+CONTAINER = {"name": "a", "image": "a"}
+TEMPLATE = {"metadata": {"labels": LABELS}, "spec": {"containers": [CONTAINER]}}
+OTHERS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("ServiceAccount", "v1", "demo-gateway", {}),
+    ("RoleBinding", "rbac.authorization.k8s.io/v1", "demo-gateway", {"roleRef": ROLE}),
+    ("Service", "v1", "demo-gateway", {"spec": {"ports": [{"port": 1}], "selector": LABELS}}),
+    (
+        "Deployment",
+        "apps/v1",
+        "demo-gateway",
+        {"spec": {"replicas": 0, "selector": {"matchLabels": LABELS}, "template": TEMPLATE}},
+    ),
+    ("PodDisruptionBudget", "policy/v1", "demo-engine", {"spec": {"selector": {"matchLabels": LABELS}}}),
+    ("PodDisruptionBudget", "policy/v1", "demo-gateway", {"spec": {"selector": {"matchLabels": LABELS}}}),
+    ("NetworkPolicy", "networking.k8s.io/v1", "demo-engine", {"spec": {"podSelector": {}}}),
+]
+"""Kind, version, name and content of what is there before a service."""
+
+
+def other(namespace: str, kind: str, version: str, name: str, content: dict[str, Any]) -> dict[str, Any]:
+    meta = {"name": name, "namespace": namespace, "labels": LABELS}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, **content}
+
+
+@pytest.fixture
+async def kube(control_plane: ControlPlane) -> AsyncIterator[Kube]:
+    configuration = Configuration()
+    await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
+    client = Kube(configuration, Metrics())
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
+async def test_what_is_there_is_left_by_what_makes_new_objects_alone(
+    api: Any, kube: Kube, namespace: str, one: tuple[str, str, str, dict[str, Any]]
+) -> None:
+    body = other(namespace, *one)
+    made = await kube.apply(body, new=True)
+    assert {entry["operation"] for entry in made["metadata"]["managedFields"]} == {"Apply"}
+    with pytest.raises(KubeError) as refused:
+        await kube.apply({**body, "metadata": {**body["metadata"], "labels": {"app": "ours"}}}, new=True)
+    assert refused.value.code == 409
+    there = api.get(one[0], namespace, one[2])["metadata"]
+    assert (there["labels"], there["uid"]) == (LABELS, made["metadata"]["uid"])
+
+
+@pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
+def test_a_new_service_takes_over_nothing_of_others(
+    live_service: Callable[..., Service],
+    api: Any,
+    namespace: str,
+    one: tuple[str, str, str, dict[str, Any]],
+) -> None:
+    kind, _, name, _ = one
+    before = api.create(other(namespace, *one))
+    demo = live_service(networkPolicy="Enabled")
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "NameTaken")
+    assert f"{kind} {name} belongs to something else" in demo.condition("Failed")["message"]
+    there = api.get(kind, namespace, name)["metadata"]
+    assert there["labels"] == LABELS and "ownerReferences" not in there
+    assert there["uid"] == before["metadata"]["uid"]
+    api.delete(kind, namespace, name)
+    demo.settle(1)

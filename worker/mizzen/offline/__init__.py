@@ -1,0 +1,5 @@
+"""Answers batches of prompts in this process, without a server."""
+
+from mizzen.offline.llm import LLM, Completion
+
+__all__ = ["LLM", "Completion"]
