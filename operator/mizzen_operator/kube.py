@@ -227,7 +227,7 @@ class Kube:
             if error.code == 404:
                 return False
             raise
-        if cache is not None and left.get("kind") != ref.kind:
+        if cache is not None and not _is_held(left, ref.kind):
             cache.end(name, uid)  # it took no grace
         return True
 
@@ -250,7 +250,7 @@ class Kube:
         cache.begin_write(name)
         try:
             answer = msgspec.json.decode(await self._request(verb, ref, query, body, content_type))
-            if answer.get("kind") == ref.kind:
+            if _is_held(answer, ref.kind):
                 version = cache.put_answer(answer)
         finally:
             cache.end_write(name, version, tell=tell)
@@ -297,3 +297,11 @@ class Kube:
             self._metrics.api_requests.labels(verb, kind, str(code)).inc()
             self._metrics.api_seconds.labels(verb).observe(time.monotonic() - began)
         return code, data
+
+
+def _is_held(answer: Mapping[str, Any], kind: str) -> bool:
+    """Whether an answer is an object that the API server holds, and not a `Status`.
+
+    The answer to a deletion has no version where others deleted the object in the same moment.
+    """
+    return answer.get("kind") == kind and "resourceVersion" in answer["metadata"]

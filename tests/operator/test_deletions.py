@@ -1,0 +1,51 @@
+"""Pods that others delete in the same moment: a kubelet, the garbage collector, a person."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import load_kube_config
+
+from marks import CONTROL_PLANE
+from mizzen_local.controlplane import ControlPlane
+from mizzen_operator.cache import Cache, Name
+from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.metrics import Metrics
+
+pytestmark = CONTROL_PLANE
+
+RACES = 200
+"""Of which about half end with an answer without a version."""
+CONTAINER = {
+    "name": "engine",
+    "image": "none",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+async def test_a_pod_that_another_deletes_at_once_is_gone_for_both(
+    control_plane: ControlPlane, api: Any, namespace: str
+) -> None:
+    """The API server answers such a deletion with what it had read of the pod, without its version."""
+    configuration = Configuration()
+    await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
+    cache = Cache("Pod", lambda kind, name, labels: None)
+    cache.listed({}, 0)
+    ours = Kube(configuration, Metrics(), caches=lambda kind: cache)
+    others = [Kube(configuration, Metrics()) for _ in range(2)]
+    for race in range(RACES):
+        ref = Ref("Pod", namespace, f"pod-{race}")
+        spec = {"containers": [CONTAINER], "securityContext": SECURITY}
+        meta = {"name": ref.name, "namespace": namespace}
+        made = api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        cache.put(made)
+        deleting = [client.delete(ref, made["metadata"]["uid"]) for client in (ours, *others)]
+        assert any(await asyncio.gather(*deleting))
+        assert await ours.get(ref, live=True) is None
+        held = cache.get(Name(namespace, ref.name))
+        assert held is None or "deletionTimestamp" in held["metadata"]
+    for client in (ours, *others):
+        await client.close()
