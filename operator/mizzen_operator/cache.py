@@ -9,6 +9,7 @@ has ended unseen, also when events from before it arrive after it.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -70,7 +71,8 @@ class Cache:
         self._objects: dict[Name, Held] = {}
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Up to which version the object of a uid has ended: a label by which it is watched may come back."""
         self._listed = 0
         self._awaited: dict[str, int] = {}
         """Versions, by uid, of what a list has named and no event has brought yet."""
@@ -121,8 +123,11 @@ class Cache:
         """Take an object as an event shows it, unless what is held is as new."""
         name, uid, version = _identity(body)
         if self._is_news(name, uid, version):
+            before = self._objects.get(name)
             self._hold(name, uid, version, body)
             self._tell(name, version, body["metadata"].get("labels") or {})
+            if before is not None and _owners(before.labels) != _owners(self._objects[name].labels):
+                self._on_change(self.kind, name, before.labels)  # whose it was has one less
         elif self._was_overtaken(name, uid, version):
             self._tell(name, version, body["metadata"].get("labels") or {})
 
@@ -151,14 +156,14 @@ class Cache:
 
     def remove(self, body: Mapping[str, Any]) -> None:
         """Take the end of an object, as a DELETED event shows it."""
-        name, uid, _ = _identity(body)
-        self.end(name, uid)
+        self.end(*_identity(body))
 
-    def end(self, name: Name, uid: str) -> None:
-        """Take the end of the object of a uid."""
+    def end(self, name: Name, uid: str, version: int = sys.maxsize) -> None:
+        """Take the end of the object of a uid, or of its being watched: up to a version, or for good."""
         self._stirred.set()
         self._awaited.pop(uid, None)
-        self._ended[uid] = None
+        self._ended[uid] = version
+        self._ended.move_to_end(uid)
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         held = self._objects.get(name)
@@ -175,7 +180,11 @@ class Cache:
         """
         for name, held in list(self._objects.items()):
             if name not in there and held.version <= version:
-                self.end(name, held.uid)
+                self.end(name, held.uid, version)
+            elif held.own:
+                # Changes by others from before our own writes are told by no event any more.
+                self._objects[name] = replace(held, told=held.version, own=())
+                self._on_change(self.kind, name, held.labels)
         self._listed = max(self._listed, version)
         self._awaited = {uid: at for name, (uid, at) in there.items() if self._lacks(name, uid, at)}
         self.listings += 1
@@ -209,7 +218,7 @@ class Cache:
 
     def _lacks(self, name: Name, uid: str, version: int) -> bool:
         held = self._objects.get(name)
-        return uid not in self._ended and (held is None or held.version < version)
+        return self._ended.get(uid, -1) < version and (held is None or held.version < version)
 
     def _is_news(self, name: Name, uid: str, version: int) -> bool:
         if not self._lacks(name, uid, version):
@@ -257,6 +266,11 @@ class Cache:
                 break
         for name in found:
             yield Name(namespace, name)
+
+
+def _owners(given: Mapping[str, str]) -> tuple[str | None, ...]:
+    """What labels say of whose an object is."""
+    return tuple(given.get(key) for key in INDEXED)
 
 
 def _identity(body: Mapping[str, Any]) -> tuple[Name, str, int]:

@@ -268,9 +268,9 @@ class Executor:
             raise
 
     async def _explain(self, service: InferenceService, name: str, *, leads: bool) -> None:
-        """Say why a pod's name was not free, although no pod with the service's label was seen to have it.
+        """Say why a pod's name was not free, although no pod with the service's labels was seen to have it.
 
-        Another's pod may have it, or one of ours that somebody took out of service by its label. The leading
+        Another's pod may have it, or one of ours that somebody took out of service by its labels. The leading
         pod of a group takes the next name at the next look; the others are called by it.
 
         Raises:
@@ -278,7 +278,7 @@ class Executor:
             KubeError: the next look has to find another name; or the pod was made a moment ago: by a leader
                 that lost the Lease just then, or by a request whose answer was lost.
         """
-        selector = f"{labels.SERVICE}={service.name}"
+        selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE}"
         there = await self._kube.list_metadata(Ref("Pod", service.namespace), selector)
         if any(pod["metadata"]["name"] == name and owned(pod, service.uid) for pod in there):
             raise KubeError(409, "NotSeenYet", f"Pod {name} was made a moment ago, and is not seen yet")

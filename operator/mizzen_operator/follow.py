@@ -40,8 +40,8 @@ WORKER_SECONDS = 2.0
 """How long kopf keeps the queue of an object of which nothing more comes."""
 CATCH_UP_SECONDS = 3.0
 """How long events may be late before a watch is cut and taken up anew."""
-STOP_SECONDS = 25
-"""An operator that has not ended by then is killed: a little before the kubelet would."""
+STOP_SECONDS = 18
+"""An operator that has not ended by then is killed: a little before the kubelet would (20 s)."""
 
 
 class Caches:
@@ -84,7 +84,12 @@ class Caches:
         Raises:
             KubeError: the API server failed.
         """
-        await asyncio.gather(*(self._catch_up(cache, kube) for cache in self._caches.values()))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for cache in self._caches.values():
+                    group.create_task(self._catch_up(cache, kube))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     def _tell(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
         """Tell of a change; what a watch begins with has not changed, and is looked at by whoever leads."""
@@ -109,11 +114,12 @@ class Caches:
 
     async def _catch_up(self, cache: Cache, kube: Kube) -> None:
         await cache.until(lambda: cache.synced)
-        there = await kube.versions(Ref(cache.kind, self._namespace), CACHED[cache.kind])
         while True:
+            # Asked anew each time: what is gone by the time that the watch is back is told by no event.
+            there = await kube.versions(Ref(cache.kind, self._namespace), CACHED[cache.kind])
             try:
                 async with asyncio.timeout(CATCH_UP_SECONDS):
-                    await cache.until(lambda: cache.reflects(there.objects, there.version))
+                    await cache.until(partial(cache.reflects, there.objects, there.version))
                 return
             except TimeoutError:
                 logger.info("events of %s are late: the watch begins anew", cache.kind)

@@ -26,15 +26,14 @@ from mizzen_operator.render.front import Front
 from mizzen_operator.render.gateway import gateway_manifests
 from mizzen_operator.render.keys import (
     EngineKeys,
-    annotation,
     begin,
     engine_keys,
     finish,
     made,
     public_keys,
-    read,
     rotating,
 )
+from mizzen_operator.render.secret import annotation, read
 from mizzen_operator.render.shared import (
     fresh_shared_keys,
     owners_patch,

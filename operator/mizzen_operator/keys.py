@@ -25,6 +25,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.observe import owned
 from mizzen_operator.queue import Key
 from mizzen_operator.render import keys as render
+from mizzen_operator.render.secret import annotation, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +222,10 @@ def _keys(root: Mapping[str, Any], shared: tuple[str, ...], frozen: str = "") ->
     engine = render.engine_keys(root)
     gateways = shared or render.public_keys(root, labels.GATEWAY)
     return Keys(
-        token="" if shared else render.read(root, labels.ADMIN_TOKEN),
+        token="" if shared else read(root, labels.ADMIN_TOKEN),
         engine=engine,
         made=render.made(root),
-        asked=render.annotation(root, labels.ROTATE_KEYS),
+        asked=annotation(root, labels.ROTATE_KEYS),
         target=render.name_of(engine.public[-1], gateways[-1]),
         rotating=render.rotating(root),
         frozen=frozen,

@@ -19,6 +19,7 @@ from mizzen_operator.kube import Kube, KubeError, Ref
 logger = logging.getLogger(__name__)
 
 
+RELEASE_SECONDS = 5.0
 WAITING_SHARE = 0.25
 """Who waits looks this much more often than a leader renews: a Lease that is given back is taken at once."""
 
@@ -72,16 +73,31 @@ class Elector:
                 logger.warning("cannot renew the Lease %s: %s", self._ref.name, error or "timed out")
 
     async def release(self) -> None:
-        """Give the Lease back, so that another replica leads at once."""
+        """Give the Lease back if this replica has it, so that another one leads at once.
+
+        It is read anew when it has changed meanwhile: a renewal that was cancelled may have been written.
+        """
         try:
-            lease = await self._kube.get(self._ref)
-            if lease is None or lease["spec"].get("holderIdentity") != self._config.holder:
-                return
-            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+            async with asyncio.timeout(RELEASE_SECONDS):
+                while not await self._give_back():
+                    pass
+        except (KubeError, TimeoutError) as error:
+            logger.warning("cannot give the Lease back: %s", error or "timed out")
+
+    async def _give_back(self) -> bool:
+        """Whether the Lease is not, or no longer, this replica's; False when it has changed meanwhile."""
+        lease = await self._kube.get(self._ref)
+        if lease is None or lease.get("spec", {}).get("holderIdentity") != self._config.holder:
+            return True
+        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+        try:
             await self._kube.replace(lease)
-            logger.info("%s has given the Lease back", self._config.holder)
         except KubeError as error:
-            logger.warning("cannot give the Lease back: %s", error)
+            if error.code == 409:
+                return False
+            raise
+        logger.info("%s has given the Lease back", self._config.holder)
+        return True
 
     async def _owner(self) -> list[dict[str, Any]]:
         """Owner references by which the garbage collector removes the Lease with the Deployment."""

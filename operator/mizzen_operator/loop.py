@@ -63,6 +63,7 @@ class Loop:
 
         Raises:
             KubeError: the services cannot be listed.
+            ExceptionGroup: looks can no longer be begun, by a fault of the operator's own.
         """
         self._leads = True
         recent, self._recent = self._recent, {}
@@ -75,15 +76,18 @@ class Loop:
             asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
             *(asyncio.create_task(work()) for work in self._besides),
         ]
+        stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            await stop.wait()
+            await asyncio.wait({looks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if looks.done():
+                looks.result()  # a fresh process does what this one would leave undone
             self._leads = False
             self._queue.close()  # what looks under way ask for is the next leader's
             await self._idle.wait()
         finally:
-            for task in (looks, *regular):
+            for task in (looks, stopped, *regular):
                 task.cancel()
-            await asyncio.gather(looks, *regular, return_exceptions=True)
+            await asyncio.gather(looks, stopped, *regular, return_exceptions=True)
 
     def hung(self) -> list[Key]:
         """Services whose look takes far longer than its deadline."""

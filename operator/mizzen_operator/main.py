@@ -175,6 +175,7 @@ class _Replica:
     async def _lead(self) -> int:
         """Wait for the Lease and work for as long as it is held; returns the exit code."""
         if not await self._unless_stopped(self._elector.acquire()):
+            await self._elector.release()  # it may have been taken in the moment of the stop
             return 0
         self._metrics.leader.set(1)
         stopped = asyncio.Event()
@@ -212,11 +213,13 @@ class _Replica:
             return 1  # a fresh process waits for the Lease again; this one might still be in mid-action
         stopped.set()
         done, _ = await asyncio.wait({work}, timeout=STOP_SECONDS)
-        hold.cancel()
-        await asyncio.gather(hold, return_exceptions=True)
         if not done:
             logger.warning("the work did not end within %s s", STOP_SECONDS)
-        await asyncio.wait_for(self._elector.release(), STOP_SECONDS)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        hold.cancel()
+        await asyncio.gather(hold, return_exceptions=True)
+        await self._elector.release()  # not before: another replica would work beside this one
         if done and work.exception() is not None:
             logger.error("the work ended: %s", work.exception())
             return 1

@@ -10,8 +10,12 @@ from typing import Any
 from mizzen_operator import labels
 from mizzen_operator.groups import Group, groups
 from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.render.rank import node_count
 from mizzen_operator.subject import Subject
 from mizzen_operator.trouble import trouble
+
+MOST_DIGITS = 9
+"""Of a label's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class Observed:
     Attributes:
         groups: its engine pods; those of a service of the same name that was deleted are left out.
         taken: names of all pods that carry the service's label, whoever owns them.
-        strays: names and uids of its engine pods whose other labels somebody has removed: nothing tells what
-            they run, and gateways would route to them for ever.
+        strays: names and uids of its engine pods whose other labels somebody has removed or changed: nothing
+            tells what they run, and gateways would route to them for ever.
         deployment: the gateway's Deployment, None when there is none.
         endpoint: the gateway's Service, None when there is none.
     """
@@ -134,7 +138,9 @@ def _component(pod: Mapping[str, Any]) -> str:
 
 
 def _has_names(pod: Mapping[str, Any]) -> bool:
+    """Whether an engine pod's labels tell what it runs, and no other thing than its arguments."""
     given = pod["metadata"]["labels"]
-    numbers = [given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, "")]
-    numbers += [given[labels.PODS], given.get(labels.RANK, "")] if labels.PODS in given else []
-    return all(number.isdecimal() for number in numbers) and labels.REVISION in given
+    rank, pods = given.get(labels.RANK, "0"), given.get(labels.PODS, "1")
+    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""), rank, pods)
+    readable = all(one.isdecimal() and len(one) <= MOST_DIGITS for one in numbers)
+    return readable and labels.REVISION in given and int(rank) < int(pods) == node_count(pod)

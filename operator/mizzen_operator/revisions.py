@@ -80,7 +80,9 @@ class Revisions:
         known = await self._list(service)
         number = max((one.number for one in known.values()), default=0) + 1
         if revision not in known:
-            if not await self._create(service, revision, number):
+            made = await self._create(service, revision, number)
+            # One of the name may be ours: of an answer that was lost, and a request that was sent again.
+            if not made and revision not in await self._list(service):
                 name = labels.controller_revision(service.name, revision)
                 raise name_taken({"kind": KIND, "metadata": {"name": name}})
             known[revision] = _Known(number)

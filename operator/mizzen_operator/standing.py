@@ -11,7 +11,8 @@ from mizzen_operator import labels
 from mizzen_operator.apply import Refused
 from mizzen_operator.failure import Failure
 from mizzen_operator.kube import Kube, Ref
-from mizzen_operator.render.keys import public_keys, read
+from mizzen_operator.render.keys import public_keys
+from mizzen_operator.render.secret import read
 from mizzen_operator.shared import Sharing
 
 

@@ -20,7 +20,7 @@ from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.observe import GatewayPod, observe
 from mizzen_operator.queue import Key
-from mizzen_operator.render.keys import read
+from mizzen_operator.render.secret import read
 from mizzen_operator.serving import Condition, available, gateway_ready, scheduled
 from mizzen_operator.status import entry_of, group_entries
 

@@ -42,8 +42,8 @@ def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
     assert cache.get(Name("a", "one"))["spec"] == {"version": 5}  # type: ignore[index]
     assert "managedFields" not in cache.get(Name("a", "one"))["metadata"]  # type: ignore[index]
     cache.remove(body("one", 6))
-    cache.put(body("one", 7))
-    cache.put_answer(body("one", 8))
+    cache.put(body("one", 6))
+    cache.put_answer(body("one", 5))
     assert cache.get(Name("a", "one")) is None
     cache.put(body("one", 9, uid="another"))
     assert cache.get(Name("a", "one"))["metadata"]["uid"] == "another"  # type: ignore[index]
@@ -68,6 +68,51 @@ def test_what_others_changed_before_a_write_of_ours_is_told_when_its_event_comes
     cache.put(body("one", 4))
     assert len(told) == 4
     assert cache.get(one)["spec"] == {"version": 6}  # type: ignore[index]
+
+
+def test_what_loses_its_label_and_has_it_again_is_held_again() -> None:
+    """Watched are objects with a label: without it, the watch says that an object is deleted."""
+    told = Told()
+    cache, one = Cache("Pod", told), Name("a", "one")
+    cache.put(body("one", 5))
+    cache.remove(body("one", 6))
+    assert cache.get(one) is None
+    cache.put_answer(body("one", 7))  # our own apply may be what puts it back
+    assert cache.get(one)["spec"] == {"version": 7}  # type: ignore[index]
+    cache.listed({}, 9)
+    cache.put(body("one", 8))
+    assert cache.get(one) is None
+    cache.put(body("one", 10))
+    assert cache.get(one)["spec"] == {"version": 10}  # type: ignore[index]
+    cache.end(one, "uid of one")  # by the API server's own word, for good
+    cache.put(body("one", 11))
+    assert cache.get(one) is None
+
+
+def test_what_a_list_shows_of_others_changes_below_our_own_is_told() -> None:
+    """The watch was cut before their event came, and a list shows the answer's version alone."""
+    told = Told()
+    cache, one = Cache("Pod", told), Name("a", "one")
+    cache.put(body("one", 1))
+    cache.begin_write(one)
+    cache.end_write(one, cache.put_answer(body("one", 3)))  # 2 was another's
+    assert len(told) == 1
+    listed = {one: Version("uid of one", 3)}
+    cache.listed(listed, 4)
+    assert len(told) == 2
+    cache.put(body("one", 3))
+    cache.listed(listed, 5)
+    assert len(told) == 2
+
+
+def test_an_object_that_changes_hands_is_told_of_to_both() -> None:
+    told = Told()
+    cache = Cache("Pod", told)
+    cache.put(body("one", 1, labels={SERVICE: "old"}))
+    cache.put(body("one", 2, labels={SERVICE: "old", "x": "y"}))
+    assert told == [("one", "old")] * 2
+    cache.put(body("one", 3, labels={SERVICE: "new"}))
+    assert told[2:] == [("one", "new"), ("one", "old")]
 
 
 def test_what_is_read_may_be_changed() -> None:

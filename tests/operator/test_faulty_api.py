@@ -42,8 +42,8 @@ class Faults:
     def share(self, share: float, seed: int = 0) -> dict[str, Any]:
         return self.told(share=share, seed=seed)
 
-    def refuse(self, method: str, path: str) -> None:
-        self.told(refuse=[{"method": method, "path": path, "code": 409}])
+    def refuse(self, method: str, path: str, code: int | str = 409) -> None:
+        self.told(refuse=[{"method": method, "path": path, "code": code}])
 
     def refused(self) -> bool:
         return not self.told()["refuse"]
@@ -192,6 +192,16 @@ def test_what_met_a_conflict_is_done_again(
     faults.refuse(method, path)
     demo(spec)
     assert faults.refused()
+
+
+def test_a_revision_whose_answer_was_lost_is_the_services_own(
+    demo: Callable[..., None], faults: Faults, api: Any, namespace: str
+) -> None:
+    """The request is sent again, and meets what it has made."""
+    faults.refuse("POST", "/controllerrevisions", "500_after")
+    demo({"engine": {"maxRunningRequests": 9}})
+    assert faults.refused()
+    assert not [one for one in api.list("Event", namespace) if one["reason"] == "NameTaken"]
 
 
 def test_a_failure_is_counted_also_where_the_look_ends_in_its_middle(

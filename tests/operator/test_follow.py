@@ -22,9 +22,10 @@ from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
 from mizzen_operator import follow
-from mizzen_operator.cache import Cache
+from mizzen_operator.cache import Cache, Name, Version
 from mizzen_operator.follow import CACHED, Caches, settings
 from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.listing import Listing
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
 from mizzen_operator.watches import Watches
@@ -109,7 +110,7 @@ class Follower:
     """The caches as they are in a replica, and what the API server really has."""
 
     def __init__(self, proxy: Proxy, caches: Caches, kube: Kube, namespace: str) -> None:
-        self.proxy, self.caches, self._kube, self._namespace = proxy, caches, kube, namespace
+        self.proxy, self.caches, self.kube, self._namespace = proxy, caches, kube, namespace
         self.ended: asyncio.Task[None] | None = None
 
     @property
@@ -128,14 +129,14 @@ class Follower:
 
     async def catch_up(self) -> None:
         """Do what a replica does that has just taken the Lease."""
-        await self.caches.catch_up(self._kube)
+        await self.caches.catch_up(self.kube)
 
     async def settled(self) -> None:
         """Wait until all caches are what the API server has."""
         for kind, selector in CACHED.items():
             cache = self.caches.get(kind)
             assert cache is not None
-            there = await self._kube.versions(Ref(kind, self._namespace), selector)
+            there = await self.kube.versions(Ref(kind, self._namespace), selector)
             await self.until(lambda cache=cache, there=there: cache.reflects(there.objects, there.version))
 
 
@@ -318,6 +319,31 @@ def test_who_takes_over_waits_for_what_is_late(
         await follower.until(waiting.done)
         await waiting
         assert names(follower.pods) == ["four", "three", "two"]
+
+    following(scenario)
+
+
+def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
+    following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod came and went while the watch was cut, in between it was listed: no event tells of it ever."""
+    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 0.5)
+
+    async def scenario(follower: Follower) -> None:
+        gone = Listing({Name(namespace, "gone"): Version("uid of gone", 1)}, 1)
+        versions, asked = follower.kube.versions, list[str]()
+
+        async def first_with_one_more(ref: Ref, selector: str) -> Listing:
+            there = await versions(ref, selector)
+            if ref.kind != "Pod" or ref.kind in asked:
+                return there
+            asked.append(ref.kind)
+            return Listing({**there.objects, **gone.objects}, there.version)
+
+        monkeypatch.setattr(follower.kube, "versions", first_with_one_more)
+        async with asyncio.timeout(SECONDS):
+            await follower.catch_up()
+        assert asked == ["Pod"]
 
     following(scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -62,6 +63,15 @@ async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.Mon
         await work
     assert sorted(fakes.looks[:3]) == ["11", "13", "7"]
     assert sorted(fakes.looks, key=int) == [str(number) for number in range(SERVICES)]
+
+
+async def test_what_begins_no_more_looks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that looks at nothing would hold the Lease for ever."""
+    fakes = cast(Any, Fakes())
+    monkeypatch.setattr("mizzen_operator.loop.WorkQueue.get", AsyncMock(side_effect=RuntimeError("broken")))
+    async with asyncio.timeout(60):
+        with pytest.raises(ExceptionGroup, match="TaskGroup"):
+            await Loop(fakes, fakes, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())
 
 
 async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:

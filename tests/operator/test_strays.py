@@ -35,7 +35,10 @@ class Harbour:
         return bool(ready) and status["availableReplicas"] == status["replicas"] == 2
 
     def unlabel(self, name: str, label: str) -> None:
-        self.api.patch("Pod", self.namespace, name, {"metadata": {"labels": {label: None}}})
+        self.label(name, label, None)
+
+    def label(self, name: str, label: str, value: str | None) -> None:
+        self.api.patch("Pod", self.namespace, name, {"metadata": {"labels": {label: value}}})
 
 
 @pytest.fixture
@@ -59,11 +62,34 @@ def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(ha
     harbour.eventually(harbour.settled, 60, "two groups serve still")
 
 
-@pytest.mark.parametrize("label", ["mizzen.dev/group", "mizzen.dev/incarnation"])
-def test_a_pod_of_which_nothing_tells_what_it_is_is_replaced(harbour: Harbour, label: str) -> None:
+def test_a_pod_that_is_no_engine_by_its_label_is_left_until_it_is_one_again(harbour: Harbour) -> None:
+    before = set(harbour.pods())
+    out = min(before)
+    harbour.unlabel(out, "mizzen.dev/component")
+    harbour.eventually(lambda: len(set(harbour.pods()) - before) == 1, 30, "its place is taken")
+    harbour.eventually(harbour.settled, 60, "two groups serve")
+    assert out in harbour.pods()
+    harbour.label(out, "mizzen.dev/component", "engine")
+    harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "one is too many")
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("mizzen.dev/group", None),
+        ("mizzen.dev/incarnation", None),
+        ("mizzen.dev/incarnation", "9" * 60),
+        ("mizzen.dev/pods", "2"),
+        ("mizzen.dev/pods", "99999999999"),
+        ("mizzen.dev/rank", "1"),
+    ],
+)
+def test_a_pod_of_which_nothing_tells_what_it_is_is_replaced(
+    harbour: Harbour, label: str, value: str | None
+) -> None:
     """Gateways would route to it for ever, whatever the spec becomes."""
     before = set(harbour.pods())
-    harbour.unlabel(min(before), label)
+    harbour.label(min(before), label, value)
     harbour.eventually(lambda: min(before) not in harbour.pods(), 30, "it goes")
     harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "two groups serve")
     assert len(set(harbour.pods()) - before) == 1

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 5.0
 RIVALS_SECONDS = 60.0
 """How often it is seen whether somebody else scales a service that need not be scaled."""
-AT_ONCE = 16
+AT_ONCE, ALL_AT_ONCE = 16, 64
+"""Services of one namespace, and of all, that are decided on at once: some may wait for what hangs."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,11 @@ class Autoscaler:
         self._listener = listener
         self._metrics = metrics
         self._services: dict[Key, _Scaled] = {}
-        self._urgent: set[Key] = set()
+        self._urgent: defaultdict[str, set[Key]] = defaultdict(set)
+        """Services that are due, by their namespace."""
+        self._deciding: set[str] = set()
+        """Namespaces of which some are decided on now."""
+        self._all = asyncio.Semaphore(ALL_AT_ONCE)
         self._wake = asyncio.Event()
 
     def seen(self, key: Key, settings: Autoscaling | None, uid: str = "") -> None:
@@ -85,26 +91,36 @@ class Autoscaler:
     def poke(self, key: Key) -> None:
         """Decide on a service now: its gateways have news, perhaps a request that waits."""
         if key in self._services and self._listener.waiting(key):
-            self._urgent.add(key)
+            self._urgent[key.namespace].add(key)
             self._wake.set()
 
     async def run(self) -> None:
         """Decide again and again, until cancelled."""
         due = time.monotonic() + PERIOD_SECONDS
-        while True:
-            try:
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._wake.wait()
-            except TimeoutError:
-                due = time.monotonic() + PERIOD_SECONDS * random.uniform(0.9, 1.0)
-                self._urgent.update(self._services)
-            self._wake.clear()
-            keys, self._urgent = self._urgent, set()
-            turns = asyncio.Semaphore(AT_ONCE)
-            await asyncio.gather(*(self._turn(key, turns) for key in keys))
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                        await self._wake.wait()
+                except TimeoutError:
+                    due = time.monotonic() + PERIOD_SECONDS * random.uniform(0.9, 1.0)
+                    for key in self._services:
+                        self._urgent[key.namespace].add(key)
+                self._wake.clear()
+                for namespace in self._urgent.keys() - self._deciding:
+                    self._deciding.add(namespace)
+                    group.create_task(self._decide_all(namespace))
+
+    async def _decide_all(self, namespace: str) -> None:
+        """Decide on those of a namespace's services that are due: what is slow there holds up no other's."""
+        turns = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(self._turn(key, turns) for key in self._urgent.pop(namespace)))
+        self._deciding.discard(namespace)
+        if namespace in self._urgent:
+            self._wake.set()
 
     async def _turn(self, key: Key, turns: asyncio.Semaphore) -> None:
-        async with turns:
+        async with turns, self._all:
             try:
                 await self._decide(key)
             except KubeError as error:

@@ -10,11 +10,12 @@ and `finish` makes it the only one, once all who mount the others use it.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import zmq
@@ -22,8 +23,11 @@ import zmq
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.render.meta import metadata
+from mizzen_operator.render.secret import annotation, data_of, encode, public_of, read, unusable
 
 NEXT, GENERATION = "next.", "generation"
+MOST_DIGITS = 9
+"""Of a generation's number."""
 ENGINE_SECRET, GATEWAY_SECRET = "engine.secret", "gateway.secret"
 
 
@@ -65,7 +69,7 @@ def begin(root: Mapping[str, Any], given: Mapping[str, str], request: str, now: 
 
 def finish(root: Mapping[str, Any]) -> dict[str, Any]:
     """The patch that makes the next generation the only one."""
-    following = {key: value for key, value in root["data"].items() if key.startswith(NEXT)}
+    following = {key: value for key, value in data_of(root).items() if key.startswith(NEXT)}
     data = {key.removeprefix(NEXT): value for key, value in following.items()}
     gone = dict.fromkeys(following)
     notes = {labels.KEYS_MADE: annotation(root, labels.NEXT_KEYS_MADE) or None, labels.NEXT_KEYS_MADE: None}
@@ -77,14 +81,14 @@ def applied(secret: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     meta = dict(secret["metadata"])
     notes = {**meta.get("annotations", {}), **patch["metadata"]["annotations"]}
     meta["annotations"] = {key: value for key, value in notes.items() if value is not None}
-    data = {**secret["data"], **patch["data"]}
+    data = {**data_of(secret), **patch["data"]}
     data = {key: value for key, value in data.items() if value is not None}
     return {**secret, "metadata": meta, "data": data}
 
 
 def rotating(root: Mapping[str, Any]) -> bool:
     """Whether there is a next generation."""
-    return NEXT + ENGINE_SECRET in root["data"] or NEXT + GATEWAY_SECRET in root["data"]
+    return not data_of(root).keys().isdisjoint({NEXT + ENGINE_SECRET, NEXT + GATEWAY_SECRET})
 
 
 def generation(secret: Mapping[str, Any]) -> int:
@@ -93,17 +97,21 @@ def generation(secret: Mapping[str, Any]) -> int:
     Raises:
         ValueError: names the Secret whose number cannot be used.
     """
-    return int(read(secret, GENERATION)) if GENERATION in secret["data"] else 0
-
-
-def annotation(secret: Mapping[str, Any], name: str) -> str:
-    """An annotation of a Secret; empty without."""
-    return secret["metadata"].get("annotations", {}).get(name, "")
+    if GENERATION not in data_of(secret):
+        return 0
+    text = read(secret, GENERATION)
+    if not (text.isdecimal() and len(text) <= MOST_DIGITS):
+        raise unusable(secret, GENERATION)
+    return int(text)
 
 
 def made(secret: Mapping[str, Any]) -> str:
-    """When the present generation was made; empty for now."""
-    return annotation(secret, labels.KEYS_MADE) or secret["metadata"].get("creationTimestamp", "")
+    """When the present generation was made, with its time zone; empty for now."""
+    for time in (annotation(secret, labels.KEYS_MADE), secret["metadata"].get("creationTimestamp", "")):
+        with suppress(ValueError):
+            if datetime.fromisoformat(time).tzinfo is not None:
+                return time
+    return ""
 
 
 def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -116,7 +124,7 @@ def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dic
     engine, gateway = _numbered(root), _numbered(root)
     for prefix in _prefixes(root):
         secret = {side: read(root, f"{prefix}{side}.secret") for side in (labels.ENGINE, labels.GATEWAY)}
-        public = {side: public_key(key) for side, key in secret.items()}
+        public = {side: public_of(root, f"{prefix}{side}.secret") for side in secret}
         for data, side in ((engine, labels.ENGINE), (gateway, labels.GATEWAY)):
             data[f"{prefix}engine.public"] = public["engine"]
             data[f"{prefix}gateway.public"] = public["gateway"]
@@ -141,16 +149,11 @@ def mounted_engine_keys(
     """
     data = _numbered(root)
     for prefix in _prefixes(root):
-        data[f"{prefix}engine.secret"] = secret = read(root, f"{prefix}engine.secret")
-        data[f"{prefix}engine.public"] = public_key(secret)
+        data[f"{prefix}engine.secret"] = read(root, f"{prefix}engine.secret")
+        data[f"{prefix}engine.public"] = public_of(root, f"{prefix}engine.secret")
     for prefix, key in zip(("", NEXT), gateways, strict=False):
         data[f"{prefix}gateway.public"] = key
     return _secret(service, labels.engine_keys(service.name), labels.ENGINE, data, _notes(root))
-
-
-def public_key(secret: str) -> str:
-    """The public half of a CURVE key."""
-    return zmq.curve_public(secret.encode()).decode()
 
 
 def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
@@ -159,8 +162,8 @@ def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
     Raises:
         ValueError: names the Secret and the key that it lacks.
     """
-    there = [prefix for prefix in ("", NEXT) if not prefix or f"{prefix}{side}.secret" in secret["data"]]
-    return tuple(public_key(read(secret, f"{prefix}{side}.secret")) for prefix in there)
+    there = [prefix for prefix in ("", NEXT) if not prefix or f"{prefix}{side}.secret" in data_of(secret)]
+    return tuple(public_of(secret, f"{prefix}{side}.secret") for prefix in there)
 
 
 def engine_keys(secret: Mapping[str, Any]) -> EngineKeys:
@@ -228,7 +231,7 @@ def corrected(
     if live.get("data") == wanted["data"]:
         return None
     ours = {key: value for key, value in wanted["data"].items() if key.endswith(".secret")}
-    theirs = {value for key, value in live.get("data", {}).items() if key.endswith(".secret")}
+    theirs = {value for key, value in data_of(live).items() if key.endswith(".secret")}
     if not theirs & set(ours.values()):
         name, other = live["metadata"]["name"], root["metadata"]["name"]
         raise ValueError(
@@ -236,26 +239,8 @@ def corrected(
             "pods of the service, which start with the new keys"
         )
     return _patch(
-        live, wanted["metadata"].get("annotations", {}), {**dict.fromkeys(live["data"]), **wanted["data"]}
+        live, wanted["metadata"].get("annotations", {}), {**dict.fromkeys(data_of(live)), **wanted["data"]}
     )
-
-
-def read(secret: Mapping[str, Any], key: str) -> str:
-    """One value of a Secret as text.
-
-    Raises:
-        ValueError: names the Secret and the key that it lacks.
-    """
-    try:
-        return base64.b64decode(secret["data"][key]).decode()
-    except (KeyError, TypeError, ValueError) as error:
-        name = secret["metadata"]["name"]
-        raise ValueError(f"Secret {name} has no usable {key}: delete it to have it made anew") from error
-
-
-def encode(value: str) -> str:
-    """A value as a Secret holds it."""
-    return base64.b64encode(value.encode()).decode()
 
 
 def _prefixes(secret: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from mizzen_operator import labels
@@ -89,6 +91,13 @@ def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
         "ranks-address": "$(POD_IP)",
         "ranks-port": labels.RANKS_PORT,
     }
+
+
+def node_count(pod: Mapping[str, Any]) -> int:
+    """How many pods the group of an engine's pod has, by the arguments of its engine."""
+    engines = (one for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE)
+    words = [word for engine in engines for word in engine.get("args", ())]
+    return next((int(count) for option, count in pairwise(words) if option == "--nodes"), 1)
 
 
 def _attention(backend: str) -> str:

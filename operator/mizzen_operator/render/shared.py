@@ -15,8 +15,9 @@ import zmq
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.render.front import Front
-from mizzen_operator.render.keys import EngineKeys, encode
+from mizzen_operator.render.keys import EngineKeys
 from mizzen_operator.render.meta import stamped
+from mizzen_operator.render.secret import encode
 from mizzen_operator.shared import Sharing
 
 SELECTOR = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWAY}

@@ -5,7 +5,8 @@
 It ends TLS and passes requests on with the clients' own tokens. `GET /-/faults` answers what it did, by
 kind; `PUT /-/faults` with {"share": 0.2, "seed": 1} sets which share of requests meets a fault: 0 at first.
 With {"refuse": [{"method": "PATCH", "path": "/status", "code": 409}]} the next request of that method whose
-path has these words is refused so; `refuse` of the answer is what has not come yet.
+path has these words is refused so (or, with the code "500_after", once it was done); `refuse` of the answer
+is what has not come yet.
 
 A fault is one of: 409 (of what writes), 410 (of lists), 429 with Retry-After, 500 before anything was done,
 500 after it *was* done, latency, a connection that is closed without an answer, a watch that is cut within

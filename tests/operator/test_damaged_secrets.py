@@ -1,0 +1,66 @@
+"""Secrets that somebody has edited: the service says which and what to do, and its neighbours go on."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from live_service import Service
+from marks import in_cluster
+from mizzen_operator.render.keys import begin, engine_keys, generation, made, rotating
+
+WRONG = base64.b64encode(b'"' * 40).decode()
+
+
+def secret(data: dict[str, str] | None, **notes: str) -> dict[str, Any]:
+    meta = {"name": "demo-keys", "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": notes}
+    return {"metadata": meta, **({} if data is None else {"data": data})}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, {}, {"engine.secret": WRONG}, {"engine.secret": "AAAA"}, {"engine.secret": "!"}],
+    ids=["none", "empty", "no z85", "short", "no base64"],
+)
+def test_a_key_that_cannot_be_used_is_named(data: dict[str, str] | None) -> None:
+    assert not rotating(secret(data))
+    with pytest.raises(ValueError, match=r"Secret demo-keys has no usable engine\.secret: delete it"):
+        engine_keys(secret(data))
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "9" * 5000, "", "1.5"])
+def test_a_number_that_is_none_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="Secret demo-keys has no usable generation: delete it"):
+        generation(secret({"generation": base64.b64encode(text.encode()).decode()}))
+
+
+@pytest.mark.parametrize("time", ["2024-01-01", "2024-01-01T00:00:00", "yesterday", ""])
+def test_a_time_that_is_none_is_that_of_the_secret(time: str) -> None:
+    assert made(secret({}, **{"mizzen.dev/keys-made": time})) == "2026-01-01T00:00:00Z"
+
+
+def test_a_time_with_its_zone_is_taken() -> None:
+    assert made(secret({}, **{"mizzen.dev/keys-made": "2025-01-01T00:00:00Z"})) == "2025-01-01T00:00:00Z"
+
+
+def test_an_empty_secret_can_be_rotated() -> None:
+    assert begin(secret(None), {"engine.secret": "x"}, "", "now")["data"]
+
+
+@in_cluster
+def test_a_service_says_what_is_wrong_and_goes_on_once_it_is_mended(
+    live_service: Callable[..., Service], api: Any, namespace: str
+) -> None:
+    demo = live_service()
+    demo.settle(1)
+    note = {"annotations": {"mizzen.dev/keys-made": "2024-01-01"}}
+    api.patch("Secret", namespace, "demo-keys", {"metadata": note, "data": {"engine.secret": WRONG}})
+    demo.patch(engine={"maxRunningRequests": 9})
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "KeysUnusable", 60)
+    assert "Secret demo-keys has no usable engine.secret" in demo.condition("Failed")["message"]
+    api.delete("Secret", namespace, "demo-keys")
+    demo.patch(engine={"maxRunningRequests": 10})
+    demo.settle(1)

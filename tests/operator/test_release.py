@@ -1,0 +1,66 @@
+"""The Lease is given back whatever its holder was about to do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.lead import Elector
+from mizzen_operator.refs import KubeError, Ref
+
+
+class Server:
+    """One Lease; a write of another version than its own is refused."""
+
+    def __init__(self, holder: str) -> None:
+        self.version = 1
+        self.spec: dict[str, Any] = {"holderIdentity": holder}
+        self.renewals = 0
+        """How many renewals of the holder are written behind the next reads."""
+
+    async def get(self, ref: Ref) -> dict[str, Any]:
+        read = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}
+        if self.renewals:
+            self.renewals -= 1
+            self.version += 1
+        return read
+
+    async def replace(self, manifest: dict[str, Any]) -> None:
+        if manifest["metadata"]["resourceVersion"] != str(self.version):
+            raise KubeError(409, "Conflict", "the object has been modified")
+        self.version += 1
+        self.spec = manifest["spec"]
+
+
+def elector(server: Server) -> Elector:
+    return Elector(server, OperatorConfig(identity="one"))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("renewals", [0, 1, 3])
+async def test_a_renewal_that_was_on_its_way_keeps_nobody_waiting(renewals: int) -> None:
+    server = Server("one")
+    server.renewals = renewals
+    await elector(server).release()
+    assert server.spec["holderIdentity"] == ""
+
+
+async def test_anothers_lease_is_left() -> None:
+    server = Server("another")
+    await elector(server).release()
+    assert (server.spec["holderIdentity"], server.version) == ("another", 1)
+
+
+async def test_it_is_tried_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mizzen_operator.lead.RELEASE_SECONDS", 0.05)
+    server = Server("one")
+
+    async def hang(ref: Ref) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server, "get", hang)
+    async with asyncio.timeout(60):
+        await elector(server).release()
+    assert server.spec["holderIdentity"] == "one"
