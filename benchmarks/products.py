@@ -67,7 +67,7 @@ def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Product
         return found
     from mizzen.kernels import gemv, skinny, wide
 
-    if not gemv.serves(weight):
+    if not gemv.serves(weight, gate=gate):
         return found
     if rows == 1:
         found["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, gate=gate)

@@ -31,6 +31,14 @@ def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...
     [
         (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=False, norm=False, add=False), 4),
         (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=True, norm=True, add=True), 9),
+        (gemv.SOURCE, "gemv", gemv.definitions(25600, gate=False, norm=False, add=False), 13),
+        (
+            gemv.SOURCE,
+            "gemv",
+            gemv.definitions(gemv.longest_row(False), gate=False, norm=False, add=False),
+            16,
+        ),
+        (gemv.SOURCE, "gemv", gemv.definitions(gemv.longest_row(True), gate=True, norm=False, add=False), 16),
         (skinny.SOURCE, "skinny", sizes(1024, 0), 8),
         (skinny.SOURCE, "skinny", sizes(4096, 1), 8),
         (paged.SOURCE, "paged", attention(torch.bfloat16, True), 16),
@@ -54,6 +62,15 @@ def test_loads_stand_before_the_wait(
     found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", run.stdout)
     # The compiler may move loads of the read-only path behind the wait, and then nothing overlaps.
     assert found.index("ACQBULK") == ahead
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_row_of_any_length_that_is_served_is_wholly_in_flight(gate: bool) -> None:
+    """What a block does not ask for at once, it never sums."""
+    for columns in range(8, gemv.longest_row(gate) + 8, 8):
+        defines = dict(gemv.definitions(columns, gate=gate, norm=False, add=False))
+        assert defines["LOADS"] * defines["SHARE"] * 32 >= defines["VECTORS"] == columns // 8
+        assert defines["LOADS"] * (1 + gate) <= gemv.LOADS
 
 
 @pytest.mark.parametrize("batch", [16, 48, 256])

@@ -11,7 +11,7 @@ from mizzen.core.params import SamplingParams
 from mizzen.core.plan import SlotStart
 from mizzen.engine.random import uniform
 from mizzen.engine.sampler import sample
-from mizzen.engine.state import SlotState, Uploader
+from mizzen.engine.state import ALIGNMENT, SlotState, Uploader
 
 UPLOAD = Uploader(torch.device("cpu"))
 VOCAB = 12
@@ -70,6 +70,17 @@ def test_seeds_and_positions_give_other_tokens() -> None:
     assert len(set(by_seed)) > 50
     assert len(set(by_position)) > 50
     assert by_seed == run(logits, params, [7] * 64, list(range(64)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
+def test_arrays_that_are_brought_together_are_aligned_each(count: int) -> None:
+    """Kernels are compiled anew, under way, for operands that are not."""
+    numbers = np.arange(3 * count, dtype=np.int64).reshape(3, count)
+    for arrays in (numbers, numbers.astype(np.float32), numbers.astype(np.int32)):
+        brought = UPLOAD.each(*arrays)
+        assert [part.tolist() for part in brought] == arrays.tolist()
+        assert all(part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0 for part in brought)
+        assert {part.dtype for part in brought} == {torch.from_numpy(arrays).dtype}
 
 
 def test_uniforms_are_uniform_and_uncorrelated() -> None:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336])
+@pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336, 17408, 25600, 32768])
 @pytest.mark.parametrize("rows", [1, 13, 4096])
 def test_gemv(rows: int, columns: int) -> None:
     weight = normal(rows, columns)

@@ -192,9 +192,9 @@ class Gather:
             return None
         upload = self.extras.upload
         rows = np.repeat(np.array([row for row, _, _ in parts], np.int64), [len(ids) for _, ids, _ in parts])
-        packed = upload(np.stack([rows, np.concatenate([ids for _, ids, _ in parts])]))
+        where, ids = upload.each(rows, np.concatenate([ids for _, ids, _ in parts]))
         numbers = upload(np.concatenate([numbers for _, _, numbers in parts]))
-        return Entries(rows=packed[0], ids=packed[1], numbers=numbers)
+        return Entries(rows=where, ids=ids, numbers=numbers)
 
     def penalties(self) -> Penalties | None:
         """Upload the penalties of the rows that have some."""
@@ -202,10 +202,10 @@ class Gather:
         if not len(rows):
             return None
         extras, slots = self.extras, self.slots[rows]
-        index = extras.upload(np.stack([rows, extras.counts.rows[slots]]))
-        values = extras.upload(extras.penalties[slots].T)
+        where, counts = extras.upload.each(rows, extras.counts.rows[slots])
+        frequency, presence, repetition = extras.upload.each(*extras.penalties[slots].T)
         return Penalties(
-            rows=index[0], counts=index[1], frequency=values[0], presence=values[1], repetition=values[2]
+            rows=where, counts=counts, frequency=frequency, presence=presence, repetition=repetition
         )
 
     def logprobs(self) -> LogprobRows | None:

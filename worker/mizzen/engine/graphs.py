@@ -261,7 +261,7 @@ class DecodeGraphs:
         """Draw once more for rows with filters, in place of what the replay drew for them."""
         rows, state = self.filtered, self.state
         slots = plan.decode[rows].astype(np.int64)
-        packed = self.upload(np.stack([rows, slots]))
-        drawn = draw(self.logits[packed[0]], state, slots, positions[rows].astype(np.int64), self.upload)
-        tokens[packed[0]] = drawn
-        state.last_tokens[packed[1]] = drawn
+        at, places = self.upload.each(rows, slots)
+        drawn = draw(self.logits[at], state, slots, positions[rows].astype(np.int64), self.upload)
+        tokens[at] = drawn
+        state.last_tokens[places] = drawn

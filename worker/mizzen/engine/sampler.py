@@ -221,8 +221,8 @@ def sample_fused(
     """Draw on a GPU: every row as if it had no filters, then those that have some."""
     from mizzen.kernels.sampling import draw as draw_unfiltered
 
-    packed = upload(np.stack([slots, positions]))
-    tokens = draw_unfiltered(logits, packed[0], packed[1], state.temperature.device, state.seed.device)
+    on_device, places = upload.each(slots, positions)
+    tokens = draw_unfiltered(logits, on_device, places, state.temperature.device, state.seed.device)
     rows = filtered_rows(state, slots)
     if len(rows):
         index = upload(rows)

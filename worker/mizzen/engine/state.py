@@ -14,6 +14,9 @@ from mizzen.core.request import Int32, Int64
 from mizzen.engine.extras import SlotExtras
 from mizzen.parallel.collectives import ALONE, Collectives
 
+ALIGNMENT = 16
+"""Bytes; Triton compiles kernels for operands that begin at a multiple of it, and for others."""
+
 
 class Uploader:
     """Brings small host arrays to the device without waiting."""
@@ -30,6 +33,18 @@ class Uploader:
         if self.device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def each(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
+        """Return copies of arrays of one length, in their common dtype, brought by one copy.
+
+        Each begins at a multiple of ALIGNMENT, whatever the length: for operands that do not, a kernel is
+        compiled anew, while all streams wait.
+        """
+        dtype, length = np.result_type(*arrays), len(arrays[0])
+        wide = ALIGNMENT // dtype.itemsize
+        packed = np.zeros((len(arrays), -(-length // wide) * wide), dtype)
+        packed[:, :length] = arrays
+        return tuple(self(packed)[:, :length].unbind())
 
 
 class Column:

@@ -172,8 +172,8 @@ class Step:
         )
         chunks = tuple(Chunk(slot=c.slot, start=c.start, count=len(c.tokens)) for c in plan.prefill)
         cells = state.cells(layout.slots, layout.positions, self.attention.kv.page_size)
-        packed = upload(np.stack([layout.slots, layout.positions, cells]))
-        tokens = (state.agreed_tokens() if count else state.last_tokens)[packed[0, :count]]
+        slots, positions, cells = upload.each(layout.slots, layout.positions, cells)
+        tokens = (state.agreed_tokens() if count else state.last_tokens)[slots[:count]]
         if chunks:
             tokens = torch.cat((tokens, upload(layout.chunk_tokens)))
-        return self.model.hidden(tokens, packed[1], self.attention.plan(packed[2], decodes, chunks), rows)
+        return self.model.hidden(tokens, positions, self.attention.plan(cells, decodes, chunks), rows)

@@ -58,20 +58,24 @@ def definitions(columns: int, *, gate: bool, norm: bool, add: bool) -> tuple[tup
     return (*sizes, ("GATE", int(gate)), ("NORM", int(norm)), ("ADD", int(add)))
 
 
-def serves(weight: torch.Tensor) -> bool:
-    """Tell whether `gemv` can run with a weight, and compile it for that.
+def longest_row(gate: bool) -> int:
+    """Return how many columns a block can hold in flight."""
+    return 8 * 32 * WARPS * (LOADS // 2 if gate else LOADS)
+
+
+def serves(weight: torch.Tensor, *, gate: bool = False) -> bool:
+    """Tell whether `gemv` can run with a weight, and compile it for that; a gate comes on the first use.
 
     False where the device or the precision is another, or (with a warning) where it cannot be compiled.
     """
     columns = weight.shape[1]
     if weight.device.type != "cuda" or weight.dtype != torch.bfloat16 or columns % 8:
         return False
-    if torch.cuda.get_device_capability(weight.device)[0] < 9 or columns > 8 * 32 * WARPS * LOADS // 2:
+    if torch.cuda.get_device_capability(weight.device)[0] < 9 or columns > longest_row(gate):
         return False
     try:
-        compiled(
-            SOURCE, "gemv", definitions(columns, gate=False, norm=False, add=False), weight.device.index or 0
-        )
+        defines = definitions(columns, gate=False, norm=False, add=False)
+        compiled(SOURCE, "gemv", defines, weight.device.index or 0)
     except (ImportError, CompileError) as error:
         log.warning("decodes of one request use general matrix products, which is slower: %s", error)
         return False

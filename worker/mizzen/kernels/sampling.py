@@ -201,7 +201,8 @@ class _Draw:
         logits, wish, bits = self.logits, self.processing, self.bits
         count, vocab = len(logits) if self.rows is None else len(self.rows), logits.shape[1]
         blocks = triton.cdiv(vocab, BLOCK)
-        highest, sums = torch.empty((2, count, blocks), dtype=torch.float32, device=logits.device)
+        highest = torch.empty((count, blocks), dtype=torch.float32, device=logits.device)
+        sums = torch.empty_like(highest)  # each aligned, so that all counts run the same kernels
         best = torch.empty((count, blocks), dtype=torch.int32, device=logits.device)
         rows = logits if self.rows is None else self.rows
         penalties = (logits,) * 3 if wish is None else (wish.places, wish.values, wish.counts)

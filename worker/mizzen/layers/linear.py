@@ -91,7 +91,7 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
         return 0
     from mizzen.kernels import gemv, skinny, wide
 
-    if not gemv.serves(weight):
+    if not gemv.serves(weight, gate=gate):
         return 0
     return max(skinny.widest(weight), wide.widest(weight, gate=gate))
 
