@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from noloss.changes import Changes, until
 from noloss.kube import Kube, condition
 from noloss.local import Site
 from noloss.services import slow
-from noloss.truth import HUNG_SECONDS
+from noloss.truth import HUNG_SECONDS, Shown
 from noloss.watcher import Watcher
 
 NAME, NAMESPACE = "two", "default"
@@ -59,6 +60,9 @@ async def test_a_hung_gateway_leaves_the_service_while_the_other_serves(site: Si
     watcher = Watcher(kube, NAMESPACE, {NAME: url}, every=0.1, deadline=1.0)
     probes = watcher.probes[NAME]
 
+    def good() -> list[bool]:
+        return [probe.good for probe in probes[-GOOD_PROBES:]]
+
     async def reason() -> str:
         found = (await do.service(NAME))["status"]["conditions"]
         return next(one["reason"] for one in found if one["type"] == "GatewayReady")
@@ -74,8 +78,8 @@ async def test_a_hung_gateway_leaves_the_service_while_the_other_serves(site: Si
         }
 
     async with watcher.running():
-        await until(_sometime(lambda: len(probes) >= GOOD_PROBES), "probes")
-        assert all(probe.good for probe in probes)
+        # Not all of them from the start: where other tests have the cores, the first may come late.
+        await until(_sometime(lambda: len(good()) == GOOD_PROBES and all(good())), "all probes are good")
         victim, other = sorted(await do.pods(NAME, "gateway"), key=name)
         hung_at, before = time.monotonic(), len(probes)
         assert await site.stop(victim, "all")
@@ -103,10 +107,24 @@ async def test_a_hung_gateway_leaves_the_service_while_the_other_serves(site: Si
         assert failed, "the gateway that hung was asked, too"
         assert max(failed) <= most
         assert seen["left"] <= most
-        assert (await gateways())[name(other)] == (True, 0)
+
+        async def spared() -> bool:
+            ready, restarts = (await gateways())[name(other)]
+            assert restarts == 0
+            return ready
+
+        await until(spared, "the other gateway is ready")
         await do.settled(NAME)
-        assert watcher.available(NAME), "a request was answered by the other one"
-        assert all(shown.available for shown in watcher.shown[NAME])
+        await until(_sometime(lambda: watcher.available(NAME) is True), "the watch says so, too")
+        for begin, end in _unavailable(watcher.shown[NAME]):
+            # Where processes wait for their turn, the other gateway may be late with its answers, too.
+            added = watcher.strain.stretched(HUNG_SECONDS, begin - HUNG_SECONDS, end) - HUNG_SECONDS
+            assert end - begin <= added, "a request was answered by the other one"
+
+
+def _unavailable(shown: Sequence[Shown]) -> list[tuple[float, float]]:
+    """When a service that is available now was not said to be."""
+    return [(one.at, after.at) for one, after in pairwise(shown) if not one.available]
 
 
 def _sometime(check: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:

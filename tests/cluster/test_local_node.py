@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 SERVE = """
-import http.server, os, signal, sys, time
+import http.server, os, signal, sys, threading, time
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
@@ -38,9 +38,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 server = http.server.ThreadingHTTPServer((os.environ["POD_IP"], 8000), Handler)
 server.daemon_threads = False
+def stop():
+    time.sleep(1.0)  # for connections that were on their way before the pod was known to terminate
+    server.shutdown()
 def end(*_):
-    import threading
-    threading.Thread(target=server.shutdown).start()
+    threading.Thread(target=stop).start()
 signal.signal(signal.SIGTERM, end)
 server.serve_forever()
 server.server_close()
@@ -343,8 +345,9 @@ signal.signal(signal.SIGTERM, end)
 say("started")
 time.sleep(60)
 """
+    after = f"until grep -q started {note}; do sleep 0.05; done; echo postStart >> {note}"
     hooks = {
-        "postStart": {"exec": {"command": ["sh", "-c", f"sleep 0.5; echo postStart >> {note}"]}},
+        "postStart": {"exec": {"command": ["sh", "-c", after]}},
         "preStop": {"exec": {"command": ["sh", "-c", f"echo preStop >> {note}; sleep 0.5"]}},
     }
     space.run("hooks", code, {"lifecycle": hooks})
@@ -390,7 +393,7 @@ def test_readiness_follows_its_probe_and_gates(space: Space, tmp_path: Path) -> 
     assert condition(pod, "ContainersReady")["reason"] == "ContainersNotReady"
     assert "[main]" in condition(pod, "Ready")["message"]
     flag.touch()
-    space.wait("pod/gated", "condition=ContainersReady", 5)
+    space.wait("pod/gated", "condition=ContainersReady")
     pod = space.pod("gated")
     assert (condition(pod, "Ready")["status"], condition(pod, "Ready")["reason"]) == (
         "False",
@@ -399,7 +402,7 @@ def test_readiness_follows_its_probe_and_gates(space: Space, tmp_path: Path) -> 
     open_gate = {"status": {"conditions": [{"type": "mizzen.dev/routable", "status": "True"}]}}
     patch = ["patch", "pod", "gated", "--subresource=status", "-p", json.dumps(open_gate)]
     space.kubectl(*patch)
-    space.wait("pod/gated", "condition=Ready", 5)
+    space.wait("pod/gated", "condition=Ready")
     assert condition(space.pod("gated"), "mizzen.dev/routable")["status"] == "True"
     flag.unlink()
     space.wait("pod/gated", "condition=Ready=false")
@@ -431,7 +434,7 @@ while True:
 """
     port = {"ports": [{"name": "raw", "containerPort": 7000}], "env": [POD_IP]}
     space.run("tcp", code, {**port, "readinessProbe": {"tcpSocket": {"port": "raw"}, "periodSeconds": 1}})
-    space.wait("pod/tcp", "condition=Ready", 10)
+    space.wait("pod/tcp", "condition=Ready")
 
 
 # ---- services, Deployments, kubectl ----

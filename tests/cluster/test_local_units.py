@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_local import assets, build, downloads, process
@@ -149,7 +149,6 @@ def test_a_service_without_selector_has_no_backends() -> None:
     assert backends({**SERVICE, "spec": {"selector": {}}}, PORT, [pod("1")]) == []
 
 
-@settings(deadline=None)
 @given(st.integers(0, 63), st.integers(0, 63))
 def test_ranges_of_clusters_are_apart(one: int, other: int) -> None:
     first, second = Addresses(one), Addresses(other)

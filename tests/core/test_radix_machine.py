@@ -160,7 +160,6 @@ def test_the_tree_equals_a_dictionary() -> None:
     run_state_machine_as_test(
         TreeMachine,
         settings=settings(
-            deadline=None,
             max_examples=150,
             stateful_step_count=25,
             suppress_health_check=list(HealthCheck),

@@ -8,9 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from machine import SchedulerMachine
 from mutants.defects import MUTANTS
 
-COMMON = settings(
-    deadline=None, stateful_step_count=30, suppress_health_check=list(HealthCheck), database=None
-)
+COMMON = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck), database=None)
 
 
 def test_scheduler_keeps_its_properties() -> None:

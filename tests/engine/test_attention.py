@@ -130,7 +130,7 @@ def test_first_chunks_need_no_merge(backends) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_spans_cover_what_is_read_exactly_once(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 6))
     share = data.draw(st.lists(st.integers(0, 8), max_size=2))

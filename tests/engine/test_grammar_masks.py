@@ -79,7 +79,7 @@ def allowed(row: np.ndarray) -> np.ndarray:
     return np.flatnonzero(bits)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, len(GRAMMARS) - 1), min_size=1, max_size=6))
 def test_rows_equal_masks_made_each_time(
     compiled: list[CompiledGrammar], seed: int, kinds: list[int]

@@ -100,7 +100,7 @@ def choose(state: SlotState, slow: Slow, row: np.ndarray) -> int:
     return int(drawn.tokens[0])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     batch=st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=SLOTS),
     seed=st.integers(0, 1000),

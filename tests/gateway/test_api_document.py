@@ -46,7 +46,7 @@ schema = schemathesis.pytest.from_fixture("described")
 
 
 @schema.parametrize()
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 def test_what_is_served_is_what_is_described(case: Any, simulated_url: str) -> None:
     """Bodies that the document allows, and some that it does not, of every endpoint."""
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):

@@ -201,7 +201,7 @@ CHAT_FIELDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(changes=st.dictionaries(st.sampled_from(CHAT_FIELDS), JSON, min_size=1, max_size=3))
 def test_any_value_of_any_field_is_served_or_named(http: httpx.Client, changes: dict[str, Any]) -> None:
     path = "/v1/chat/completions"

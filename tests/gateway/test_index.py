@@ -104,7 +104,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.match(names) == expected
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestIndex = IndexMachine.TestCase
 
 
@@ -248,5 +248,5 @@ class BreakerMachine(RuleBasedStateMachine):
         assert self.breaker.remaining == left
 
 
-BreakerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+BreakerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestBreaker: Any = BreakerMachine.TestCase

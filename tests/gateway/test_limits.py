@@ -321,7 +321,7 @@ async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end()
     assert some.tokens.level == 1000
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 80), st.booleans()), min_size=1, max_size=40))
 def test_admission_counts_come_out_even(arrivals: list[tuple[int, int, bool]]) -> None:
     async def run() -> None:

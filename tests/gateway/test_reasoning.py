@@ -29,7 +29,7 @@ def parse(family: ReasoningFamily, pieces: Sequence[str], prompt: str = "") -> t
 
 
 @pytest.mark.parametrize("family", [QWEN, DEEPSEEK, MAGISTRAL], ids=lambda family: family.name)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(thought=texts, content=texts, opened=st.booleans(), space=st.sampled_from(["", "\n", "\n\n"]))
 def test_reasoning_and_content(
     family: ReasoningFamily, thought: str, content: str, opened: bool, space: str
@@ -43,7 +43,7 @@ def test_reasoning_and_content(
 
 
 @pytest.mark.parametrize("family", [QWEN, DEEPSEEK], ids=lambda family: family.name)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     parts=st.lists(fragments | texts, max_size=10),
     places=st.lists(st.integers(0, 60), max_size=8),
@@ -109,7 +109,7 @@ def test_reasoning_then_a_call() -> None:
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     parts=st.lists(fragments | texts | st.just(CALL), max_size=8),
     places=st.lists(st.integers(0, 90), max_size=8),

@@ -98,7 +98,7 @@ def test_a_hot_prefix_spreads_over_engines(session: str) -> None:
     assert max(loads) <= 1.5 * sum(loads) / len(loads)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(loads=st.lists(st.floats(0, 1e6), min_size=2, max_size=8), tokens=st.integers(1, 4000), held=st.data())
 def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, held: Any) -> None:
     engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
@@ -196,7 +196,7 @@ def test_blocks_are_named_as_in_the_engine() -> None:
     assert prefixes.match(tuple(block_hashes(longer, b"another tenant"))) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_admission_is_fair_and_loses_no_turn(seed: int) -> None:
     """Random arrivals, ends, aborts, deadlines and changes of capacity: turns in order, counts exact."""

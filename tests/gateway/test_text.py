@@ -23,7 +23,7 @@ def chunked(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_pieces_join_to_the_whole_decoding_of_any_tokens(
     any_tokenizer: Tokenizer, data: st.DataObject
@@ -37,7 +37,7 @@ def test_pieces_join_to_the_whole_decoding_of_any_tokens(
     assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids, skip)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, data=st.data())
 def test_pieces_join_to_the_whole_decoding_of_encoded_text(
     any_tokenizer: Tokenizer, text: str, data: st.DataObject
@@ -79,7 +79,7 @@ def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
     return text, False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3).map(tuple),
@@ -102,7 +102,7 @@ def test_stop_strings_cut_as_on_the_whole_text(pieces: list[str], stops: tuple[s
     assert got + stopper.flush() == reference_cut(arrived, stops)[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, stop=st.text(min_size=1, max_size=3), data=st.data())
 def test_a_stream_counts_the_tokens_up_to_the_stop(
     any_tokenizer: Tokenizer, text: str, stop: str, data: st.DataObject

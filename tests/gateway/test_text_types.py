@@ -152,7 +152,7 @@ def stopped(text: str, stops: tuple[str, ...]) -> str | None:
     return None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_tokens_give_the_text_of_the_whole(kind: Tokenizer, data: st.DataObject) -> None:
     """Tokens that no text would give: half characters, lone bytes, special tokens, ids that are none."""
@@ -165,7 +165,7 @@ def test_any_tokens_give_the_text_of_the_whole(kind: Tokenizer, data: st.DataObj
     assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids, skip)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
 def test_texts_come_back_whatever_the_pieces(kind: Tokenizer, text: str, data: st.DataObject) -> None:
     ids = kind.encode(text)
@@ -173,7 +173,7 @@ def test_texts_come_back_whatever_the_pieces(kind: Tokenizer, text: str, data: s
     assert "".join([*map(stream.add, cut(data, ids)), stream.flush()]) == kind.decode(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=TEXTS)
 def test_what_was_said_is_never_taken_back(kind: Tokenizer, text: str) -> None:
     """Token by token, what has come is always a beginning of the whole."""
@@ -185,7 +185,7 @@ def test_what_was_said_is_never_taken_back(kind: Tokenizer, text: str) -> None:
         assert whole.startswith(so_far)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=TEXTS, data=st.data())
 def test_stop_strings_cut_as_in_the_whole_text(kind: Tokenizer, text: str, data: st.DataObject) -> None:
     """Stop strings that are in the text (across tokens, inside of one), overlap, or are nowhere."""

@@ -167,7 +167,7 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_calls_are_read_as_written(name: str, data: st.DataObject) -> None:
     family, write = WRITERS[name]
@@ -183,7 +183,7 @@ def test_calls_are_read_as_written(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("family", [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_garbage_is_read_alike_however_it_is_cut(family: ToolFamily, data: st.DataObject) -> None:
     text = data.draw(garbage)
@@ -193,7 +193,7 @@ def test_garbage_is_read_alike_however_it_is_cut(family: ToolFamily, data: st.Da
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(content=plain_texts, calls=made_calls, end=st.integers(0, 400))
 def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end: int) -> None:
     """What was read of a cut answer is a beginning of what would have been read."""
@@ -207,7 +207,7 @@ def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(content=plain_texts, calls=made_calls)
 def test_tokens(name: str, content: str, calls: Calls, small_tokenizer: Tokenizer) -> None:
     """Text that comes token by token, markers among them being special tokens, is read alike."""
@@ -345,7 +345,7 @@ def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     return "".join(parts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), content=plain_texts)
 def test_calls_in_tags(data: st.DataObject, content: str) -> None:
     calls = data.draw(st.lists(st.tuples(st.just("weather"), arguments_by_type), max_size=3))

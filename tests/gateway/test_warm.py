@@ -77,7 +77,7 @@ def test_equal_prompts_of_other_salts_are_others() -> None:
     assert [one.salt for one in store.hottest(1000)] == [b"b", b"a"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.integers(0, 3), st.booleans()),

@@ -24,7 +24,8 @@ QUIET = {
 }
 """Metrics of which nothing but a zero is seen in this test, and why."""
 
-pytestmark = [pytest.mark.xdist_group("observability")]
+# The limit of the first test that asks for the past, which waits for all that happens in it.
+pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(1200)]
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from live_service import asked
+from live_service import asked, none_ends
 from mizzen_operator.autoscale.run import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
@@ -113,7 +113,7 @@ def test_an_autoscaler_that_comes_later_is_seen_before_the_next_write(
 
 
 def test_a_steady_load_asks_nothing_of_the_api_server(
-    scaled: Callable[..., Scaled], node: Any, operators: Any
+    scaled: Callable[..., Scaled], node: Any, api: Any, operators: Any
 ) -> None:
     """The autoscaler learns of the load from gateways and engines alone, whatever its period."""
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 4})
@@ -129,6 +129,7 @@ def test_a_steady_load_asks_nothing_of_the_api_server(
         time.sleep(2 * PERIOD_SECONDS)
         return requests() == before
 
+    demo.eventually(lambda: none_ends(api), 120, "namespaces of tests before this one end")
     # A regular look, or one for another autoscaler, may fall into one of the times.
-    demo.eventually(quiet, 8 * PERIOD_SECONDS, "neither a write nor a read")
+    demo.eventually(quiet, 24 * PERIOD_SECONDS, "neither a write nor a read")
     assert demo.body()["spec"]["replicas"] == 1

@@ -69,7 +69,7 @@ def test_helm_and_the_renderer_agree(values: dict[str, Any], tmp_path: Path) -> 
         assert not lacking(manifest, helms.get(place), "/".join(place))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(min_size=1), st.text(), max_size=4), st.text(), st.integers(0, 10**12))
 def test_a_value_arrives_as_it_was_written(selector: dict[str, str], key: str, seconds: int) -> None:
     """Whatever a string holds, neither YAML nor the template reads anything into it."""

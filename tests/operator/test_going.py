@@ -24,7 +24,7 @@ def test_a_service_that_waits_for_its_end_tells_what_is_left_of_it(
         assert demo.condition("Failed")["status"] == "False"
         assert demo.status()["observedGeneration"] == demo.body()["metadata"]["generation"]
         api.delete("Pod", namespace, demo.live()[0])
-        demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
+        demo.eventually(lambda: demo.condition("Available")["status"] == "False")
         assert not demo.live(), "nothing is made any more"
     finally:
         api.patch("InferenceService", namespace, "demo", {"metadata": {"finalizers": None}})

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +13,10 @@ from mizzen_local.controlplane import ControlPlane
 from mizzen_operator import kube
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
+from webhooks import BOUND_SECONDS, hanging, is_asked
 
 SERVICES = 10
 """More than the operator's workers."""
-TIMEOUT_SECONDS = 10
-BOUND_SECONDS = 5.0
-"""Loose, for a machine that does much besides: it is less than a webhook's silence takes."""
-CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 ENGINES = "mizzen.dev/component=engine"
 NO_WEBHOOK = b'{"reason": "InternalError", "message": "failed calling webhook \\"a.b.c\\": no endpoints"}'
 
@@ -51,78 +43,6 @@ async def test_only_what_fails_quickly_is_sent_again_in_a_look(
         await client.patch(Ref("Pod", "n", "p"), {})
     await client.close()
     assert sent == ["PATCH"] * tries
-
-
-class Webhook:
-    """A server that takes requests, and answers none until it is let go."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self._let_go = threading.Event()
-        self.asked: list[float] = []
-        hook = self
-
-        class Silent(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                hook.asked.append(time.monotonic())
-                hook._let_go.wait(60)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((plane.addresses.host, 0), Silent)
-        self._server.daemon_threads = True
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(plane.folder / "pki/apiserver.crt", plane.folder / "pki/apiserver.key")
-        self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self._url = f"https://{plane.addresses.host}:{self._server.server_address[1]}/"
-        self._authority = base64.b64encode(plane.authority.read_bytes()).decode()
-
-    def configuration(self, namespace: str) -> dict[str, Any]:
-        """Ask it of every pod of a namespace."""
-        rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-        webhook = {
-            "name": "silent.example.com",
-            "clientConfig": {"url": self._url, "caBundle": self._authority},
-            "rules": [rule],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "failurePolicy": "Fail",
-            "timeoutSeconds": TIMEOUT_SECONDS,
-            "sideEffects": "None",
-            "admissionReviewVersions": ["v1"],
-        }
-        return {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "ValidatingWebhookConfiguration",
-            "metadata": {"name": namespace},
-            "webhooks": [webhook],
-        }
-
-    def close(self) -> None:
-        self._let_go.set()
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@contextlib.contextmanager
-def hanging(api: Any, plane: ControlPlane, namespace: str) -> Iterator[Webhook]:
-    """A namespace whose pods wait for a webhook."""
-    webhook = Webhook(plane)
-    api.request("POST", CONFIGURATIONS, webhook.configuration(namespace))
-    try:
-        yield webhook
-    finally:
-        api.request("DELETE", f"{CONFIGURATIONS}/{namespace}")
-        webhook.close()
-
-
-def is_asked(api: Any, namespace: str, webhook: Webhook) -> bool:
-    """Whether the API server knows it by now, which takes it a moment."""
-    container = {"name": "probe", "image": "none"}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": namespace}}
-    with contextlib.suppress(Exception):
-        api.create({**pod, "spec": {"containers": [container]}}, dryRun="All", timeout="1s")
-    return bool(webhook.asked)
 
 
 @pytest.mark.cluster
@@ -156,10 +76,10 @@ def test_another_namespaces_services_get_their_pods(
         for number in range(SERVICES):
             create(f"held-{number}", lax_namespace)
         first = len(webhook.asked) + 8
-        eventually(lambda: len(webhook.asked) >= first, 60, "as many looks hang as one namespace has turns")
+        eventually(lambda: len(webhook.asked) >= first, 150, "as many looks hang as one namespace has turns")
         create("free", namespace)
         gets_another_pod(set())
-        eventually(lambda: len(webhook.asked) >= first + SERVICES, 60, "they hang again")
+        eventually(lambda: len(webhook.asked) >= first + SERVICES, 150, "they hang again")
         before = pods(namespace)
         api.delete("Pod", namespace, api.list("Pod", namespace, ENGINES)[0]["metadata"]["name"])
         gets_another_pod(before)

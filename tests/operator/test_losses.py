@@ -98,6 +98,7 @@ def test_a_group_whose_device_is_lost_moves(fleet: Fleet) -> None:
     fleet.settle()
     names = {pod["metadata"]["name"] for pod in fleet.engines()}
     assert kept["name"] in names and lost["name"] not in names
+    fleet.eventually(lambda: fleet.events("DeviceLost"), 60)
     [event] = fleet.events("DeviceLost")
     assert lost["name"] in event["message"] and "uncorrectable ECC error" in event["message"]
     assert event["type"] == "Warning"

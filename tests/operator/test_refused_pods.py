@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from live_service import ENGINES, Service
 from marks import CONTROL_PLANE
+from mizzen_local.controlplane import ControlPlane
+from webhooks import BOUND_SECONDS, failing, hanging, is_asked, is_refused
 
 pytestmark = CONTROL_PLANE
-
-HANGS_SECONDS = 10
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
 def limit_pods(api: Any, namespace: str, pods: int) -> None:
@@ -27,30 +24,6 @@ def limit_pods(api: Any, namespace: str, pods: int) -> None:
 
 def quota(api: Any, namespace: str) -> dict[str, Any]:
     return api.request("GET", f"/api/v1/namespaces/{namespace}/resourcequotas/few").get("status", {})
-
-
-@contextmanager
-def failing_webhook(api: Any, namespace: str, port: int = 1) -> Iterator[None]:
-    """No pod is made in a namespace, for nobody at a port of this machine answers whether it may be."""
-    name = f"fails.{namespace}.example"
-    webhook = {
-        "name": name,
-        "clientConfig": {"url": f"https://127.0.0.1:{port}/pods"},
-        "rules": [
-            {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-        ],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "failurePolicy": "Fail",
-        "timeoutSeconds": HANGS_SECONDS,
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-    }
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
-    api.request("POST", WEBHOOKS, {**kind, "metadata": {"name": name}, "webhooks": [webhook]})
-    try:
-        yield
-    finally:
-        api.request("DELETE", f"{WEBHOOKS}/{name}")
 
 
 def test_a_rollout_goes_on_where_a_quota_lets_no_group_be_added(
@@ -83,32 +56,30 @@ def test_a_status_stays_true_while_a_webhook_fails(
 ) -> None:
     demo = live_service()
     demo.settle(1)
-    with failing_webhook(api, namespace):
+    with failing(api, namespace):
+        demo.eventually(lambda: is_refused(api, namespace), what="it is asked")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
-        demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
+        demo.eventually(lambda: demo.condition("Available")["status"] == "False")
         assert demo.condition("Ready")["status"] == "False"
-        demo.eventually(lambda: demo.condition("Failed")["reason"] == "WebhookFailed", 10)
+        demo.eventually(lambda: demo.condition("Failed")["reason"] == "WebhookFailed")
         assert namespace in demo.condition("Failed")["message"], "it names the webhook"
         demo.patch(replicas=2)
         generation = demo.body()["metadata"]["generation"]
-        demo.eventually(lambda: demo.status()["observedGeneration"] == generation, 20)
+        demo.eventually(lambda: demo.status()["observedGeneration"] == generation)
         assert not api.list("Pod", namespace, ENGINES)
     demo.settle(2)
     assert demo.condition("Failed")["status"] == "False"
 
 
 def test_a_status_stays_true_while_a_webhook_hangs(
-    live_service: Callable[..., Service], api: Any, namespace: str
+    live_service: Callable[..., Service], api: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     demo = live_service()
     demo.settle(1)
-    with socket.create_server(("127.0.0.1", 0)) as mute, failing_webhook(api, namespace, port_of(mute)):
+    with hanging(api, control_plane, namespace) as webhook:
+        demo.eventually(lambda: is_asked(api, namespace, webhook), what="it is asked")
         api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
-        demo.eventually(lambda: demo.condition("Available")["status"] == "False", HANGS_SECONDS / 2)
+        demo.eventually(lambda: demo.condition("Available")["status"] == "False", BOUND_SECONDS)
         assert demo.condition("Ready")["status"] == "False"
-        demo.eventually(lambda: demo.condition("Failed")["reason"] == "WebhookFailed")
+        demo.eventually(lambda: demo.condition("Failed")["reason"] == "WebhookFailed", 120)
     demo.settle(1)
-
-
-def port_of(server: socket.socket) -> int:
-    return server.getsockname()[1]

@@ -527,9 +527,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
 Rollouts = machine(planner.plan)
 TestRollouts = Rollouts.TestCase
-TestRollouts.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestRollouts.settings = settings(max_examples=150, stateful_step_count=40)
 
 MUTANTS: Mapping[str, tuple[str, str]] = {
     "retires without a look at what is left": ("and (after >= enough or broken or stranger)", ""),
@@ -641,7 +639,6 @@ def test_the_state_machine_finds_what_breaks_its_rules(name: str) -> None:
     chosen = settings(
         max_examples=300,
         stateful_step_count=30,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=(Phase.generate,),

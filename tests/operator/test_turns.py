@@ -116,5 +116,5 @@ class TwoNamespaces(Machine):
 
 TestTurns = Machine.TestCase
 TestTwoNamespaces = TwoNamespaces.TestCase
-TestTurns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTurns.settings = settings(max_examples=60, stateful_step_count=40)
 TestTwoNamespaces.settings = TestTurns.settings

@@ -174,7 +174,7 @@ def test_who_holds_up_the_others_is_named(fault: Callable[[float], list[Pulse]],
     assert (told[0] or told[1] or "").startswith(said)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
 def test_no_rank_that_moves_in_time_is_at_fault(steps: list[tuple[int, int]]) -> None:
     """Ranks move by any steps, at least by one each in any four seconds in which they are behind."""

@@ -58,7 +58,6 @@ FRAMES = st.one_of(
 class TestGarbage:
     @settings(
         max_examples=40,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(frames=st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=20))

@@ -43,7 +43,7 @@ def ring() -> Iterator[RingHandles]:
     handles.close()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 250), max_size=40), ahead=st.integers(0, 2))
 def test_every_reader_gets_every_plan_in_order(sizes: list[int], ahead: int) -> None:
     handles = create_ring(2, capacity=4096)

@@ -77,14 +77,14 @@ def asked(asks: Asks | None) -> object:
     return asks and (asks.tokens.tolist(), asks.prompt_tokens, asks.prompt_logprobs, asks.pooling)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(plan=PLANS)
 def test_a_plan_comes_back_equal(plan: StepPlan) -> None:
     assert same(plan, decode_plan(encode_plan(plan)))
     assert same(plan, decode_plan(memoryview(encode_plan(plan))))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(plan=PLANS, data=st.data())
 def test_a_damaged_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
     frame = bytearray(encode_plan(plan))
@@ -95,7 +95,7 @@ def test_a_damaged_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
 
 
 @given(plan=PLANS, cut=st.integers(1, 200), junk=st.binary(min_size=1, max_size=9))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_plan_of_another_length_is_refused(plan: StepPlan, cut: int, junk: bytes) -> None:
     frame = encode_plan(plan)
     with pytest.raises(MalformedPlan):

@@ -14,7 +14,7 @@ from mizzen.wire.columns import split
 from mizzen.wire.requests import NOBODY, RequestTable
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_columns_equal_row_by_row_splitting(data: st.DataObject) -> None:
     table = RequestTable(4)
@@ -111,4 +111,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(deadline=None, max_examples=50, stateful_step_count=40)
+TestTable.settings = settings(max_examples=50, stateful_step_count=40)

@@ -1,0 +1,12 @@
+"""How Hypothesis tries its examples in all tests."""
+
+from __future__ import annotations
+
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:  # tests on a GPU and on a real cluster do without
+    pass
+else:
+    # Nothing is measured by it: how long an example takes depends on what else the machine does.
+    settings.register_profile("mizzen", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("mizzen")
