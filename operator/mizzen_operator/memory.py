@@ -21,6 +21,7 @@ class Progress:
         serving: groups of the revision that served at most.
         old: groups of other revisions that were left at least.
         time: when one of these changed for the better last.
+        stay: groups of other revisions that were to stay.
     """
 
     revision: str
@@ -28,6 +29,12 @@ class Progress:
     serving: int
     old: int
     time: datetime
+    stay: int = 0
+
+    @property
+    def reached(self) -> bool:
+        """Whether all was reached that was to be."""
+        return self.serving >= self.groups - self.stay and self.old <= self.stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class Memory:
                 "serving": one.serving,
                 "old": one.old,
                 "time": stamp(one.time),
+                "stay": one.stay,
             }
         if self.failures:
             found["recentFailures"] = [
@@ -116,6 +124,7 @@ def recall(status: Mapping[str, Any]) -> Memory:
             progress.get("serving", 0),
             progress.get("old", 0),
             datetime.fromisoformat(progress["time"]),
+            progress.get("stay", 0),
         )
         if progress and "time" in progress
         else None,

@@ -22,8 +22,9 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
    after a revert to it whose groups were given up or refused.
 7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
 8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
-   serve. One whose engine is not ready goes without that, for nothing is lost with it, while enough others
-   serve or have served: else a rollout that mends what has broken would wait for it for ever. One that is a
+   serve. One whose engine is not ready, or to which no gateway that answers routes, goes without that, for
+   nothing is lost with it, while enough others serve or have served: else a rollout that mends what has
+   broken would wait for it for ever. One that is a
    *stranger* goes without that, too, and counts for none that has served: its engine speaks another protocol
    than every gateway, so it serves nobody and never will. After an upgrade that changed the protocol all old
    ones are: the first new one that serves lets them go.
@@ -104,14 +105,15 @@ def plan(
     going = [*_worst_first(foreign, serving), *_worst_first(stable, serving)]
     known = [group for group in known if group not in surplus]
     replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving, len(known))
+    created = [*_completed(kept), *made]
+    created.sort(key=lambda one: one.revision == wanted.revision)  # the API server may take no more than one
     return [
         *_deleted(ended, "Ended"),
         *_deleted(refused, "Refused"),
         *_deleted([group for group in given_up if group not in refused], "GivenUp"),
         *_deleted(superseded, "Superseded"),
         *_deleted(surplus, "Surplus"),
-        *_completed(kept),
-        *made,
+        *created,
         *_deleted(replaced, "Replaced"),
     ]
 
@@ -132,7 +134,7 @@ def _aims(
     partition = min(wanted.partition, wanted.groups) if known else 0
     aim = min(rest, wanted.groups - partition)
     # Case 2: nothing shall go on, for it is paused, or the revision failed before it ever served.
-    if wanted.paused or (wanted.given_up and not proven):
+    if (wanted.paused and known) or (wanted.given_up and not proven):
         aim = min(aim, len(new))
         return aim, wanted.groups - aim
     # Case 3: the revision has not shown yet that it serves: it takes no place that must not be empty.
@@ -190,15 +192,17 @@ def _retired(
 ) -> tuple[list[Group], int]:
     """At most `number` of `going` that may go while `left` groups serve; and how many serve then.
 
-    One that is ready and not seen to serve goes no sooner: it may be that no gateway answers. One that is not
-    ready may go where more than enough groups are `known`: that serve, or have served. A stranger may always
-    go: every gateway answers, and says that it can never route to it.
+    One that is ready and not seen to serve goes no sooner while its gate is open: it may be that no gateway
+    answers. One that is not ready, or has its gate closed, may go where more than enough groups are `known`:
+    that serve, or have served. A stranger may always go: every gateway answers, and says that it can never
+    route to it.
     """
     retired: list[Group] = []
     for group in going:
         after = left - (group.uid in serving)
         stranger = _is_stranger(group, serving)
-        broken = not group.containers_ready and known > enough
+        out = group.uid not in serving and not (group.containers_ready and group.routable)
+        broken = out and known > enough
         if len(retired) < number and (after >= enough or broken or stranger):
             retired.append(group)
             left, known = after, known - (not stranger)

@@ -67,10 +67,14 @@ def learn(
     serves = [g for g in live if g.revision == revision and g.uid in serving and g.containers_ready]
     old = [group for group in live if group.revision != revision]
     failures = _failures(service.status, before.failures, groups, now)
-    given_up = before.given_up
+    given_up, fewer = before.given_up, _retired_numbers(service, before)
     if given_up is not None and (given_up.revision, given_up.spec) != (revision, spec_hash(service)):
         given_up = None
         failures = tuple(failure for failure in failures if failure.revision != revision)
+    elif given_up is not None and fewer:
+        given_up = _without(given_up, fewer)
+        failures = tuple(one for one in failures if one.revision != revision or one.group not in fewer)
+    lifted = before.given_up is not None and given_up is None
     proven = before.current == revision or any(
         group.was_routable or group.verified or group.uid in serving
         for group in live
@@ -82,9 +86,13 @@ def learn(
     elif wrong and given_up is None:
         given_up = _refusal(service, revision, wrong[0], before.current)
     given_up = _given_up(service, given_up, revision, failures, groups)
+    current = _current(service, before.current, revision, len(serves), old, live)
+    progress = Progress(
+        revision, service.groups, len(serves), len(old), now, _stay(service, current, revision)
+    )
     return Memory(
-        current=_current(service, before.current, revision, len(serves), old, live),
-        progress=_progress(service, before.progress, revision, len(serves), len(old), now),
+        current=current,
+        progress=_progress(service, None if lifted else before.progress, progress),
         failures=_kept(failures, given_up),
         given_up=given_up,
     )
@@ -98,30 +106,68 @@ def _current(
     old: Sequence[Group],
     live: Sequence[Group],
 ) -> str:
-    """The stable revision: the newest one once it alone serves, or nothing at all is there."""
+    """The stable revision: the newest one once it alone serves, or once nothing is there and nothing wanted.
+
+    One that is to be verified, or tried beside another, has shown nothing by that: it stays to be tried.
+    Of one of which no group is left while others have served, nothing is stable any more: those are.
+    """
     if service.rollout.paused and before:
         return before
-    if not live and service.groups == 0:
+    tried = service.rollout.verification is not None or service.rollout.partition > 0
+    if not live and service.groups == 0 and not tried:
         return revision
     if serving >= service.groups > 0 and not old:
         return revision
-    if before:
-        return before
-    # The status is of a release that did not remember it, or was lost.
     served = Counter(group.revision for group in old if group.was_routable)
+    if before and (not served or any(group.revision == before for group in live)):
+        return before
+    # None is left of it; or the status is of a release that did not remember it, or was lost.
     return max(served, key=lambda name: (served[name], name), default="")
 
 
-def _progress(
-    service: InferenceService, before: Progress | None, revision: str, serving: int, old: int, now: datetime
-) -> Progress | None:
+def _retired_numbers(service: InferenceService, before: Memory) -> frozenset[int]:
+    """Numbers of groups that were given up which are forgotten, because fewer groups are wanted.
+
+    One for each that is wanted no more, so that all that are wanted still can serve; at none, every one.
+    """
+    if before.given_up is None:
+        return frozenset()
+    numbers = sorted(before.given_up.groups, reverse=True)
+    if not service.groups:
+        return frozenset(numbers)
+    was = before.progress.groups if before.progress is not None else service.groups
+    return frozenset(numbers[: max(0, was - service.groups)])
+
+
+def _without(given_up: GivenUp, numbers: frozenset[int]) -> GivenUp | None:
+    left = tuple(number for number in given_up.groups if number not in numbers)
+    return replace(given_up, groups=left) if left or given_up.reason != RESTART_BUDGET else None
+
+
+def _progress(service: InferenceService, before: Progress | None, now: Progress) -> Progress | None:
+    """How far the groups came at best, and when that changed last.
+
+    Another aim begins anew where the one before was reached. Where it was not, it changes no time: else who
+    scales a service again and again would keep a rollout that gets nowhere from ever being overdue.
+    """
     if service.rollout.paused:
         return None
-    if before is None or (before.revision, before.groups) != (revision, service.groups):
-        return Progress(revision, service.groups, serving, old, now)
-    if serving > before.serving or old < before.old:
-        return Progress(revision, service.groups, max(serving, before.serving), min(old, before.old), now)
-    return before
+    if before is None or before.revision != now.revision:
+        return now
+    if (before.groups, before.stay) != (now.groups, now.stay) and before.reached:
+        return now
+    further = now.serving > before.serving or now.old < before.old
+    return replace(
+        now,
+        serving=max(now.serving, before.serving),
+        old=min(now.old, before.old),
+        time=now.time if further else before.time,
+    )
+
+
+def _stay(service: InferenceService, current: str, revision: str) -> int:
+    """How many groups of older revisions shall stay."""
+    return min(service.rollout.partition, service.groups) if current not in ("", revision) else 0
 
 
 def _failures(
@@ -248,16 +294,6 @@ def overdue(service: InferenceService, memory: Memory, now: datetime) -> bool:
 
 def seconds_left(service: InferenceService, memory: Memory, now: datetime) -> float | None:
     """Time until a rollout is overdue; None when nothing is waited for, as while it is paused."""
-    if memory.progress is None or done(service, memory):
+    if memory.progress is None or memory.progress.reached:
         return None
     return service.rollout.progress_deadline - (now - memory.progress.time).total_seconds()
-
-
-def done(service: InferenceService, memory: Memory) -> bool:
-    """Whether all that the rollout is to reach was reached."""
-    progress = memory.progress
-    if progress is None:
-        return False
-    partition = service.rollout.partition if memory.current not in ("", progress.revision) else 0
-    stay = min(partition, service.groups)
-    return progress.serving >= service.groups - stay and progress.old <= stay

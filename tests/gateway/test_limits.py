@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.gateway.admit import Admission, Ticket
+from mizzen.gateway.admit import Admission, Ticket, reserve
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.tenants.fair import FairQueue
 from mizzen.gateway.tenants.keys import Grant
@@ -249,6 +249,19 @@ async def test_a_full_queue_takes_from_whoever_has_most() -> None:
             await task
 
 
+async def test_who_comes_after_the_end_is_refused_at_once() -> None:
+    """Also where there is room: a service that was retired, whose engines are left, takes nothing new."""
+    some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
+    admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
+    admission.close("it is served here no longer")
+    with pytest.raises(ApiError, match="served here no longer") as refused:
+        await admission.enter(ticket(some, 600))
+    assert refused.value.status == 503
+    assert admission.in_flight == 0
+    assert some.tokens is not None
+    assert some.tokens.level == 1000
+
+
 async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> None:
     admission = Admission(lambda: 100, max_in_flight=100, queue_size=100, max_tokens_in_flight=100)
     some = tenant("a")
@@ -270,6 +283,44 @@ async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> N
     await asyncio.wait_for(behind, 30)
     admission.leave(last)
     assert admission.tokens_in_flight == 0
+
+
+async def test_all_tickets_of_a_request_are_reserved_at_once_or_none() -> None:
+    some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
+    assert some.tokens is not None
+    admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
+    mine, others = [ticket(some, 200) for _ in range(4)], [ticket(some, 200) for _ in range(4)]
+    reserve(mine)
+    with pytest.raises(ApiError) as refused:
+        reserve(others)
+    assert (refused.value.status, some.tokens.level) == (429, 200)
+    assert not any(one.reserved for one in others)
+    for one in mine[:2]:
+        await admission.enter(one)
+    assert some.tokens.level == 200  # and nothing twice
+    mine[0].output_tokens = 700
+    admission.leave(mine[0])
+    admission.leave(mine[1])
+    assert some.tokens.level == -100
+    await admission.enter(mine[2])  # a debt is the next request's
+    admission.leave(mine[2])
+    for _ in range(2):
+        admission.drop(mine[3])
+    assert some.tokens.level == 300
+    with pytest.raises(ApiError):
+        await admission.enter(ticket(some, 400))
+
+
+async def test_a_reserved_ticket_that_gets_no_turn_costs_nothing() -> None:
+    some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
+    assert some.tokens is not None
+    never = ticket(some, 500, seconds=0.0)
+    reserve([never])
+    admission = Admission(lambda: 0, max_in_flight=10, queue_size=10)
+    with pytest.raises(ApiError):
+        await admission.enter(never)
+    admission.drop(never)
+    assert some.tokens.level == 1000
 
 
 async def test_what_no_context_holds_keeps_nobody_waiting(live: Any, scripted: Any, until: Any) -> None:

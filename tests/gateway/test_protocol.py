@@ -1,15 +1,19 @@
-"""Clients that send too much, or too slowly, before their request has begun."""
+"""Clients that send too much, too slowly, another protocol's wishes or the next request, or that leave."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from mizzen.gateway import protocol
 
@@ -103,3 +107,234 @@ async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(
         assert b"data: [DONE]" in stream
         await asyncio.sleep(0.6)
     writer.close()
+
+
+class Line:
+    """One connection to an app: a client's end, and the server's, which takes pieces as they are given."""
+
+    def __init__(self, reader: Any, writer: Any, server: protocol.BoundedProtocol) -> None:
+        self.reader, self.writer, self.server = reader, writer, server
+
+    def give(self, *pieces: bytes) -> None:
+        """Have the server receive these pieces, each alone."""
+        for piece in pieces:
+            self.server.data_received(piece)
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Read a response with a length."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
+        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        return int(head.split()[1]), await asyncio.wait_for(self.reader.readexactly(size), 60)
+
+    async def ended(self) -> bytes:
+        """Read what comes until the server has ended the connection."""
+        return await asyncio.wait_for(self.reader.read(), 60)
+
+
+@pytest.fixture
+async def line() -> AsyncIterator[Callable[..., Any]]:
+    """Return a function that opens a connection to an ASGI app."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened(app: Any) -> Line:
+            config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+            config.load()
+            state = ServerState()
+            server = await asyncio.get_running_loop().create_server(
+                lambda: protocol.BoundedProtocol(config, state, {}), "127.0.0.1", 0
+            )
+            stack.callback(server.close)
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            stack.callback(writer.close)
+            async with asyncio.timeout(60):
+                while not state.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            return Line(reader, writer, next(iter(state.connections)))  # type: ignore[arg-type]
+
+        yield opened
+
+
+class Echoing:
+    """An app that answers with the path and the body of a request."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+
+    @property
+    def paths(self) -> list[str]:
+        return [scope["path"] for scope in self.scopes]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        await answer(send, 200, scope["path"].encode() + b" " + body)
+
+
+class Refusing(Echoing):
+    """An app that answers 401 and reads no body."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        await answer(send, 401, b"")
+
+
+async def answer(send: Any, status: int, body: bytes) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+CHUNKED = b"POST /outer HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+AROUND = {"trailers": (b"0\r\n", b"a:b\r\n"), "trailer": (b"0\r\na:", b"b"), "size": (b"1;", b"a")}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("refused", [False, True])
+async def test_what_is_no_body_has_a_bound_also_behind_the_head(
+    line: Any, around: str, refused: bool
+) -> None:
+    one = await line(Refusing() if refused else Echoing())
+    one.give(CHUNKED + b"5\r\nhello\r\n")
+    if refused:
+        assert await one.answer() == (401, b"")
+    begin, more = AROUND[around]
+    one.give(begin, *[more * (16384 // len(more))] * 64)
+    assert one.server.transport.is_closing()
+    assert len(one.server.headers) == 2
+    assert await one.ended() == b""
+
+
+async def test_trailers_are_read_and_dropped(line: Any) -> None:
+    app = Echoing()
+    one = await line(app)
+    for sent in (CHUNKED + b"5\r\nhello\r\n0\r\nx-sum: 1\r\nexpect: 100-continue\r\n\r\n",) * 2:
+        one.give(*(sent[at : at + 1] for at in range(len(sent))))
+        assert await one.answer() == (200, b"/outer hello")
+    assert [[name for name, _ in scope["headers"]] for scope in app.scopes] == [
+        [b"host", b"transfer-encoding"]
+    ] * 2
+
+
+async def test_a_body_of_many_small_chunks_is_no_head(line: Any) -> None:
+    one = await line(Echoing())
+    one.give(CHUNKED, *[b"1;a=b\r\nx\r\n" for _ in range(protocol.MAX_HEAD_BYTES // 5)], b"0\r\n\r\n")
+    status, body = await one.answer()
+    assert (status, len(body)) == (200, len(b"/outer ") + protocol.MAX_HEAD_BYTES // 5)
+
+
+SMUGGLED = b"POST /smuggled HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+PLAIN = b"GET /plain HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def upgrading(path: bytes = b"/outer", upgrade: bytes = b"h2c", chunked: bool = False) -> tuple[bytes, bytes]:
+    """Return head and body of a request that asks for another protocol, as Java's HttpClient does for h2c."""
+    head = (
+        b"POST %b HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\nHTTP2-Settings: AAEAAEAA\r\n"
+        b"Upgrade: %b\r\nX-Empty:\r\n"
+    ) % (path, upgrade)
+    if chunked:
+        body = b"%x\r\n%b\r\n0\r\nx-sum: 1\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+        return head + b"Transfer-Encoding: chunked\r\n\r\n", body
+    return head + b"Content-Length: %d\r\n\r\n" % len(SMUGGLED), SMUGGLED
+
+
+PIECES = {
+    "one": lambda head, body: [head + body],
+    "two": lambda head, body: [head, body],
+    "split-head": lambda head, body: [head[:-1], head[-1:] + body[:7], body[7:]],
+    "bytes": lambda head, body: [b"%c" % byte for byte in head + body],
+}
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+async def test_a_wish_for_another_protocol_changes_nothing(
+    line: Any, pieces: str, chunked: bool, upgrade: bytes
+) -> None:
+    app = Echoing()
+    one = await line(app)
+    for _ in range(2):
+        one.give(*PIECES[pieces](*upgrading(upgrade=upgrade, chunked=chunked)))
+        assert await one.answer() == (200, b"/outer " + SMUGGLED)
+        one.give(PLAIN)
+        assert await one.answer() == (200, b"/plain ")
+    assert app.paths == ["/outer", "/plain"] * 2
+    names = [name for name, _ in app.scopes[0]["headers"]]
+    assert b"upgrade" not in names
+    assert {b"connection", b"host", b"http2-settings", b"x-empty"} < set(names)
+
+
+async def test_wishes_for_other_protocols_among_pipelined_requests(line: Any) -> None:
+    app = Echoing()
+    one = await line(app)
+    requests = [PLAIN, *(b"".join(upgrading(b"/%d" % i, chunked=i > 1)) for i in range(4)), PLAIN]
+    one.give(b"".join(requests))
+    for path in ("/plain", "/0", "/1", "/2", "/3", "/plain"):
+        body = b"" if path == "/plain" else SMUGGLED
+        assert await one.answer() == (200, path.encode() + b" " + body)
+
+
+async def test_a_wish_for_another_protocol_keeps_what_ends_a_connection(line: Any) -> None:
+    one = await line(Echoing())
+    head, body = upgrading()
+    one.give(head.replace(b"Upgrade, ", b"close, Upgrade, ") + body + PLAIN)
+    assert await one.answer() == (200, b"/outer " + SMUGGLED)
+    assert await one.ended() == b""
+
+
+async def test_a_head_that_wishes_for_another_protocol_has_the_same_bound(line: Any) -> None:
+    one = await line(Echoing())
+    head, _ = upgrading()
+    one.give(head[:-2], *[b"x: %b\r\n" % (b"a" * 8000)] * 9)
+    assert (await one.ended()).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("target", [b"x:1", b"/x"])
+async def test_a_tunnel_is_refused_with_what_comes_through_it(line: Any, target: bytes) -> None:
+    app = Echoing()
+    one = await line(app)
+    one.give(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + SMUGGLED, SMUGGLED)
+    assert (await one.ended()).startswith(b"HTTP/1.1 400 ")
+    assert app.paths == []
+
+
+class Waiting(Echoing):
+    """An app that reads a body and then waits until the client has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.append(scope["path"])
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_client_that_leaves_with_requests_in_line_is_missed(
+    line: Any, until: Any, at_once: bool
+) -> None:
+    app = Waiting()
+    one = await line(app)
+    first, second = (
+        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nx" % path for path in (b"/1", b"/2")
+    )
+    if at_once:
+        one.writer.write(first + second)
+    else:
+        one.writer.write(first)
+        await until(lambda: app.paths)
+        one.writer.write(second)
+    await until(lambda: one.server.pipeline)
+    one.writer.close()
+    await until(lambda: app.left)
+    assert app.left == app.paths == ["/1"]
+    assert not one.server.pipeline

@@ -20,6 +20,9 @@ from mizzen.gateway.openai.parse import Parser, token_ids
 from mizzen.gateway.openai.prompt import given_ids
 from mizzen.gateway.openai.reading import PIECE, SMALL_BYTES, BodyReader, check_containers
 from mizzen.gateway.responses import parse as responses
+from mizzen.gateway.tenants.gate import TENANT
+from mizzen.gateway.tenants.keys import Grant
+from mizzen.gateway.tenants.tenant import Tenant
 
 VALUES = st.recursive(
     st.none() | st.text('[{"\\a', max_size=6),
@@ -49,18 +52,31 @@ def containers(value: Any) -> int:
     return 1 + sum(map(containers, value)) if isinstance(value, list) else 0
 
 
-@given(VALUES, st.booleans())
-def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not(value: Any, escaped: bool) -> None:
+@given(VALUES, st.booleans(), st.integers(1, 12))
+def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not(
+    value: Any, escaped: bool, piece: int
+) -> None:
+    """Wherever the pieces end: within a text, behind a backslash."""
     body, count = json.dumps(value, ensure_ascii=escaped).encode(), containers(value)
-    check_containers(body, count)
+    check_containers(body, count, piece)
     if count:
         with pytest.raises(ApiError, match=f"more than {count - 1} lists"):
-            check_containers(body, count - 1)
+            check_containers(body, count - 1, piece)
+
+
+@given(st.integers(0, 9), st.integers(1, 4))
+def test_a_text_ends_at_a_quote_behind_an_even_number_of_backslashes(count: int, piece: int) -> None:
+    body = b'["' + b"\\" * count + b'",[[["'
+    outside = 1 if count % 2 else 4
+    check_containers(body, outside, piece)
+    with pytest.raises(ApiError):
+        check_containers(body, outside - 1, piece)
 
 
 @pytest.mark.parametrize("body", [b'{"a": "[[[', b'"\\', b'"' + b"\\" * 101, b'["[' * 50])
 def test_broken_text_is_left_to_the_decoder(body: bytes) -> None:
     check_containers(body)
+    check_containers(body, 51, 7)
 
 
 async def test_the_loop_runs_while_a_large_body_is_read() -> None:
@@ -70,8 +86,81 @@ async def test_the_loop_runs_while_a_large_body_is_read() -> None:
         return turned.wait(60)  # for what only the loop does
 
     asyncio.get_running_loop().call_soon(turned.set)
-    assert await reader.read(b" " * (SMALL_BYTES + 1), read)
+    assert await reader.read(b" " * (SMALL_BYTES + 1), read, {})
     reader.close()
+
+
+class Reading:
+    """A reader whose bodies are read when they are let through; `order` has the names of those that were."""
+
+    def __init__(self) -> None:
+        self.reader = BodyReader()
+        self.order: list[str] = []
+        self.begun = threading.Event()
+        self.free = threading.Event()
+
+    def read(self, name: str) -> asyncio.Task[None]:
+        """Begin to read a large body, `name`, of the tenant that its first letter says."""
+
+        def parse(body: bytes) -> None:
+            self.order.append(name)
+            self.begun.set()
+            assert self.free.wait(60)
+
+        scope = {TENANT: Tenant(Grant(name=name[0], digest=b""))}
+        return asyncio.create_task(self.reader.read(b" " * (SMALL_BYTES + 1), parse, scope))
+
+    async def first(self, *names: str) -> list[asyncio.Task[None]]:
+        """Begin with some, and return once the first of them is in work."""
+        tasks = [self.read(name) for name in names]
+        assert await asyncio.to_thread(self.begun.wait, 60)
+        return tasks
+
+
+async def test_tenants_take_turns_at_large_bodies() -> None:
+    """However many one sends, another's waits for one of them at most."""
+    reading = Reading()
+    tasks = await reading.first("a1", "a2", "a3", "a4")
+    tasks += [reading.read(name) for name in ("b1", "b2", "c1")]
+    await asyncio.sleep(0.01)
+    assert reading.order == ["a1"]
+    reading.free.set()
+    await asyncio.gather(*tasks)
+    assert reading.order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+    reading.reader.close()
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_who_goes_before_its_turn_keeps_nobody_waiting(number: int) -> None:
+    """Also while its body is being read: the thread goes on with it, and the next one comes after that."""
+    reading = Reading()
+    tasks = await reading.first("a1", "a2", "a3", "a4")
+    tasks.append(reading.read("b1"))
+    await asyncio.sleep(0.01)
+    gone = tasks.pop(number)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert reading.order == ["a1"]
+    reading.free.set()
+    await asyncio.gather(*tasks)
+    rest = [name for name in ("a2", "a3", "a4") if name != f"a{number + 1}"]
+    assert reading.order == ["a1", "b1", *rest]
+    await asyncio.wait_for(reading.read("b2"), 60)
+    reading.reader.close()
+
+
+async def test_a_body_that_cannot_be_read_keeps_nobody_waiting() -> None:
+    reading = Reading()
+    reading.free.set()
+
+    def fails(body: bytes) -> None:
+        raise ValueError("no body")
+
+    with pytest.raises(ValueError, match="no body"):
+        await reading.reader.read(b" " * (SMALL_BYTES + 1), fails, {})
+    await asyncio.wait_for(reading.read("b1"), 60)
+    reading.reader.close()
 
 
 @pytest.mark.parametrize("path", BODIES)

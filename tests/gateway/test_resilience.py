@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any
 
@@ -488,6 +489,8 @@ async def test_a_response_says_where_it_went_and_the_admin_why(
         assert {"session", "load", "home"} < set(best["scores"])
         chat = await http.post(url, json={**CHAT}, headers={**admin, "x-mizzen-session": "s"})
         assert chat.json()["session"] == "s"
+        long = await http.post(url, json={**body, "user": "u" * 7_000_000}, headers=admin)
+        assert long.json()["session"] == "blake2b:" + blake2b(b"u" * 7_000_000, digest_size=16).hexdigest()
         for bad, status in ((b"[]", 400), (b"{", 400), (b'{"model": "demo"}', 400)):
             assert (await http.post(url, content=bad, headers=admin)).status_code == status
         absent = await http.post(url, json={**body, "model": "none"}, headers=admin)

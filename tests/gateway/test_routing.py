@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
 from mizzen.gateway.admit import Admission, Ticket
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.route.index import EnginePrefixes
 from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, Pin, RouteRequest
 from mizzen.gateway.route.router import Router, default_router
 from mizzen.gateway.route.scorers import SMALL_LOAD_TOKENS
+from mizzen.gateway.route.session import HEADER, LONGEST, session_of
 
 
 @dataclass(eq=False)
@@ -156,6 +159,28 @@ def test_sessions_keep_their_engine_and_few_move() -> None:
     counts = Counter(before)
     assert min(counts.values()) > 30
     assert len({moved for home, moved in zip(before, after, strict=True) if home == "pod-4"}) == 4
+
+
+@pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
+def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str) -> None:
+    """It may be as long as a body, and is hashed for each engine and each sequence on the event loop."""
+
+    def session(name: str) -> str:
+        fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}
+        return Parser().chat(json.dumps(fields).encode()).session
+
+    name = "ä" * 3_500_000
+    assert len(session(name)) <= LONGEST
+    assert session("long " * 20) == "blake2b:706ee26baa7ef166ca0e1fe8bc40d067", "after a restart too"
+    assert session_of([(HEADER, b"long " * 20)], "") == session("long " * 20)
+    assert session(name) != session(name[1:])
+    assert session("s" * LONGEST) == "s" * LONGEST
+    engines = [FakeEngine(one) for one in "abcdefgh"]
+    homes = {
+        chosen(default_router(125), request(30, blocks=(), session=session(name)), order)[0]
+        for order in (engines, engines[::-1])
+    }
+    assert len(homes) == 1
 
 
 def test_gateways_that_do_not_talk_agree_on_a_new_prefix() -> None:

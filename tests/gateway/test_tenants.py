@@ -29,6 +29,7 @@ from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read
 from mizzen.gateway.tenants.limits import Bucket
 from mizzen.gateway.tenants.tenant import tag_of
 from mizzen.gateway.tenants.tls import CertificateUnusable, ServerTls
+from mizzen.wire.messages import RefusalCode
 
 USER: list[Any] = [{"role": "user", "content": "What is a mast?"}]
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
@@ -367,6 +368,81 @@ async def test_a_request_of_many_prompts_begins_whole_or_not_at_all(
     assert not engine.embeds
     assert not engine.requests
     assert tenant.tokens.level == 100
+
+
+MANY = {"model": "demo", "input": ["海" * 100] * 300}
+"""More than are in work at once, of three times as many tokens as characters: four are expected of one."""
+
+
+async def test_a_request_that_has_begun_is_served_whatever_it_costs_in_the_end(
+    live: Any, scripted: Any, tmp_path: Path, until: Any
+) -> None:
+    """Else it fails half-way, charged, and so does each retry; what it used too much is a debt."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": 8000}))
+    gateway = await live(scripted(), api_keys_file=(str(keys),))
+    tenant = gateway.gateway.tenants.named("a")
+    tenant.tokens = Bucket(8000, lambda: 0.0)
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/embeddings"
+        answer = await http.post(url, json=MANY, headers=headers)
+        assert answer.status_code == 200, answer.text
+        used = answer.json()["usage"]["total_tokens"]
+        assert used > 8000
+        await until(lambda: gateway.gateway.in_flight == 0)
+        assert tenant.tokens.level == 8000 - used
+        assert (await http.post(url, json=MANY, headers=headers)).status_code == 429
+
+
+async def test_what_is_reserved_for_inputs_that_never_began_is_given_back(
+    live: Any, scripted: Any, tmp_path: Path, until: Any
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": 10000}))
+    engine = scripted()
+    engine.does.refuse = RefusalCode.INVALID
+    gateway = await live(engine, api_keys_file=(str(keys),))
+    tenant = gateway.gateway.tenants.named("a")
+    tenant.tokens = Bucket(10000, lambda: 0.0)
+    bodies = {
+        "embeddings": MANY,
+        "score": {"model": "demo", "query": "a", "items": ["海" * 100] * 300, "label_token_ids": [7]},
+        "completions": {"model": "demo", "prompt": ["海" * 100] * 300, "max_tokens": 1},
+    }
+    async with httpx.AsyncClient(timeout=60) as http:
+        for path, body in bodies.items():
+            answer = await http.post(
+                f"{gateway.url}/v1/{path}", json=body, headers={"authorization": f"Bearer {ALICE}"}
+            )
+            assert answer.status_code == 400, answer.text
+            await until(lambda: gateway.gateway.in_flight == 0)
+            assert tenant.tokens.level == 10000, path
+
+
+async def test_tokens_that_a_stream_has_yet_to_use_are_nobody_elses(
+    live: Any, scripted: Any, tmp_path: Path, until: Any
+) -> None:
+    """A second request is refused with a status, instead of one of both breaking off in its stream."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": 1100}))
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "mute", 0  # choices wait for the first one's tokens
+    gateway = await live(engine, api_keys_file=(str(keys),))
+    tenant = gateway.gateway.tenants.named("a")
+    tenant.tokens = Bucket(1100, lambda: 0.0)
+    body = {"model": "demo", "prompt": [5], "max_tokens": 200, "n": 4, "stream": True}
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/completions"
+        first = asyncio.create_task(http.post(url, json=body, headers=headers))
+        await until(lambda: gateway.gateway.in_flight == 1)
+        assert (await http.post(url, json=body, headers=headers)).status_code == 429
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    await until(lambda: gateway.gateway.in_flight == 0)
+    assert tenant.tokens.level == 1100
 
 
 def text_of(gateway: Any, token: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mizzen_operator.api import InferenceService, Rollout
+from mizzen_operator.api import InferenceService, Prompt, Rollout, Verification
 from mizzen_operator.apply import Refused
 from mizzen_operator.conditions import conditions as every_condition
 from mizzen_operator.config import OperatorConfig
@@ -25,6 +25,9 @@ from service_kit import GOOD, OLD, SERVING, SPEC, group, rolling, service
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 CONFIG = OperatorConfig(engine_image="engine:1")
+
+
+FAILING = [group("a2", restarts=3), group("a3", restarts=3)]
 
 
 def after(
@@ -54,6 +57,29 @@ def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
     assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "b"
     paused = replace(one, replicas=0, rollout=Rollout(paused=True))
     assert recall(after(paused, [], newest="b").status).current == "a"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Rollout(partition=1), Rollout(verification=Verification((Prompt("2 + 2 =", "4", 16),), "Rollback", 30))],
+    ids=["partition", "verification"],
+)
+def test_what_is_to_be_tried_is_not_proven_by_nothing_being_there(given: Rollout) -> None:
+    """Else a lull that an autoscaler sleeps through ends a canary, and lets through what answers wrong."""
+    one = after(rolling(given), [group("a0")])
+    assert recall(one.status).current == "a"
+    assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "a"
+    assert recall(after(rolling(given, replicas=0), []).status).current == ""
+
+
+def test_what_is_left_of_several_revisions_is_what_is_stable() -> None:
+    one = after(rolling(replicas=3), [group(f"a{number}") for number in range(3)])
+    half = [group("b0"), group("b1"), replace(group("b2"), containers_ready=False)]
+    one = after(one, [group("a0"), *half[1:]], newest="b")
+    assert recall(one.status).current == "a"
+    assert recall(after(one, half, newest="b").status).current == "a", "to go back to, until it serves whole"
+    assert recall(after(one, [group("a0"), *half[1:]], newest="c").status).current == "a"
+    assert recall(after(one, half, newest="c").status).current == "b"
 
 
 def test_a_lost_status_takes_what_serves_for_the_current_revision() -> None:
@@ -99,6 +125,52 @@ def test_a_rollout_up_to_its_partition_is_done() -> None:
     one = after(rolling(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b2")], newest="b")
     assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+
+
+def test_a_rollout_that_rests_has_its_whole_time_when_it_goes_on() -> None:
+    a, b, going = group("a0"), group("b1"), {"newest": "b"}
+    one = after(rolling(Rollout(partition=1, progress_deadline=600), replicas=2), [a, group("a1")])
+    one = after(one, [a, b], 100, **going)
+    assert seconds_left(one, recall(one.status), NOW + timedelta(hours=2)) is None
+    more = after(replace(one, rollout=Rollout(progress_deadline=600)), [a, b], 7200, **going)
+    assert seconds_left(more, recall(more.status), NOW + timedelta(seconds=7200)) == 600
+
+
+def test_what_was_given_up_has_its_whole_time_when_it_is_tried_again() -> None:
+    one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
+    one = after(one, [group("a0", restarts=3)], serves="")
+    assert recall(one.status).given_up is not None
+    edited = after(
+        replace(one, spec={**one.spec, "suspend": "x"}), [group("a0", restarts=3)], 7200, serves=""
+    )
+    assert seconds_left(edited, recall(edited.status), NOW + timedelta(seconds=7200)) == 600
+
+
+def test_who_scales_again_and_again_hides_no_rollout_that_gets_nowhere() -> None:
+    old = [group("a0"), group("a1"), group("a2")]
+    one = after(rolling(Rollout(progress_deadline=600), replicas=2), old[:2])
+    for minute in range(0, 60, 5):
+        groups = 2 + minute // 5 % 2
+        one = after(replace(one, replicas=groups), [*old[:groups], group("b9")], 60 * minute, "a", "b")
+    assert overdue(one, recall(one.status), NOW + timedelta(hours=1))
+
+
+def test_a_group_that_was_given_up_is_forgotten_with_one_that_is_wanted_no_more() -> None:
+    """What is wanted would else lack it for ever, and a service that slept never wake."""
+    budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2}
+    one = after(rolling(replicas=4, lifecycle=budget), [group("a0"), group("a1"), *FAILING])
+    assert recall(one.status).given_up.groups == (2, 3)  # type: ignore[union-attr]
+    three = after(replace(one, replicas=3), [group("a0"), group("a1")], 10)
+    memory = recall(three.status)
+    assert memory.given_up is not None and memory.given_up.groups == (2,)
+    assert {failure.group for failure in memory.failures} == {2}
+    again = after(replace(three, replicas=4), [group("a0"), group("a1")], 20)
+    assert recall(again.status).given_up == memory.given_up
+    for fewer in (0, 1):
+        memory = recall(after(replace(three, replicas=fewer), [group("a0")][:fewer], 20).status)
+        assert (memory.given_up, memory.failures) == (None, ())
+    paused = after(replace(three, replicas=0, rollout=Rollout(paused=True)), [], 20)
+    assert recall(paused.status).given_up is None
 
 
 def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:

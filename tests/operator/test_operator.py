@@ -262,19 +262,15 @@ def test_engines_of_another_protocol_than_the_gateways_are_replaced(
     assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
 
 
-def test_old_engines_that_no_gateway_reaches_stay_until_enough_others_serve(
-    service: Callable[..., Service], node: Any
-) -> None:
-    """They speak the protocol and are ready: they may be reached again."""
+def test_old_engines_that_no_gateway_reaches_are_replaced(service: Callable[..., Service], node: Any) -> None:
+    """They are ready and may be reached again, but a rollout that waited for that might wait for ever."""
     demo = service(replicas=2)
     demo.settle(2)
     old = {pod["metadata"]["uid"] for pod in demo.pods()}
     node.behaviour.unreachable = old
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False")
+    assert {pod["metadata"]["uid"] for pod in demo.pods()} == old
     demo.patch(engine={"pageSize": 32})
-    demo.eventually(lambda: demo.status()["updatedReplicas"] == demo.status()["availableReplicas"] == 1)
-    time.sleep(1)
-    assert {pod["metadata"]["uid"] for pod in demo.pods()} > old
-    demo.patch(rollout={"maxUnavailable": 2})
     demo.settle(2)
     assert not {pod["metadata"]["uid"] for pod in demo.pods()} & old
 

@@ -135,11 +135,11 @@ class Cluster:
         )
 
     def useful(self) -> int:
-        """Groups that serve, or may as they are: they have served, and no gateway refuses their protocol."""
+        """Groups that serve, or may as they are: they have served, and no gateway says that it never will."""
         serving = self.serving()
         return sum(
             one.uid in serving
-            or (one.was_routable and one.containers_ready and not (one.held or one.stranger))
+            or (one.was_routable and one.routable and one.containers_ready and not (one.held or one.stranger))
             for one in self.live
         )
 
@@ -418,6 +418,14 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                     it.change(name, routable=False)
             self.change_spec(revision, edit)
 
+        @precondition(lambda self: self.cluster.pods)
+        @rule(data=st.data(), every=st.booleans())
+        def be_shut_out(self, data: st.DataObject, every: bool) -> None:
+            """Gateways answer that they do not route to it, or any more to none, and its gate closes."""
+            for name in list(self.cluster.pods) if every else [self.pick(data)]:
+                self.cluster.pods[name].acknowledged = False
+                self.cluster.change(name, routable=False)
+
         @rule()
         def have_the_gateways_of_before(self) -> None:
             self.cluster.foreign = set()
@@ -520,7 +528,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
                 assert whole == list(range(it.sizes[it.revision])), "no half of a group"
             assert len(it.serving()) == groups
             assert memory.given_up is None
-            assert rollout.done(it.service, memory) or groups == 0
+            assert (memory.progress is not None and memory.progress.reached) or groups == 0
 
     return Rollouts
 
@@ -560,14 +568,27 @@ MUTANTS: Mapping[str, tuple[str, str]] = {
         "if False]\n    fresh",
     ),
     "leaves half a group": ("if not group.live and group.left and", "if group.ended and group.left and"),
-    "completes nothing": ("        *_completed(kept),\n", ""),
+    "completes nothing": ("[*_completed(kept), *made]", "[*made]"),
+    "makes new ones before what is restored": (
+        "key=lambda one: one.revision == wanted.revision",
+        "key=lambda one: one.revision != wanted.revision",
+    ),
+    "waits for what no gateway routes to": (
+        "not (group.containers_ready and group.routable)",
+        "not group.containers_ready",
+    ),
+    "takes what is ready while its gate is open": (
+        "not (group.containers_ready and group.routable)",
+        "True",
+    ),
+    "is kept from going back by a pause": ("(wanted.paused and known)", "wanted.paused"),
     "keeps an ended pod": ('*_deleted(ended, "Ended"),', ""),
     "restores nothing": ("if restorable else 0", "if False else 0"),
     "restores what was given up": ("and not (wanted.stable == wanted.revision and wanted.failed)", ""),
     "trusts a revision that never served": ("if not proven and known:", "if False:"),
     "uses a number twice": ("used = used | {index}", ""),
     "forgets its incarnations": ("max(seen, default=-1) + 1", "0"),
-    "goes on when paused": ("if wanted.paused or (", "if ("),
+    "goes on when paused": ("if (wanted.paused and known) or (", "if ("),
     "knows no partition": ("aim = min(rest, wanted.groups - partition)", "aim = rest"),
     "retires none": ('*_deleted(replaced, "Replaced"),', ""),
     "tries what was given up": ("or (revision == wanted.revision and index in wanted.given_up)", ""),
@@ -637,8 +658,8 @@ def test_no_mutant_of_the_planner_passes_the_table(name: str) -> None:
 )
 def test_the_state_machine_finds_what_breaks_its_rules(name: str) -> None:
     chosen = settings(
-        max_examples=300,
-        stateful_step_count=30,
+        max_examples=1500,
+        stateful_step_count=40,
         derandomize=True,
         database=None,
         phases=(Phase.generate,),

@@ -13,7 +13,8 @@ def pod(text: str) -> Group:
     """`A0-1 serving`: revision A, group 0, incarnation 1, and what it is.
 
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
-    now; unheard: served and is ready, but not every gateway routes to it; broken: crashes; ending; ended;
+    now; unheard: served and is ready, but not every gateway routes to it; shut: no gateway does; broken:
+    crashes; ending; ended;
     resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong;
     stranger: served, and no gateway speaks its protocol any more; disputed: that too, and all route to it. Of
     three pods each are: whole, and serving; halved: served, one of them is being deleted; robbed: served, one
@@ -23,7 +24,7 @@ def pod(text: str) -> Group:
     if state in GANGS:
         return gang(name, state)
     number, _, incarnation = name[1:].partition("-")
-    served = state in ("serving", "lost", "unheard", "stranger", "disputed")
+    served = state in ("serving", "lost", "unheard", "shut", "stranger", "disputed")
     return Group(
         name=f"demo-{name[0]}-{number}-{incarnation}",
         uid=name,
@@ -272,6 +273,30 @@ ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]
         STABLE,
         ["A0-0 lost", "A1-0 lost", "B2-0 starting"],
         [],
+    ),
+    (
+        "old ones that no gateway routes to any more are mended by the new one too",
+        (2, "B"),
+        STABLE,
+        ["A0-0 shut", "A1-0 shut", "B2-0 serving"],
+        ["-A1-0"],
+    ),
+    ("and no sooner", (2, "B"), STABLE, ["A0-0 shut", "A1-0 shut", "B2-0 starting"], []),
+    ("without surge one of them goes", (2, "B"), NO_SURGE, ["A0-0 shut", "A1-0 shut"], ["-A1-0"]),
+    ("but not where it may be that none answers", (2, "B"), NO_SURGE, ["A0-0 unheard", "A1-0 unheard"], []),
+    (
+        "what is restored comes before what was begun",
+        (2, "B"),
+        STABLE,
+        ["A0-0 whole", "A1-0 halved", "B2-0 begun"],
+        ["-A1-0", "+demo-A-1-1", "+demo-B-2-0"],
+    ),
+    (
+        "a pause keeps nobody from going back",
+        (2, "A"),
+        {**STABLE, "paused": True},
+        ["A0-0 serving", "B2-0 serving"],
+        ["+demo-A-1-0"],
     ),
     (
         "strangers stay until the new one serves, for the gateways may go back",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mizzen.gateway.errors import ApiError, unavailable
@@ -36,6 +36,7 @@ class Ticket:
     waited: float = 0.0
     turn: asyncio.Future[None] | None = field(default=None, repr=False)
     reserved: bool = field(default=False, repr=False)
+    """Whether its tenant's tokens are taken, until it is settled."""
 
     @property
     def used_tokens(self) -> int:
@@ -48,6 +49,21 @@ class Ticket:
     def share(self) -> float:
         """Its weight in the queue: each step of priority doubles it."""
         return self.tenant.weight * 2.0**self.priority
+
+
+def reserve(tickets: Sequence[Ticket]) -> None:
+    """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
+
+    `Admission.leave` settles those that were let in, `Admission.drop` all others: what one of them uses
+    beyond that is a debt of the next request, and ends none of this one's.
+
+    Raises:
+        ApiError: 429; then nothing is taken.
+    """
+    if tickets:
+        tickets[0].tenant.reserve(sum(ticket.expected_tokens for ticket in tickets))
+        for ticket in tickets:
+            ticket.reserved = True
 
 
 class Admission:
@@ -97,11 +113,13 @@ class Admission:
 
         Raises:
             ApiError: 429 when the tenant has no tokens left or the queue is full, 503 when the turn does not
-                come before the deadline.
+                come before the deadline, or none comes any more.
         """
-        ticket.tenant.reserve(ticket.expected_tokens)
-        ticket.reserved = True
+        if not ticket.reserved:
+            reserve((ticket,))
         try:
+            if self.closed is not None:
+                raise unavailable(self.closed)
             if not self._queue and self._free(ticket):
                 self._let_in(ticket)
                 return
@@ -133,6 +151,10 @@ class Admission:
         """End a turn, and charge what was used."""
         self._settle(ticket)
         self._let_out(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Give back what was reserved for a ticket that is not in, and is not going to be."""
+        self._settle(ticket)
 
     def poke(self) -> None:
         """Give turns to those who wait, while there is work for an engine."""

@@ -1,7 +1,8 @@
 """Answers pings: datagrams to the admin port's number, which the loop that serves requests sends back.
 
 The kernel takes connections also for a process that has stopped; such an answer needs the process itself, and
-costs almost nothing. Whoever asks gets its own few bytes back and no more, so nobody gains by asking.
+costs almost nothing. Whoever asks gets its own few bytes back and no more, so nobody gains by asking; nor by
+asking in the name of another gateway, which would answer the answer, and so on for ever.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ class Echo(asyncio.DatagramProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
         self._transport = cast(asyncio.DatagramTransport, transport)
+        self._port: int = transport.get_extra_info("sockname")[1]
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        """Send a small datagram back."""
-        if len(data) <= MOST_BYTES:
+        """Send a small datagram back, unless it comes from where gateways answer: then it is an answer."""
+        if len(data) <= MOST_BYTES and addr[1] != self._port:
             self._transport.sendto(data, addr)
 
 

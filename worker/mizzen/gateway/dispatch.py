@@ -96,12 +96,14 @@ class Dispatcher:
         return found
 
     def leave(self, job: Job) -> None:
-        """End a request's time in work."""
-        if job.admitted:
-            job.admitted = False
-            job.ticket.prompt_tokens = len(job.prompt)
-            job.ticket.output_tokens = job.ticket.output_tokens or len(job.given)
-            self._admission.leave(job.ticket)
+        """End a request's time in work, or its prospect of any."""
+        if not job.admitted:
+            self._admission.drop(job.ticket)
+            return
+        job.admitted = False
+        job.ticket.prompt_tokens = len(job.prompt)
+        job.ticket.output_tokens = job.ticket.output_tokens or len(job.given)
+        self._admission.leave(job.ticket)
 
     def lost(self, job: Job, engine: Engine, error: StreamLost) -> None:
         """Note that an engine lost a request of which nothing has reached the client; it may start over.

@@ -330,13 +330,19 @@ class Engine:
         if welcome is not None and welcome.incarnation != self._incarnation:
             self._incarnation = welcome.incarnation
             self.breaker.reset()
+            self.stop_warming()
+            self._forget()  # newer keys may reach the new process before the former connection is lost
         if welcome is None:
-            self.text = self._prepared = None
-            self.prefixes.clear()
+            self._forget()
         elif self._prepared is not welcome:
             self._prepared, self._problem = welcome, ""
             self._spawn(self._prepare(welcome))
         self._on_change()
+
+    def _forget(self) -> None:
+        """Void what is known of a process: the next one may have other files, and has an empty cache."""
+        self.text = self._prepared = None
+        self.prefixes.clear()
 
     def _blocks(self, link: Link, message: Blocks) -> None:
         if link is self.link:
@@ -349,13 +355,14 @@ class Engine:
             try:
                 text = await self._fetch(welcome.tokenizer_hash)
             except StreamLost as lost:  # with the connection, which ends this, or a part that did not come
-                self._problem = str(lost)
+                if self.link.welcome is welcome:
+                    self._problem = str(lost)
             except (ValueError, MalformedFrame) as error:
-                self._unusable(str(error))
+                self._unusable(welcome, str(error))
                 return
             except Exception as error:  # the files are the engine's: whatever they do here must be said
                 log.exception("a model's files cannot be read")
-                self._unusable(f"{type(error).__name__}: {error}")
+                self._unusable(welcome, f"{type(error).__name__}: {error}")
                 return
             else:
                 self._use(welcome, text)
@@ -376,7 +383,9 @@ class Engine:
             text = await self._texts.build(name, files)
         return text
 
-    def _unusable(self, reason: str) -> None:
+    def _unusable(self, welcome: Welcome, reason: str) -> None:
+        if self.link.welcome is not welcome:  # said of another process, or of none
+            return
         self._problem = reason
         log.error("engine cannot be used", extra={"fields": {"engine": self.name, "reason": reason}})
         self._on_change()

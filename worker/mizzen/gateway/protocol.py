@@ -1,14 +1,18 @@
-"""HTTP/1.1 connections with bounds that uvicorn has not: of heads, and of clients that take no answer."""
+"""HTTP/1.1 connections with bounds that uvicorn has not: of heads, and of clients that take no answer.
+
+They speak nothing but HTTP/1.1, whatever a client would rather, and tell a request that its client has left.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers of one request."""
+"""Request line and headers of one request; also what comes in a row of a chunk's size, or of trailers."""
 HEAD_SECONDS = 20.0
 """A connection that has begun no request, or not ended its head, for this long is closed."""
 UNTAKEN_SECONDS = 60.0
@@ -18,7 +22,7 @@ TOO_LARGE = (
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
     b"the request's head is too large\n"
 )
-
+INVALID = "Invalid HTTP request received."
 
 OUTPUT = "mizzen.output"
 """Where a request's scope holds its `Output`."""
@@ -55,11 +59,14 @@ class BoundedProtocol(HttpToolsProtocol):
     it would keep the connection and the answer, however large that is.
     """
 
-    _head_bytes = 0
+    _bare_bytes = 0
+    """What came since the last of a body: of a head, or of what is around chunks."""
     _in_head = True
     _deadline: asyncio.TimerHandle | None = None
     _taking: asyncio.TimerHandle | None = None
     _untaken = 0
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the newest, which may be in line behind it."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
@@ -67,32 +74,60 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop waiting, and tell the request that is being answered; those in line never begin."""
         self._head_is_here()
         self._is_taken()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse a head that grows too large."""
+        """Parse what came; refuse a head that grows too large, and trailers that do."""
+        if self.transport.is_closing():
+            return
         idle = self._deadline is None and (self.cycle is None or self.cycle.response_complete)
         if idle:  # after an answer: the time for keep-alive ends with the first byte
             self._await_head()
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        self._bare_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.logger.warning(INVALID)
+            self.send_400_response(INVALID)
+            self._closes()
+            return
+        if self._bare_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header of the head; trailers come this way too, and nobody wants them."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Let the request begin."""
-        self._in_head = False
+        """Let the request begin, unless its head is to be parsed again."""
+        if self.parser.should_upgrade():
+            return
+        self._in_head, self._bare_bytes = False, 0
         self._head_is_here()
         super().on_headers_complete()
         self.cycle.scope[OUTPUT] = Output(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+        if len(self.pipeline) == 1:  # while nothing is read, nobody sees that the client leaves
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """Take more of a body."""
+        self._bare_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect the next head."""
-        self._in_head, self._head_bytes = True, 0
+        if self.parser.should_upgrade():
+            return
+        self._in_head, self._bare_bytes = True, 0
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -114,6 +149,38 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close a connection that was idle."""
         super().timeout_keep_alive_handler()
         self._closes()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _parse(self, data: memoryview) -> None:
+        """Parse requests, and leave each wish for another protocol unheard, as RFC 9110 (7.8) lets a server.
+
+        The parser takes all behind the head of such a request for the other protocol, its body too, and gives
+        up. So the head goes through a parser once more, without the wish, and then what is behind it.
+
+        Raises:
+            httptools.HttpParserError: this is no HTTP, or asks for a tunnel, and nothing behind it is parsed.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as wish:
+                data = data[wish.args[0] :]  # it counts from where this feed began, not the head
+            head = self._head_without_wish()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(head)
+
+    def _head_without_wish(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # the parser would find the same again
+            raise httptools.HttpParserError("a tunnel")
+        first = b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([first, *headers, b"", b""])
 
     def _closes(self) -> None:
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
@@ -140,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self) -> None:
         self._head_is_here()
         busy = self.cycle is not None and not self.cycle.response_complete
-        if not busy:  # an answer that is under way is not to be mixed with another
+        if self._in_head and not busy:  # no request gets two answers, and none is mixed with another
             self.transport.write(TOO_LARGE)
         self.transport.close()
         self._closes()

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from starlette.types import Scope
@@ -171,15 +171,6 @@ class Gateway:
     def wait_from_now(self, ticket: Ticket) -> None:
         """Let a sequence that begins later than its request wait as long as another."""
         ticket.deadline = time.monotonic() + self.config.queue_timeout_seconds
-
-    def afford(self, tickets: Sequence[Ticket]) -> None:
-        """Raise unless the tenant has the tokens for all sequences of a request, before one of them begins.
-
-        Raises:
-            ApiError: 429.
-        """
-        if len(tickets) > 1:
-            tickets[0].tenant.afford(sum(ticket.expected_tokens for ticket in tickets))
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from mizzen.gateway.admit import Ticket
+from mizzen.gateway.admit import Ticket, reserve
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.answer import Piece, whole
@@ -39,7 +39,7 @@ class Exchange(Call):
         self._new_writer = writer
 
     async def _serve(self, body: bytes) -> None:
-        wish = await self._gateway.reader.read(body, self._parse)
+        wish = await self._gateway.reader.read(body, self._parse, self._scope)
         self._time.bound(wish.timeout_seconds)
         dispatcher = self._gateway.service_of(wish.model, self._scope).dispatcher
         self._wish, self._writer = wish, self._new_writer(wish)
@@ -58,7 +58,7 @@ class Exchange(Call):
         """Return the sequences of each prompt.
 
         Raises:
-            ApiError: the tenant may not have them.
+            ApiError: the tenant may not have them, or lacks the tokens for all of them.
         """
         gateway, size, held = self._gateway, wish.best_of, Held()
         groups: list[list[Sequence]] = []
@@ -70,7 +70,7 @@ class Exchange(Call):
             job = new_job(gateway, self._scope, one, self._began, first=first)
             groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began, held))
             tickets.append(job.ticket)
-        gateway.afford(tickets)
+        reserve(tickets)
         return groups
 
     # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
 
-from mizzen.gateway.dispatch import Job
+from mizzen.gateway.admit import reserve
+from mizzen.gateway.dispatch import Dispatcher, Job
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.record import record_of
 from mizzen.gateway.route.session import session_of
@@ -17,6 +18,8 @@ from mizzen.wire.tasks import together
 if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
+SESSION = "mizzen.session"
+"""Where a request's scope holds its session, which is that of all its sequences."""
 AT_ONCE = 128
 """Sequences of one request that are in work at a time."""
 
@@ -37,25 +40,26 @@ def new_job(
     record.model, record.stream = wish.model, wish.stream
     if record.keeps_prompt:
         record.keep(wish.messages or wish.prompt)
-    session = session_of(scope["headers"], wish.session)
+    if SESSION not in scope:
+        scope[SESSION] = session_of(scope["headers"], wish.session)
     return Job(
         wish=wish,
         ticket=ticket,
         priority=ticket.priority,
         salt=ticket.tenant.grant.salt,
-        session=session,
+        session=scope[SESSION],
         record=record,
     )
 
 
 def new_jobs(gateway: Gateway, scope: Scope, wishes: Sequence[Wish]) -> list[Job]:
-    """Return the jobs of a request with several prompts.
+    """Return the jobs of a request with several prompts; the tokens for all of them are reserved.
 
     Raises:
         ApiError: the tenant may not have them, or lacks the tokens for all of them: then none begins.
     """
     jobs = [new_job(gateway, scope, wish) for wish in wishes]
-    gateway.afford([job.ticket for job in jobs])
+    reserve([job.ticket for job in jobs])
     return jobs
 
 
@@ -64,6 +68,28 @@ def count_placed(gateway: Gateway, job: Job) -> None:
     counted = gateway.metrics.of(job.wish.model)
     counted.queue_seconds.observe(job.ticket.waited)
     counted.prompt_tokens.inc(len(job.prompt))
+
+
+async def each_job(
+    dispatcher: Dispatcher, jobs: Sequence[Job], work: Callable[[Job], Awaitable[R]]
+) -> list[R]:
+    """Return what the work gives for each job, in their order, and end their time in work.
+
+    Raises:
+        Exception: as `each`.
+    """
+
+    async def one(job: Job) -> R:
+        try:
+            return await work(job)
+        finally:
+            dispatcher.leave(job)
+
+    try:
+        return await each(jobs, one)
+    finally:
+        for job in jobs:  # what was reserved for those that have not begun
+            dispatcher.leave(job)
 
 
 async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = AT_ONCE) -> list[R]:

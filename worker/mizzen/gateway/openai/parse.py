@@ -16,6 +16,7 @@ from mizzen.gateway.openai.sampling import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
 from mizzen.gateway.openai.structured import grammar
 from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
+from mizzen.gateway.route.session import bounded
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
@@ -159,7 +160,7 @@ def common(request: Common) -> dict[str, Any]:
         "model": request.model,
         "n": request.n or 1,
         "priority": request.priority,
-        "session": getattr(request, "prompt_cache_key", None) or request.user or "",
+        "session": bounded(getattr(request, "prompt_cache_key", None) or request.user or ""),
         "timeout_seconds": request.timeout,
         "stream": bool(request.stream),
         "include_usage": bool(options.include_usage),

@@ -18,7 +18,7 @@ from mizzen.gateway.dispatch import Dispatcher, Job
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode
-from mizzen.gateway.openai.jobs import count_placed, each, new_jobs
+from mizzen.gateway.openai.jobs import count_placed, each_job, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
 from mizzen.gateway.openai.vectors import embed
@@ -106,7 +106,7 @@ class Scores:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
-        request, wishes = await self._gateway.reader.read(body, self._read)
+        request, wishes = await self._gateway.reader.read(body, self._read, scope)
         if request.items is not None:
             return await self._labels(request, wishes, scope)
         return await self._pairs(request, wishes, scope)
@@ -148,7 +148,7 @@ class Scores:
     async def _labels(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> LabelsResponse:
         dispatcher = self._gateway.service_of(request.model, scope).dispatcher
         jobs = new_jobs(self._gateway, scope, wishes)
-        found = await each(jobs, lambda job: self._label_scores(job, dispatcher))
+        found = await each_job(dispatcher, jobs, lambda job: self._label_scores(job, dispatcher))
         scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
         tokens = sum(count for _, count in found)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
@@ -156,22 +156,19 @@ class Scores:
     async def _label_scores(self, job: Job, dispatcher: Dispatcher) -> tuple[tuple[float, ...], int]:
         """Return the labels' log probabilities to come next, and how many tokens the prompt has."""
         self._gateway.wait_from_now(job.ticket)
+        running = await dispatcher.place(job)
+        count_placed(self._gateway, job)
         try:
-            running = await dispatcher.place(job)
-            count_placed(self._gateway, job)
-            try:
-                tokens, _ = await running.next()
-                self._gateway.metrics.of(job.wish.model).output_tokens.inc(len(tokens))
-                if job.record is not None:
-                    job.record.prompt_tokens += len(job.prompt)
-                    job.record.completion_tokens += len(tokens)
-                return running.take_logprobs()[0].asked, len(job.prompt)
-            except (StreamLost, EngineRefused) as error:
-                raise unavailable(str(error), code="engine_lost") from error
-            finally:
-                running.close()
+            tokens, _ = await running.next()
+            self._gateway.metrics.of(job.wish.model).output_tokens.inc(len(tokens))
+            if job.record is not None:
+                job.record.prompt_tokens += len(job.prompt)
+                job.record.completion_tokens += len(tokens)
+            return running.take_logprobs()[0].asked, len(job.prompt)
+        except (StreamLost, EngineRefused) as error:
+            raise unavailable(str(error), code="engine_lost") from error
         finally:
-            dispatcher.leave(job)
+            running.close()
 
 
 def pair_wishes(request: ScoreRequest) -> list[Wish]:

@@ -90,7 +90,7 @@ class Texts:
         Raises:
             ApiError: the request is wrong, or no engine is there to say how its model tokenizes.
         """
-        request, asked = await self._gateway.reader.read(body, self._read)
+        request, asked = await self._gateway.reader.read(body, self._read, scope)
         service, text = self._model(request.model, scope)
 
         async def one(wish: Wish) -> list[int]:
@@ -113,7 +113,7 @@ class Texts:
         Raises:
             ApiError: as `tokenize`.
         """
-        request = await self._gateway.reader.read(body, partial(decode, self._detokenize))
+        request = await self._gateway.reader.read(body, partial(decode, self._detokenize), scope)
         _, text = self._model(request.model, scope)
         work = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
         found = await asyncio.to_thread(work) if len(request.tokens) > MANY_TOKENS else work()

@@ -15,7 +15,7 @@ from mizzen.gateway.dispatch import Embedded, Job
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.bodies import InputUsage
 from mizzen.gateway.openai.decode import decode, refuse_unserved
-from mizzen.gateway.openai.jobs import count_placed, each, new_jobs
+from mizzen.gateway.openai.jobs import count_placed, each_job, new_jobs
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
 from mizzen.gateway.openai.wish import Prompt, Wish
@@ -91,7 +91,7 @@ class Embeddings:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
-        request, wishes = await self._gateway.reader.read(body, self._read)
+        request, wishes = await self._gateway.reader.read(body, self._read, scope)
         normalize = request.normalize is not False
         vectors = await embed(self._gateway, scope, wishes, request.pooling, normalize)
         size = len(vectors[0].vector)
@@ -139,15 +139,12 @@ async def embed(
 
     async def one(job: Job) -> Embedded:
         gateway.wait_from_now(job.ticket)
-        try:
-            found = await dispatcher.embed(job, pooling, normalize)
-            count_placed(gateway, job)
-            gateway.metrics.of(job.wish.model).cached_tokens.inc(found.cached_tokens)
-            return found
-        finally:
-            dispatcher.leave(job)
+        found = await dispatcher.embed(job, pooling, normalize)
+        count_placed(gateway, job)
+        gateway.metrics.of(job.wish.model).cached_tokens.inc(found.cached_tokens)
+        return found
 
-    return await each(new_jobs(gateway, scope, wishes), one)
+    return await each_job(dispatcher, new_jobs(gateway, scope, wishes), one)
 
 
 def shortened(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:

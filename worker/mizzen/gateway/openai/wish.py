@@ -60,7 +60,8 @@ class Wish:
     """Whether the answer begins with its prompt."""
 
     session: str = ""
-    """What the body says of requests that belong together: `prompt_cache_key`, or `user`."""
+    """What the body says of requests that belong together: `prompt_cache_key`, or `user`; a digest of a long
+    one."""
     priority: int | None = None
     """Asked for; None is that of the API key."""
     timeout_seconds: float | None = None

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import blake2b
 
 HEADER = b"x-mizzen-session"
+LONGEST = 64
+"""Characters of a session that is known by its own name, as OpenAI bounds `prompt_cache_key`."""
 
 
 def session_of(headers: Iterable[tuple[bytes, bytes]], hint: str) -> str:
     """Return a request's session: the header's, else the hint of its body; empty when it has none.
 
-    `hint` is the body's `prompt_cache_key`, or its `user`.
+    `hint` is `bounded` already.
     """
     for name, value in headers:
         if name == HEADER and value:
-            return value.decode("latin-1")
+            return bounded(value.decode("latin-1"))
     return hint
+
+
+def bounded(name: str) -> str:
+    """Return what a session is known by: its name, or the digest of a long one, the same in every gateway.
+
+    Routing hashes it for each engine and each sequence, on the event loop: it has to be short there.
+    """
+    if len(name) <= LONGEST:
+        return name
+    return f"blake2b:{blake2b(name.encode(errors='replace'), digest_size=16).hexdigest()}"

@@ -131,15 +131,6 @@ class Tenant:
             text = f"the key {self.name} may use {most} tokens a minute; this request needs about {tokens}"
             raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
 
-    def afford(self, tokens: int) -> None:
-        """Raise unless so many tokens could be reserved now, for all that a request is going to ask for.
-
-        Raises:
-            ApiError: as `reserve`.
-        """
-        self.reserve(tokens)
-        self.settle(tokens, 0)
-
     def settle(self, reserved: int, used: int) -> None:
         """Charge what a request has used instead of what was reserved for it."""
         if self.tokens is not None:
