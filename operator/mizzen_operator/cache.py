@@ -1,9 +1,9 @@
 """Objects of the API server as they were seen last, by a watch or in the answer to one of our own writes.
 
 An object is held as JSON without its managed fields, which takes a tenth of the memory of dictionaries, and
-is decoded at each read: a reader may change what it gets. What is older than what is held is left out, so
-events and answers may arrive in any order, and an object that has ended does not come back. A list tells what
-has ended unseen, also when events from before it arrive after it.
+is decoded at each read: a reader may change what it gets. What is older than what is held, or than its end,
+is left out, so events and answers may arrive in any order. A list tells what has ended unseen, also when
+events from before it arrive after it.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Cache:
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         held = self._objects.get(name)
-        if held is not None and held.uid == uid:
+        if held is not None and held.uid == uid and held.version <= version:
             self._drop(name, held)
             self._on_change(self.kind, name, held.labels)
 

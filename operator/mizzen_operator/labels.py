@@ -121,3 +121,11 @@ def ranks_service(service: str) -> str:
 def leader_address(service: str, namespace: str, leader: str) -> str:
     """DNS name of a group's leading pod, before it is ready, too."""
     return f"{leader}.{ranks_service(service)}.{namespace}.svc"
+
+
+MOST_DIGITS = 9
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number as the operator writes it; somebody may have edited it."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS

@@ -63,7 +63,7 @@ class Loop:
 
         Raises:
             KubeError: the services cannot be listed.
-            ExceptionGroup: looks can no longer be begun, by a fault of the operator's own.
+            Exception: looks can no longer be begun, or what runs besides has ended, by a fault of our own.
         """
         self._leads = True
         recent, self._recent = self._recent, {}
@@ -78,9 +78,9 @@ class Loop:
         ]
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            await asyncio.wait({looks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if looks.done():
-                looks.result()  # a fresh process does what this one would leave undone
+            ended, _ = await asyncio.wait({looks, *regular, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # of what failed, a fresh process does what this one would leave undone
             self._leads = False
             self._queue.close()  # what looks under way ask for is the next leader's
             await self._idle.wait()

@@ -49,11 +49,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A revision that is not tried again until the spec, replicas aside, changes.
+    """A revision, or groups of it, that are not tried again until the spec, replicas aside, changes.
+
+    Groups are tried again also where fewer are wanted.
 
     Attributes:
         spec: hash of the spec that was given up.
         groups: numbers of the groups that failed too often.
+        wanted: groups that were wanted at the last look.
     """
 
     revision: str
@@ -61,6 +64,7 @@ class GivenUp:
     groups: tuple[int, ...]
     reason: str
     message: str
+    wanted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Memory:
                 "groups": list(one.groups),
                 "reason": one.reason,
                 "message": one.message,
+                "wanted": one.wanted,
             }
         return {key: value for key, value in found.items() if value != ""}
 
@@ -138,6 +143,7 @@ def recall(status: Mapping[str, Any]) -> Memory:
             tuple(given_up.get("groups", ())),
             given_up["reason"],
             given_up["message"],
+            given_up.get("wanted", 0),
         )
         if given_up
         else None,

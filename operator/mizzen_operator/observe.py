@@ -10,12 +10,12 @@ from typing import Any
 from mizzen_operator import labels
 from mizzen_operator.groups import Group, groups
 from mizzen_operator.kube import Kube, Ref
-from mizzen_operator.render.rank import node_count
+from mizzen_operator.render.rank import node_of
 from mizzen_operator.subject import Subject
 from mizzen_operator.trouble import trouble
 
-MOST_DIGITS = 9
-"""Of a label's number."""
+MOST_PODS = 8
+"""Of a group: `spec.parallelism.tensor` is no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,12 @@ def _component(pod: Mapping[str, Any]) -> str:
 
 
 def _has_names(pod: Mapping[str, Any]) -> bool:
-    """Whether an engine pod's labels tell what it runs, and no other thing than its arguments."""
+    """Whether an engine pod's labels tell what it runs, and no other thing than the arguments we gave it."""
     given = pod["metadata"]["labels"]
-    rank, pods = given.get(labels.RANK, "0"), given.get(labels.PODS, "1")
-    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""), rank, pods)
-    readable = all(one.isdecimal() and len(one) <= MOST_DIGITS for one in numbers)
-    return readable and labels.REVISION in given and int(rank) < int(pods) == node_count(pod)
+    place = (given.get(labels.RANK, "0"), given.get(labels.PODS, "1"))
+    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""), *place)
+    if labels.REVISION not in given or not all(map(labels.is_number, numbers)):
+        return False
+    rank, pods = map(int, place)
+    whole = labels.RANK in given or labels.PODS not in given
+    return whole and rank < pods <= MOST_PODS and node_of(pod) in (None, (rank, pods))

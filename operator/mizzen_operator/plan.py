@@ -24,10 +24,9 @@ new groups there shall be, and how many old ones shall stay. Then the rules, in 
 8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
    serve. One whose engine is not ready, or to which no gateway that answers routes, goes without that, for
    nothing is lost with it, while enough others serve or have served: else a rollout that mends what has
-   broken would wait for it for ever. One that is a
-   *stranger* goes without that, too, and counts for none that has served: its engine speaks another protocol
-   than every gateway, so it serves nobody and never will. After an upgrade that changed the protocol all old
-   ones are: the first new one that serves lets them go.
+   broken would wait for it for ever. One that is a *stranger* goes without that, too, and counts for none
+   that has served: its engine speaks another protocol than every gateway, so it serves nobody and never will.
+   After an upgrade that changed the protocol all old ones are: the first new one that serves lets them go.
 
 Of a new group of several pods that the operator was kept from making whole, the others are made, *completed*.
 
@@ -106,7 +105,8 @@ def plan(
     known = [group for group in known if group not in surplus]
     replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving, len(known))
     created = [*_completed(kept), *made]
-    created.sort(key=lambda one: one.revision == wanted.revision)  # the API server may take no more than one
+    # The API server, or the cluster, may take no more than the first: of what serves none shall be lacking.
+    created.sort(key=lambda one: (one.revision == wanted.revision) == bool(served or coming))
     return [
         *_deleted(ended, "Ended"),
         *_deleted(refused, "Refused"),

@@ -67,7 +67,8 @@ def learn(
     serves = [g for g in live if g.revision == revision and g.uid in serving and g.containers_ready]
     old = [group for group in live if group.revision != revision]
     failures = _failures(service.status, before.failures, groups, now)
-    given_up, fewer = before.given_up, _retired_numbers(service, before)
+    given_up = before.given_up
+    fewer = _retired_numbers(given_up, service.groups)
     if given_up is not None and (given_up.revision, given_up.spec) != (revision, spec_hash(service)):
         given_up = None
         failures = tuple(failure for failure in failures if failure.revision != revision)
@@ -86,6 +87,8 @@ def learn(
     elif wrong and given_up is None:
         given_up = _refusal(service, revision, wrong[0], before.current)
     given_up = _given_up(service, given_up, revision, failures, groups)
+    if given_up is not None:
+        given_up = replace(given_up, wanted=service.groups)
     current = _current(service, before.current, revision, len(serves), old, live)
     progress = Progress(
         revision, service.groups, len(serves), len(old), now, _stay(service, current, revision)
@@ -125,18 +128,15 @@ def _current(
     return max(served, key=lambda name: (served[name], name), default="")
 
 
-def _retired_numbers(service: InferenceService, before: Memory) -> frozenset[int]:
-    """Numbers of groups that were given up which are forgotten, because fewer groups are wanted.
+def _retired_numbers(given_up: GivenUp | None, groups: int) -> frozenset[int]:
+    """Numbers of groups that were given up which are forgotten, because fewer `groups` are wanted.
 
-    One for each that is wanted no more, so that all that are wanted still can serve; at none, every one.
+    One for each that is wanted no more, so that none is lacking that was not before; at zero, every one.
     """
-    if before.given_up is None:
+    if given_up is None:
         return frozenset()
-    numbers = sorted(before.given_up.groups, reverse=True)
-    if not service.groups:
-        return frozenset(numbers)
-    was = before.progress.groups if before.progress is not None else service.groups
-    return frozenset(numbers[: max(0, was - service.groups)])
+    numbers = sorted(given_up.groups, reverse=True)
+    return frozenset(numbers[: max(0, given_up.wanted - groups)] if groups else numbers)
 
 
 def _without(given_up: GivenUp, numbers: frozenset[int]) -> GivenUp | None:
@@ -250,7 +250,8 @@ def _given_up(
     words = next((g.message for g in groups if (g.group, g.revision) == (worst, revision) and g.message), "")
     message = (
         f"group {worst} of revision {revision} failed more than {most} times within an hour"
-        f"{f' ({words})' if words else ''}: it is not started again until the spec changes"
+        f"{f' ({words})' if words else ''}: it is not started again until the spec changes, or fewer groups "
+        "are wanted"
     )
     every = tuple(sorted(known | over))
     if before is not None:

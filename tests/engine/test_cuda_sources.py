@@ -64,6 +64,15 @@ def test_loads_stand_before_the_wait(
     assert found.index("ACQBULK") == ahead
 
 
+def test_long_rows_are_multiplied_as_they_were_measured() -> None:
+    def widest(rows: int, columns: int) -> int:
+        return wide.widest(torch.empty(rows, columns, device="meta"))
+
+    assert widest(5120, 25600) == 64
+    assert widest(5120, 17408) == widest(8192, 28672) == 0
+    assert widest(4096, 12288) > 64
+
+
 @pytest.mark.parametrize("gate", [False, True])
 def test_a_row_of_any_length_that_is_served_is_wholly_in_flight(gate: bool) -> None:
     """What a block does not ask for at once, it never sums."""

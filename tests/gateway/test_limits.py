@@ -249,19 +249,6 @@ async def test_a_full_queue_takes_from_whoever_has_most() -> None:
             await task
 
 
-async def test_who_comes_after_the_end_is_refused_at_once() -> None:
-    """Also where there is room: a service that was retired, whose engines are left, takes nothing new."""
-    some = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
-    admission = Admission(lambda: 10, max_in_flight=10, queue_size=10)
-    admission.close("it is served here no longer")
-    with pytest.raises(ApiError, match="served here no longer") as refused:
-        await admission.enter(ticket(some, 600))
-    assert refused.value.status == 503
-    assert admission.in_flight == 0
-    assert some.tokens is not None
-    assert some.tokens.level == 1000
-
-
 async def test_tokens_in_flight_are_bounded_and_a_huge_request_goes_alone() -> None:
     admission = Admission(lambda: 100, max_in_flight=100, queue_size=100, max_tokens_in_flight=100)
     some = tenant("a")
@@ -305,7 +292,7 @@ async def test_all_tickets_of_a_request_are_reserved_at_once_or_none() -> None:
     await admission.enter(mine[2])  # a debt is the next request's
     admission.leave(mine[2])
     for _ in range(2):
-        admission.drop(mine[3])
+        admission.settle(mine[3])
     assert some.tokens.level == 300
     with pytest.raises(ApiError):
         await admission.enter(ticket(some, 400))
@@ -319,7 +306,7 @@ async def test_a_reserved_ticket_that_gets_no_turn_costs_nothing() -> None:
     admission = Admission(lambda: 0, max_in_flight=10, queue_size=10)
     with pytest.raises(ApiError):
         await admission.enter(never)
-    admission.drop(never)
+    admission.settle(never)
     assert some.tokens.level == 1000
 
 

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("cut", [None, Cut(1, 4), Cut(2, 3), Cut(2, 8), Cut(4, 2)], ids=str)
-@pytest.mark.parametrize("columns", [32, 1024, 3072, 4128])
+@pytest.mark.parametrize("columns", [32, 1024, 3072, 4128, 25600])
 @pytest.mark.parametrize("rows", [24, 4096])
 def test_skinny(rows: int, columns: int, cut: Cut | None) -> None:
     weight = normal(rows, columns) / columns**0.5

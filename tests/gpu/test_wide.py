@@ -31,7 +31,7 @@ CUTS = (
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_wide(cut: Cut) -> None:
-    for rows, columns in ((16, 256), (1040, 1024), (3072, 4352)):
+    for rows, columns in ((16, 256), (1040, 1024), (3072, 4352), (64, 25600)):
         weight = normal(rows, columns) / columns**0.5
         for batch in (16, 48, 128, 256):
             if cut.serves(rows, columns, batch):

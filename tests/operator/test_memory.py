@@ -165,12 +165,13 @@ def test_a_group_that_was_given_up_is_forgotten_with_one_that_is_wanted_no_more(
     assert memory.given_up is not None and memory.given_up.groups == (2,)
     assert {failure.group for failure in memory.failures} == {2}
     again = after(replace(three, replicas=4), [group("a0"), group("a1")], 20)
-    assert recall(again.status).given_up == memory.given_up
+    assert recall(again.status).given_up == replace(memory.given_up, wanted=4)
     for fewer in (0, 1):
         memory = recall(after(replace(three, replicas=fewer), [group("a0")][:fewer], 20).status)
         assert (memory.given_up, memory.failures) == (None, ())
-    paused = after(replace(three, replicas=0, rollout=Rollout(paused=True)), [], 20)
-    assert recall(paused.status).given_up is None
+    paused = after(replace(one, rollout=Rollout(paused=True)), [group("a0"), group("a1")], 20)
+    assert recall(paused.status).given_up is not None
+    assert recall(after(replace(paused, replicas=2), [group("a0")], 30).status).given_up is None
 
 
 def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
@@ -192,7 +193,7 @@ def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
     assert given_up is not None and given_up.groups == (0,)
     assert "more than 2 times within an hour (out of memory)" in given_up.message
     scaled = replace(one, replicas=5, spec={**one.spec, "replicas": 5})
-    assert recall(after(scaled, [], 7200).status).given_up == given_up
+    assert recall(after(scaled, [], 7200).status).given_up == replace(given_up, wanted=5)
     edited = replace(one, spec={**one.spec, "suspend": "x"})
     forgiven = recall(after(edited, [group("a0", restarts=3)], 20).status)
     assert (forgiven.given_up, forgiven.failures) == (None, ())

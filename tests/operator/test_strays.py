@@ -9,6 +9,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
+from mizzen_operator.observe import _has_names
 
 pytestmark = CONTROL_PLANE
 
@@ -93,3 +94,52 @@ def test_a_pod_of_which_nothing_tells_what_it_is_is_replaced(
     harbour.eventually(lambda: min(before) not in harbour.pods(), 30, "it goes")
     harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "two groups serve")
     assert len(set(harbour.pods()) - before) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("mizzen.dev/rank", None),
+        ("mizzen.dev/rank", "0"),
+        ("mizzen.dev/rank", "9" * 60),
+        ("mizzen.dev/pods", None),
+        ("mizzen.dev/pods", "1"),
+        ("mizzen.dev/pods", "8"),
+    ],
+)
+def test_a_pod_of_several_that_tells_no_more_which_it_is_is_replaced(
+    live_service: Callable[..., Service], label: str, value: str | None
+) -> None:
+    demo = live_service(parallelism={"tensor": 2}, accelerator={"perPod": 1})
+    demo.eventually(lambda: demo.condition("Ready")["status"] == "True", 90, "it serves")
+    [second] = [pod for pod in demo.pods() if pod["metadata"]["labels"]["mizzen.dev/rank"] == "1"]
+    patch = {"metadata": {"labels": {label: value}}}
+    demo.api.patch("Pod", demo.namespace, second["metadata"]["name"], patch)
+
+    def whole() -> bool:
+        pods = demo.pods()
+        ranks = sorted(pod["metadata"]["labels"].get("mizzen.dev/rank", "") for pod in pods)
+        gone = second["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in pods}
+        return gone and ranks == ["0", "1"] and demo.condition("Ready")["status"] == "True"
+
+    demo.eventually(whole, 90, "a whole group serves")
+
+
+def test_what_admission_has_put_in_place_of_our_arguments_is_no_stray() -> None:
+    """A wrapper around the engine: then the labels alone tell."""
+    gang = {"mizzen.dev/rank": "1", "mizzen.dev/pods": "2"}
+    wrapped = pod(gang, ["sh", "-c", "mizzen engine --nodes 2"])
+    assert _has_names(wrapped)
+    assert _has_names(pod(gang, ["engine", "--nodes", "2", "--node-rank", "1"]))
+    assert not _has_names(pod(gang, ["engine", "--nodes", "2", "--node-rank", "0"]))
+    assert not _has_names(pod({**gang, "mizzen.dev/pods": "99999"}, ["sh"]))
+    assert _has_names(pod({}, ["engine", "--model", "x"])), "of a release that gave one pod no rank"
+
+
+def pod(labels: dict[str, str], arguments: list[str]) -> dict[str, Any]:
+    numbers = {"mizzen.dev/group": "0", "mizzen.dev/incarnation": "0", "mizzen.dev/revision": "a"}
+    containers = [
+        {"name": "helper", "args": ["engine", "--nodes", "7"]},
+        {"name": "engine", "args": arguments},
+    ]
+    return {"metadata": {"labels": {**numbers, **labels}}, "spec": {"containers": containers}}

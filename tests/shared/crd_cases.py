@@ -200,12 +200,6 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("restarts", {"lifecycle": {"maxGroupRestarts": -1}}, "spec.lifecycle.maxGroupRestarts", "equal to 0"),
     (
-        "more restarts than are counted",
-        {"lifecycle": {"maxGroupRestarts": 61}},
-        "spec.lifecycle.maxGroupRestarts",
-        "equal to 60",
-    ),
-    (
         "budget",
         {"availability": {"podDisruptionBudget": "Never"}},
         "spec.availability.podDisruptionBudget",

@@ -291,6 +291,7 @@ ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]
         ["A0-0 whole", "A1-0 halved", "B2-0 begun"],
         ["-A1-0", "+demo-A-1-1", "+demo-B-2-0"],
     ),
+    ("from nothing the new one comes first", (1, "B"), STABLE, [], ["+demo-B-1-0", "+demo-A-0-0"]),
     (
         "a pause keeps nobody from going back",
         (2, "A"),

@@ -26,8 +26,6 @@ from mizzen_operator.render.meta import metadata
 from mizzen_operator.render.secret import annotation, data_of, encode, public_of, read, unusable
 
 NEXT, GENERATION = "next.", "generation"
-MOST_DIGITS = 9
-"""Of a generation's number."""
 ENGINE_SECRET, GATEWAY_SECRET = "engine.secret", "gateway.secret"
 
 
@@ -100,7 +98,7 @@ def generation(secret: Mapping[str, Any]) -> int:
     if GENERATION not in data_of(secret):
         return 0
     text = read(secret, GENERATION)
-    if not (text.isdecimal() and len(text) <= MOST_DIGITS):
+    if not labels.is_number(text):
         raise unusable(secret, GENERATION)
     return int(text)
 

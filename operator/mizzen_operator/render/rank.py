@@ -11,6 +11,9 @@ from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.render.model import model_path
 
+COMMAND = "engine"
+"""Of `mizzen`, which an engine's container runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -76,7 +79,7 @@ def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
         **_nodes(service, place),
     }
     given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
-    return ["engine", *(item for pair in given for item in pair), *engine.extra_args]
+    return [COMMAND, *(item for pair in given for item in pair), *engine.extra_args]
 
 
 def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
@@ -93,11 +96,17 @@ def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
     }
 
 
-def node_count(pod: Mapping[str, Any]) -> int:
-    """How many pods the group of an engine's pod has, by the arguments of its engine."""
-    engines = (one for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE)
-    words = [word for engine in engines for word in engine.get("args", ())]
-    return next((int(count) for option, count in pairwise(words) if option == "--nodes"), 1)
+def node_of(pod: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Which pod of its group an engine's pod is, and of how many, by its arguments, which stay as they are.
+
+    None where admission has put others in their place.
+    """
+    given = [one.get("args", ()) for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE]
+    words = next((words for words in given if words[:1] == [COMMAND]), None)
+    if words is None:
+        return None
+    found = dict(pairwise(words))
+    return int(found.get("--node-rank", "0")), int(found.get("--nodes", "1"))
 
 
 def _attention(backend: str) -> str:

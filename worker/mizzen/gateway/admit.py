@@ -54,7 +54,7 @@ class Ticket:
 def reserve(tickets: Sequence[Ticket]) -> None:
     """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
 
-    `Admission.leave` settles those that were let in, `Admission.drop` all others: what one of them uses
+    `Admission.leave` settles those that were let in, `Admission.settle` all others: what one of them uses
     beyond that is a debt of the next request, and ends none of this one's.
 
     Raises:
@@ -113,20 +113,18 @@ class Admission:
 
         Raises:
             ApiError: 429 when the tenant has no tokens left or the queue is full, 503 when the turn does not
-                come before the deadline, or none comes any more.
+                come before the deadline.
         """
         if not ticket.reserved:
             reserve((ticket,))
         try:
-            if self.closed is not None:
-                raise unavailable(self.closed)
             if not self._queue and self._free(ticket):
                 self._let_in(ticket)
                 return
             self._make_room(ticket)
             await self._wait(ticket, front=False)
         except BaseException:
-            self._settle(ticket)
+            self.settle(ticket)
             raise
 
     async def again(self, ticket: Ticket, seconds: float) -> None:
@@ -144,17 +142,13 @@ class Admission:
                 raise unavailable(f"no engine took the request; waited {ticket.waited:.1f} s")
             await self._wait(ticket, front=True)
         except BaseException:
-            self._settle(ticket)
+            self.settle(ticket)
             raise
 
     def leave(self, ticket: Ticket) -> None:
         """End a turn, and charge what was used."""
-        self._settle(ticket)
+        self.settle(ticket)
         self._let_out(ticket)
-
-    def drop(self, ticket: Ticket) -> None:
-        """Give back what was reserved for a ticket that is not in, and is not going to be."""
-        self._settle(ticket)
 
     def poke(self) -> None:
         """Give turns to those who wait, while there is work for an engine."""
@@ -192,7 +186,8 @@ class Admission:
             self.empty.set()
         self.poke()
 
-    def _settle(self, ticket: Ticket) -> None:
+    def settle(self, ticket: Ticket) -> None:
+        """Charge a ticket what it has used of what was reserved for it, if something is."""
         if ticket.reserved:
             ticket.reserved = False
             ticket.tenant.settle(ticket.expected_tokens, ticket.used_tokens)

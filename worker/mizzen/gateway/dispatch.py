@@ -98,7 +98,7 @@ class Dispatcher:
     def leave(self, job: Job) -> None:
         """End a request's time in work, or its prospect of any."""
         if not job.admitted:
-            self._admission.drop(job.ticket)
+            self._admission.settle(job.ticket)
             return
         job.admitted = False
         job.ticket.prompt_tokens = len(job.prompt)

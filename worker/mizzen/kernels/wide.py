@@ -26,6 +26,8 @@ SHARED_BYTES = 227 * 1024
 """Shared memory of a block at most."""
 ALIGNMENT = 1024
 MULTIPROCESSORS = 132
+LONGEST_BY_RULE = 16 << 10
+"""Columns up to which a shape that was not measured is taken for faster than cuBLAS."""
 LARGEST = 64 << 10
 """Outputs at most: for more, which are those of output heads, cuBLAS is as fast."""
 SOURCE = source("wide")
@@ -107,7 +109,10 @@ def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
     rows, columns = weight.shape
     if columns % COLUMNS or (gate and rows % 16) or rows > LARGEST:
         return 0
-    most = WIDEST.get((rows, columns), 256 if gate else 192 if columns >= 3072 else 64)
+    rule = 256 if gate else 192 if columns >= 3072 else 64
+    if columns > LONGEST_BY_RULE:
+        rule = max(CUTS.get((rows, columns), {}), default=0)
+    most = WIDEST.get((rows, columns), rule)
     return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
 
 
