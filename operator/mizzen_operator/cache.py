@@ -167,7 +167,7 @@ class Cache:
         if len(self._ended) > REMEMBERED_ENDS:
             self._ended.popitem(last=False)
         held = self._objects.get(name)
-        if held is not None and held.uid == uid and held.version <= version:
+        if held is not None and held.uid == uid:
             self._drop(name, held)
             self._on_change(self.kind, name, held.labels)
 

@@ -192,8 +192,9 @@ class Executor:
     async def groups(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete pods, in the order of the plan.
 
-        Where a group cannot be made, no further one is tried, and those go that shall go all the same: none
-        of them waits for what is made, and what is made may wait for their place in a quota.
+        Where a group is refused, no further one of its revision is tried; where the API server fails, none.
+        Those go that shall go all the same: none of them waits for what is made, and what is made may wait
+        for their place in a quota.
 
         Args:
             service: whose pods they are.
@@ -205,22 +206,25 @@ class Executor:
             Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
             KubeError: the API server failed.
         """
-        stopped: Refused | KubeError | None = None
+        failed: list[Refused | KubeError] = []
+        refused = set[str]()
         try:
             if service.pods > 1:
                 await self._names(service)
         except (Refused, KubeError) as error:
-            stopped = error
+            failed.append(error)
+            refused |= {action.revision for action in actions if isinstance(action, CreateGroup)}
         for action in actions:
             if isinstance(action, DeleteGroup):
                 await self._delete(service, action)
-            elif stopped is None:
+            elif action.revision not in refused and not any(isinstance(one, KubeError) for one in failed):
                 try:
                     await self._make(service, newest, action)
                 except (Refused, KubeError) as error:
-                    stopped = error
-        if stopped is not None:
-            raise stopped
+                    failed.append(error)
+                    refused.add(action.revision)
+        if failed:
+            raise failed[-1]
 
     async def _delete(self, service: InferenceService, action: DeleteGroup) -> None:
         self._log(service, "delete", action)

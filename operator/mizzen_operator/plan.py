@@ -105,8 +105,7 @@ def plan(
     known = [group for group in known if group not in surplus]
     replaced, _ = _retired(going, len(served) + len(coming) - stay, left, wanted.enough, serving, len(known))
     created = [*_completed(kept), *made]
-    # The API server, or the cluster, may take no more than the first: of what serves none shall be lacking.
-    created.sort(key=lambda one: (one.revision == wanted.revision) == bool(served or coming))
+    created.sort(key=lambda one: one.revision == wanted.revision)  # there may be room for the first alone
     return [
         *_deleted(ended, "Ended"),
         *_deleted(refused, "Refused"),

@@ -89,15 +89,6 @@ def test_what_loses_its_label_and_has_it_again_is_held_again() -> None:
     assert cache.get(one) is None
 
 
-def test_an_end_that_is_older_than_what_is_held_ends_nothing() -> None:
-    """The answer to our apply, which puts a label back, may come before the event of its loss."""
-    cache, one = Cache("Pod", Told()), Name("a", "one")
-    cache.put(body("one", 5))
-    cache.put_answer(body("one", 7))
-    cache.remove(body("one", 6))
-    assert cache.get(one)["spec"] == {"version": 7}  # type: ignore[index]
-
-
 def test_what_a_list_shows_of_others_changes_below_our_own_is_told() -> None:
     """The watch was cut before their event came, and a list shows the answer's version alone."""
     told = Told()

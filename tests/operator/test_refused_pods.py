@@ -51,6 +51,33 @@ def test_no_engine_runs_without_the_policies_that_the_spec_asks_for(
     assert "quota" in demo.condition("Failed")["message"]
 
 
+def test_a_revision_that_is_refused_keeps_none_of_another_away(
+    live_service: Callable[..., Service], api: Any, namespace: str
+) -> None:
+    """The old one's priority class is gone, so that no group of it can be made; then it is there again."""
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": namespace}}
+    api.request("POST", classes, {**kind, "value": 7})
+    demo = live_service(replicas=2, rollout={"partition": 1}, podTemplate={"priorityClassName": namespace})
+    demo.settle(2)
+    [old] = {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in demo.pods()}
+    demo.patch(podTemplate={"priorityClassName": None})
+
+    def revisions() -> list[bool]:
+        return sorted(pod["metadata"]["labels"]["mizzen.dev/revision"] == old for pod in demo.pods())
+
+    demo.eventually(lambda: revisions() == [False, True] and demo.status()["availableReplicas"] == 2, 90)
+    api.request("DELETE", f"{classes}/{namespace}")
+    for name in demo.live():
+        api.delete("Pod", namespace, name, gracePeriodSeconds=0)
+    demo.eventually(lambda: revisions() == [False] and demo.status()["availableReplicas"] == 1, 90)
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected", 60)
+    assert namespace in demo.condition("Failed")["message"]
+    api.request("POST", classes, {**kind, "value": 7})
+    demo.eventually(lambda: revisions() == [False, True] and demo.status()["availableReplicas"] == 2, 120)
+    api.request("DELETE", f"{classes}/{namespace}")
+
+
 def test_a_status_stays_true_while_a_webhook_fails(
     live_service: Callable[..., Service], api: Any, namespace: str
 ) -> None:

@@ -570,10 +570,9 @@ MUTANTS: Mapping[str, tuple[str, str]] = {
     "leaves half a group": ("if not group.live and group.left and", "if group.ended and group.left and"),
     "completes nothing": ("[*_completed(kept), *made]", "[*made]"),
     "makes new ones before what is restored": (
-        "== bool(served or coming))",
-        "== False)",
+        "key=lambda one: one.revision == wanted.revision",
+        "key=lambda one: one.revision != wanted.revision",
     ),
-    "makes what is restored first where nothing is there": ("== bool(served or coming))", "== True)"),
     "waits for what no gateway routes to": (
         "not (group.containers_ready and group.routable)",
         "not group.containers_ready",

@@ -291,7 +291,14 @@ ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]
         ["A0-0 whole", "A1-0 halved", "B2-0 begun"],
         ["-A1-0", "+demo-A-1-1", "+demo-B-2-0"],
     ),
-    ("from nothing the new one comes first", (1, "B"), STABLE, [], ["+demo-B-1-0", "+demo-A-0-0"]),
+    ("from nothing the old one comes first", (1, "B"), STABLE, [], ["+demo-A-0-0", "+demo-B-1-0"]),
+    (
+        "and where the last one is lost",
+        (1, "B"),
+        STABLE,
+        ["A0-0 halved", "B1-0 begun"],
+        ["-A0-0", "+demo-A-0-1", "+demo-B-1-0"],
+    ),
     (
         "a pause keeps nobody from going back",
         (2, "A"),
