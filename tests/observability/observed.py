@@ -438,6 +438,19 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
             return True
         return False
 
+    def lose_all() -> bool:
+        """Kill all engines; tell whether answers ended by it, which go on where one is back soon enough."""
+        for pod in world.pods("engine"):  # one of them may be on its way up
+            for rank in world.processes(pod, "mizzen.server.rank"):
+                rank.kill()
+        broken = "sum(mizzen_gateway_stream_errors_total) > 0"
+        failed = "sum(mizzen_gateway_resume_failures_total) > 0"
+        with suppress(AssertionError):
+            for expr in (broken, failed):
+                eventually(lambda expr=expr: prometheus.query(expr), expr, 10)
+            return True
+        return False
+
     def ask_in_vain() -> bool:
         """Make the service anew that cannot come up; tell whether a refusal of the API server was counted."""
         refused = 'sum(rate(mizzen_operator_api_requests_total{code!~"2.."}[15s])) > 0'
@@ -464,10 +477,7 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
         world.garbage(other)
         seen("sum(mizzen_engine_malformed_frames_total) > 0")
         eventually(lose_one, "an answer goes on in another engine")
-        for pod in world.pods("engine"):  # one of them may be on its way up
-            for rank in world.processes(pod, "mizzen.server.rank"):
-                rank.kill()
-        seen("sum(mizzen_gateway_stream_errors_total) > 0", "sum(mizzen_gateway_resume_failures_total) > 0")
+        eventually(lose_all, "answers break off")
         eventually(lambda: world.serving() == 0, "the loss of both engines is seen")
         eventually(ask_in_vain, "the API server refuses something")
         eventually(lambda: world.serving() == 2 and world.settled(), "both engines serve again")
