@@ -12,6 +12,7 @@ the first. The context in the middle of that is the prompt and 96 tokens, with w
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -36,6 +37,8 @@ ASKS: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": tuple((token, 1.0) for token in range(300))},
     "logprobs": {"logprobs": 5},
     "filters": {"top_k": 50, "top_p": 0.9},
+    "top-p": {"top_p": 0.9},
+    "filters-penalties": {"top_k": 20, "top_p": 0.8, "presence_penalty": 1.5},
 }
 
 
@@ -55,7 +58,11 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
 
 
 def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> float:
-    """Run a batch; return the mean time of a step while all its rows decode."""
+    """Run a batch; return the mean time of a step while all its rows decode.
+
+    Raises:
+        SystemExit: KV has no room for all of them at once.
+    """
     start(llm, prompts, sampling)
     times: list[float] = []
     while llm.engine.busy:
@@ -63,6 +70,8 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
         if reached is not None and reached[0] >= FIRST and reached[1] <= LAST:
             times.append(time.perf_counter())
     llm.engine.take_ended()
+    if len(times) < 2:
+        sys.exit(f"KV has no room for a batch of {len(prompts)}: lower --batch or --context")
     return (times[-1] - times[0]) / (len(times) - 1)
 
 

@@ -133,7 +133,7 @@ def test_every_measured_cut_serves_its_shape() -> None:
         assert all(wide.cut_of(rows, columns, batch) for batch in wide.BATCHES if batch <= most)
 
 
-@pytest.mark.parametrize("name", ["tokens", "lookup"])
+@pytest.mark.parametrize("name", ["tokens", "lookup", "meet"])
 def test_what_ranks_share_compiles(name: str) -> None:
     assert nvrtc.cubin(share.SOURCE, name, share.definitions(512, 4, 256), HOPPER)
 

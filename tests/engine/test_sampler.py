@@ -62,6 +62,16 @@ def test_alone_equals_in_a_batch() -> None:
     assert [together[i] for i in greedy] == logits[greedy].argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("lowest", [float("-inf"), float("nan")])
+def test_a_row_in_which_nothing_is_possible_ends_no_batch(lowest: float) -> None:
+    logits = torch.zeros(3, 50)
+    logits[1] = lowest
+    params = [SamplingParams(top_k=5, top_p=0.9, min_p=0.1)] * 3
+    tokens = run(logits, params, [5, 6, 7], [1, 2, 3])
+    assert 0 <= tokens[1] < 50
+    assert [tokens[0], tokens[2]] == run(logits[::2], params[::2], [5, 7], [1, 3])
+
+
 def test_seeds_and_positions_give_other_tokens() -> None:
     logits = torch.zeros(64, 1000)
     params = [SamplingParams()] * 64

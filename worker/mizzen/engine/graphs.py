@@ -18,11 +18,11 @@ import torch
 from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
-from mizzen.engine.asks import TokenMasks
 from mizzen.engine.extras import BatchExtras
 from mizzen.engine.logprob_graphs import LogprobGraphs
 from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.sampler import draw, draw_processed, filtered_rows
+from mizzen.engine.redraws import Redraws, Replayed
+from mizzen.engine.sampler import draw_processed
 from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Outcome
@@ -72,21 +72,22 @@ class DecodeGraphs:
         pinned = torch.from_numpy(np.tile(self.blank, (BUFFERS, 1))).pin_memory()
         self.buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
         self.inbox = torch.from_numpy(self.blank).to(device)
-        self.logits = torch.empty(
-            largest, model.config.vocab_size, dtype=model.embedding.weight.dtype, device=device
-        )
+        self.logits = state.ranks.room(largest, model.config.vocab_size, model.embedding.weight.dtype, device)
         self.tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.version: int | None = None
         """The decode batch that the device holds; None when another kind of step has run since."""
-        self.filtered: Int64 = np.empty(0, np.int64)
-        """Rows of that batch that draw from a part of the vocabulary."""
         self.penalties = SlotPenalties(state.extras, self.scratch + 1)
         self.logprobs = LogprobGraphs(self.logits, self.tokens, self.penalties)
+        replayed = Replayed(
+            logits=self.logits,
+            tokens=self.tokens,
+            slots=self.inbox[self.layout.slots],
+            positions=self.inbox[self.layout.positions],
+        )
+        self.redraws = Redraws(replayed, state, self.penalties, upload)
         self.within: Int64 = np.empty(0, np.int64)
-        """Rows of that batch that the graph itself penalises."""
-        self.masks_alone = False
-        """Whether the rows of that batch that are drawn again need their masks and nothing else."""
+        """Rows of that batch that are penalised where they are drawn, and need no more."""
         self.extras: BatchExtras | None = None
         """What rows of that batch ask beyond that."""
         self.extras_steps = 0
@@ -144,10 +145,9 @@ class DecodeGraphs:
 
         device, vocab = self.inbox.device, self.logits.shape[1]
         row = torch.zeros(1, dtype=torch.int64, device=device)
-        bits = torch.full((self.scratch + 1, -(-vocab // 32)), -1, dtype=torch.int32, device=device)
-        self.logits.zero_()
-        self.redraw(row, self.tokens, bits)
+        bits = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32, device=device)
         mask_tokens(torch.zeros((1, vocab), device=device), row, row, bits)
+        self.redraws.load_kernels()
 
     def takes(self, plan: StepPlan) -> bool:
         """Tell whether a plan is a step of decodes alone, of a size that is captured."""
@@ -177,8 +177,7 @@ class DecodeGraphs:
         tokens = self.tokens[:rows]
         if self.extras is not None and not self.extras_steps:
             self.gather(plan.decode.astype(np.int64), lengths.astype(np.int64))
-        if len(self.filtered):
-            self.draw_filtered(plan, tokens, lengths)
+        self.redraws.draw_filtered(plan.decode, lengths)
         if self.extras is None:
             return Outcome(tokens)
         return Outcome(tokens, self.finish(self.extras, tokens, lengths.astype(np.int64)))
@@ -201,20 +200,16 @@ class DecodeGraphs:
         self.inbox.copy_(buffer, non_blocking=True)
         if plan.decode_version != self.version:
             slots = plan.decode.astype(np.int64)
-            self.within = self.penalties.within(slots, filtered_rows(state, slots))
-            self.penalties.set(slots, self.within)
+            self.within = self.redraws.penalize(slots)
             self.gather(slots, state.lengths[slots].astype(np.int64) + 1)
             self.version = plan.decode_version
 
     def gather(self, slots: Int64, positions: Int64) -> None:
         """Gather what the rows of a batch ask beyond a temperature, and penalties of rows `within`."""
-        self.filtered = filtered_rows(self.state, slots)
         self.extras = extras = self.state.extras.batch(slots, positions, self.within)
-        self.masks_alone = False
+        self.redraws.set(slots, extras)
         if extras is not None:
             self.extras_steps = extras.steps
-            self.masks_alone = extras.masks_alone and not len(np.intersect1d(self.filtered, extras.rows))
-            self.filtered = np.setdiff1d(self.filtered, extras.rows)
 
     def finish(self, extras: BatchExtras, tokens: torch.Tensor, positions: Int64) -> DeviceSide | None:
         """Draw once more for rows whose logits are processed, and report log probabilities.
@@ -223,45 +218,11 @@ class DecodeGraphs:
         """
         self.extras_steps -= 1
         state, processed = self.state, None
-        if self.masks_alone and state.extras.masks is not None:
-            self.draw_masked(state.extras.masks, extras, tokens, positions)
+        if self.redraws.masks_alone and state.extras.masks is not None:
+            self.redraws.draw_masked(state.extras.masks, extras, positions)
         elif len(extras.rows):
             processed = draw_processed(extras, self.logits, tokens, state, positions, self.upload, fused=True)
             state.last_tokens[extras.slots_index] = tokens[extras.index]
         if extras.logprobs is None:
             return None
         return DeviceSide(logprobs=(self.logprobs(extras.logprobs, processed, tokens),))
-
-    def draw_masked(
-        self, masks: TokenMasks, extras: BatchExtras, tokens: torch.Tensor, positions: Int64
-    ) -> None:
-        """Draw once more for rows with a grammar, in two kernels behind their masks."""
-        self.redraw(extras.index, tokens, masks.bits(extras.slots, positions[extras.rows]))
-        masks.applied()
-
-    def redraw(self, rows: torch.Tensor, tokens: torch.Tensor, bits: torch.Tensor) -> None:
-        """Draw rows (int64 [n]) of the batch once more, from what `bits` allow their slots."""
-        from mizzen.kernels.sampling import draw_masked
-
-        state = self.state
-        draw_masked(
-            self.logits,
-            rows,
-            self.inbox[self.layout.slots],
-            self.inbox[self.layout.positions],  # advanced by the replay
-            state.temperature.device,
-            state.seed.device,
-            tokens,
-            state.last_tokens,
-            bits,
-            self.penalties,
-        )
-
-    def draw_filtered(self, plan: StepPlan, tokens: torch.Tensor, positions: np.ndarray) -> None:
-        """Draw once more for rows with filters, in place of what the replay drew for them."""
-        rows, state = self.filtered, self.state
-        slots = plan.decode[rows].astype(np.int64)
-        at, places = self.upload.each(rows, slots)
-        drawn = draw(self.logits[at], state, slots, positions[rows].astype(np.int64), self.upload)
-        tokens[at] = drawn
-        state.last_tokens[places] = drawn

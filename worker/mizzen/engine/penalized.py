@@ -34,17 +34,17 @@ class SlotPenalties:
         """float32 [slots, 3]."""
         return self._values.device
 
-    def within(self, slots: Int64, filtered: Int64) -> Int64:
-        """Return the rows of a batch that are penalised, and by captured steps: nothing else is done to them.
+    def within(self, slots: Int64, apart: Int64) -> Int64:
+        """Return the rows of a batch that are penalised where they are drawn: nothing else is done to them.
 
-        `filtered` are rows that draw from a part of the vocabulary.
+        `apart` are rows that are not drawn by a kernel.
         """
         alone = self._extras.flags[slots] & ~np.uint8(Ask.LOGPROBS) == Ask.PENALTIES
-        alone[filtered] = False
+        alone[apart] = False
         return np.flatnonzero(alone)
 
     def set(self, slots: Int64, within: Int64) -> None:
-        """Have the steps from now on penalise rows `within` of a batch; who asks draws its others again."""
+        """Have captured steps from now on penalise rows `within` of a batch; its others are drawn again."""
         extras, host = self._extras, self._places.host
         table = extras.counts.table
         if table.data_ptr() != self._address:

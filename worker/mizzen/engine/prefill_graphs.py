@@ -131,11 +131,8 @@ class PrefillGraphs:
         largest = Packed(sizes[-1], min(sizes[-1], rows)).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
         self.buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
-        self.logits = torch.empty(
-            min(sizes[-1], rows),
-            model.config.vocab_size,
-            dtype=model.embedding.weight.dtype,
-            device=self.device,
+        self.logits = state.ranks.room(
+            min(sizes[-1], rows), model.config.vocab_size, model.embedding.weight.dtype, self.device
         )
         self.graphs: dict[int, Captured] = {}
 

@@ -219,13 +219,18 @@ def sample_fused(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
     """Draw on a GPU: every row as if it had no filters, then those that have some."""
+    from mizzen.kernels import filters
     from mizzen.kernels.sampling import draw as draw_unfiltered
 
-    on_device, places = upload.each(slots, positions)
+    on_device, places = upload.each(slots.astype(np.int32), positions.astype(np.int32))
     tokens = draw_unfiltered(logits, on_device, places, state.temperature.device, state.seed.device)
     rows = filtered_rows(state, slots)
-    if len(rows):
-        index = upload(rows)
+    if not len(rows):
+        return tokens
+    index = upload(rows)
+    if filters.serves(logits.shape[1], logits.dtype, logits.device):
+        filters.draw_filtered(logits, index, on_device, places, state.drawing, tokens)
+    else:
         tokens[index] = draw(logits[index], state, slots[rows], positions[rows], upload)
     return tokens
 
@@ -271,7 +276,8 @@ def ordered_floor(
         top_p = state.top_p.device[index, None]
         cumulative = ranked.cumsum(dim=-1, dtype=torch.float64)
         kept = cumulative - ranked < top_p * cumulative[:, -1:]
-        last = ranked.gather(-1, kept.sum(dim=-1, keepdim=True) - 1)
+        # Of a row in which nothing is possible nothing is kept.
+        last = ranked.gather(-1, (kept.sum(dim=-1, keepdim=True) - 1).clamp(min=0))
         floor = torch.where(top_p < 1, torch.maximum(floor, last), floor)
     return floor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ class Column:
             self.device[where] = self.upload(self.host[index])
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How slots draw, each [slots] on the device; see `mizzen.kernels.filters.Parameters`."""
+
+    temperature: torch.Tensor
+    seed: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+
 class SlotState:
     """Page table, lengths, last tokens and sampling parameters, indexed by slot.
 
@@ -99,6 +111,8 @@ class SlotState:
         self.top_p = Column(np.ones(slots, np.float32), upload)
         self.min_p = Column(np.zeros(slots, np.float32), upload)
         self.seed = Column(np.zeros(slots, np.int64), upload)
+        columns_drawn = (self.temperature, self.seed, self.top_k, self.top_p, self.min_p)
+        self.drawing = Drawing(*(column.device for column in columns_drawn))
         self.extras = SlotExtras(slots, vocab, upload)
 
     def agreed_tokens(self) -> torch.Tensor:

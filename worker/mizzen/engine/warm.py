@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -54,13 +56,15 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
     """Run a prompt and a decode, so that the first request meets neither lazy loading nor first touches.
 
     They write to page 0 and slot 0, which no request holds yet. Once plainly, and before with penalties, and
-    with log probabilities of processed logits and of the model's: their kernels would be compiled under way.
+    with filters and log probabilities of processed logits and of the model's: their kernels would be compiled
+    under way.
     """
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)
     plain = SamplingParams(temperature=0)
-    wishes = SamplingParams(temperature=0, frequency_penalty=1, logprobs=1, logit_bias=((0, 1.0),))
-    for step, sampling in ((-4, wishes), (-2, SamplingParams(temperature=0, logprobs=1)), (0, plain)):
+    filtered = SamplingParams(top_p=0.5, logprobs=1)
+    wishes = replace(filtered, frequency_penalty=1, logit_bias=((0, 1.0),))
+    for step, sampling in ((-4, wishes), (-2, filtered), (0, plain)):
         asks = None if sampling is plain else Asks(tokens=prompt, prompt_tokens=1)
         start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, asks=asks)
         runner.launch(

@@ -63,6 +63,7 @@ def _final(
     value = tl.load(logits + source * vocab + index, inside, float("-inf")).to(tl.float32)
     if PENALTIES:
         place = tl.load(places + slot)
+        place = tl.where(place < -1, -2 - place, place)  # these rows were drawn again
         if place >= 0:
             table = tl.load(counts).to(tl.pointer_type(tl.int32))
             seen = tl.load(table + place * vocab + index, inside, 0)

@@ -158,8 +158,8 @@ def launch(
         function: What `compiled` returned.
         blocks: The grid.
         threads: Of a block.
-        arguments: Tensors go by address, whole numbers as int, others as float, the driver's own structures
-            (a CUtensorMap) as they are.
+        arguments: Tensors go by address, None as null, whole numbers as int, others as float, the driver's
+            own structures (a CUtensorMap) as they are.
         cluster: Blocks that run together.
         shared: Bytes of shared memory that a block has besides what the kernel declares.
 
@@ -171,8 +171,8 @@ def launch(
     device = next(argument.device for argument in arguments if isinstance(argument, torch.Tensor))
     values, types = [], []
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            values.append(argument.data_ptr())
+        if argument is None or isinstance(argument, torch.Tensor):
+            values.append(0 if argument is None else argument.data_ptr())
             types.append(ctypes.c_void_p)
         else:
             values.append(argument)

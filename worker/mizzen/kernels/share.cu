@@ -1,4 +1,5 @@
-// What one rank knows and all need, by peer memory: rank 0's last tokens, and rows of a table split over ranks.
+// What one rank knows and others need, by peer memory: rank 0's last tokens, rows of a table split over ranks, and
+// that what the others wrote to rank 0's memory is there.
 //
 // As in reduce.cu, 8 bytes of data travel in 16 with the number of the call beside each 4, calls alternate between
 // two halves of the memory, and they are counted where they are used. Data goes one way here: a half may be
@@ -72,4 +73,33 @@ lookup(const unsigned long long* peers, unsigned* calls, const long long* ids, c
     }
     __syncthreads();
     if (threadIdx.x == 0) calls[row] = call;
+}
+
+__device__ __forceinline__ void release(unsigned* at, unsigned value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ unsigned acquire(const unsigned* at) {
+    unsigned value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+// Rank 0 waits until all others are here: what they wrote to its memory ahead of this is then there. calls [1],
+// memory [RANKS] of unsigned, the last call of each. The kernels ahead have ended and their stores are seen by
+// whoever waits for them, so that the release covers those, too. Nothing tells the others that rank 0 has read:
+// they write again behind an all-reduce of the layers, which rank 0 enters once it has.
+extern "C" __global__ void __launch_bounds__(32)
+meet(const unsigned long long* peers, unsigned* calls, int rank) {
+    // Kernels that begin now wait for the end of this one before they read anything.
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    const unsigned call = *(volatile unsigned*)calls + 1;
+    unsigned* flags = (unsigned*)peers[0];
+    if (rank != 0) {
+        if (threadIdx.x == 0) release(flags + rank, call);
+    } else if (threadIdx.x > 0 && threadIdx.x < RANKS) {
+        while ((int)(acquire(flags + threadIdx.x) - call) < 0) {}
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *calls = call;
 }

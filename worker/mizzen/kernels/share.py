@@ -1,6 +1,6 @@
-"""Rank 0's last tokens to all ranks, and rows of a table that is split over ranks, over peer memory.
+"""Rank 0's last tokens to all ranks, rows of a table that is split over ranks, and word that a write is done.
 
-One kernel each, without a barrier between the GPUs; see share.cu. NVRTC compiles them.
+One kernel each over peer memory, without a barrier between the GPUs; see share.cu. NVRTC compiles them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ SOURCE = source("share")
 TOKEN_THREADS = 256
 VECTOR_BYTES = 16
 MOST_THREADS = 512
+MEETING_THREADS = 32
+"""One a rank, at most."""
 
 
 def definitions(vectors: int, ranks: int, room: int) -> tuple[tuple[str, int], ...]:
-    """Return what both kernels are compiled with; `vectors` is a row's length in 16 bytes."""
+    """Return what the kernels are compiled with; `vectors` is a row's length in 16 bytes."""
     threads = min(MOST_THREADS, -(-vectors // 32) * 32)
     return (("VECTORS", vectors), ("THREADS", threads), ("RANKS", ranks), ("ROOM", room))
 
 
 class _Shared:
-    """What both kernels have: the ranks' regions of memory, which begin with zeros, and counted calls."""
+    """What all kernels have: the ranks' regions of memory, which begin with zeros, and counted calls."""
 
     def __init__(
         self, regions: Sequence[int], rank: int, room: int, calls: int, device: torch.device
@@ -89,3 +91,27 @@ class Lookup(_Shared):
         numbers = (held.start, count, total, self.rank)
         launch(self.function, len(ids), self.threads, (self.peers, self.calls, ids, table, out, *numbers))
         return out
+
+
+class Meeting(_Shared):
+    """Lets rank 0 wait until the others' writes to its memory are there."""
+
+    def __init__(self, regions: Sequence[int], rank: int, device: torch.device) -> None:
+        """Compile it.
+
+        Raises:
+            CompileError: it cannot be compiled here.
+        """
+        if len(regions) > MEETING_THREADS:
+            raise CompileError(f"{len(regions)} ranks, more than {MEETING_THREADS}")
+        super().__init__(regions, rank, 1, 1, device)
+        self.function = compiled(SOURCE, "meet", definitions(1, len(regions), 1), device.index)
+
+    @staticmethod
+    def region_bytes(ranks: int) -> int:
+        """Return the peer memory that it needs."""
+        return 4 * ranks
+
+    def __call__(self) -> None:
+        """Tell rank 0 that what this rank wrote is there; on rank 0, wait for that of all."""
+        launch(self.function, 1, MEETING_THREADS, (self.peers, self.calls, self.rank))

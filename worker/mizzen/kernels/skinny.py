@@ -24,6 +24,8 @@ PARTS = (1, 2, 4)
 """Halves that the kernel is compiled for."""
 WIDEST = ((8 << 20, 16), (256 << 20, 4))
 """(weights at most, rows of x): for how many rows the kernel beats cuBLAS and `mizzen.kernels.wide`."""
+MEASURED = {(51200, 5120): 16}
+"""The same by (rows, columns) of the weight where it is not as by size: `wide` does not serve this one."""
 SOURCE = source("skinny")
 
 
@@ -56,7 +58,8 @@ def widest(weight: torch.Tensor) -> int:
     """
     if weight.shape[1] % SEGMENT:
         return 1
-    return next((rows for elements, rows in WIDEST if weight.numel() <= elements), 1)
+    rule = next((rows for elements, rows in WIDEST if weight.numel() <= elements), 1)
+    return MEASURED.get((weight.shape[0], weight.shape[1]), rule)
 
 
 def skinny(

@@ -40,7 +40,7 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
+        """Map [tokens, columns] to [tokens, rows], into `out` where it is given; its rows may lie apart."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from mizzen.layers.build import Build, RowPart, Target
 from mizzen.layers.linear import few_rows, widest_product
+from mizzen.parallel.collectives import Collectives
 
 ROW_MULTIPLE = 8
 """Ranks have room for a multiple of so many tokens each, as kernels want it."""
@@ -71,6 +72,29 @@ class Embedding:
         return self.ranks.all_reduce(found.masked_fill_(elsewhere[:, None], 0))
 
 
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Maps [rows, hidden] to logits [rows, room] of a rank's tokens, into a tensor whose rows may lie apart."""
+
+
+def gathered(
+    ranks: Collectives,
+    vocabulary: Vocabulary,
+    product: Product,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Map [rows, hidden] to logits [rows, vocab] of several ranks, into `out` where it is given.
+
+    In a room of the ranks rank 0 alone has them: each writes its product to where rank 0 reads it.
+    """
+    place = None if out is None else ranks.place(out, vocabulary.held)
+    if out is None or place is None:
+        return ranks.gather_columns(product(x, None), vocabulary.total, out)
+    product(x, place)
+    ranks.meet()
+    return out
+
+
 class TiedHead:
     """Logits from the embedding's own table."""
 
@@ -87,11 +111,11 @@ class TiedHead:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.part(x, out)
-        return self.ranks.gather_columns(self.part(x), self.embedding.vocabulary.total, out)
+        return gathered(self.ranks, self.embedding.vocabulary, self.part, x, out)
 
     def part(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits of this rank's tokens."""
-        if len(x) <= self.widest:
+        """Return the logits of this rank's tokens, in `out` where it is given; its rows may lie apart."""
+        if len(x) <= self.widest and (out is None or out.is_contiguous()):
             return few_rows(self.embedding.weight, x, out)
         if out is None:
             return F.linear(x, self.embedding.weight)
@@ -118,4 +142,4 @@ class Head:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.method.apply(x, out)
-        return self.ranks.gather_columns(self.method.apply(x), self.vocabulary.total, out)
+        return gathered(self.ranks, self.vocabulary, self.method.apply, x, out)

@@ -57,7 +57,7 @@ class SkinnyDense(Dense):
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
-        if len(x) <= self.widest:
+        if len(x) <= self.widest and (out is None or out.is_contiguous()):
             return few_rows(self.weight, x, out)
         return super().apply(x, out)
 
@@ -99,7 +99,10 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
 def few_rows(
     weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, *, gate: bool = False
 ) -> torch.Tensor:
-    """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2]."""
+    """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2].
+
+    All are contiguous.
+    """
     from mizzen.kernels import gemv, skinny, wide
 
     if len(x) == 1:

@@ -39,6 +39,29 @@ class Collectives(Protocol):
         """
         ...
 
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate [rows, columns] in which rank 0 is to get what it alone needs: the logits.
+
+        Not while a graph is captured; kept until `close`. What other ranks find there is nothing to go by.
+        """
+        ...
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Return where this rank's columns `held` of `out` are to be written to, for rank 0 to have them.
+
+        It is a view [rows, held] of rank 0's memory; its rows lie apart. None on all ranks where there is no
+        such place: `gather_columns` does it then.
+
+        Args:
+            out: The first rows of a room; of anything else there is no place.
+            held: This rank's equal share of the columns, by rank.
+        """
+        ...
+
+    def meet(self) -> None:
+        """Let rank 0 have what all wrote to their places; all-reduces follow before they write again."""
+        ...
+
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x (contiguous) with rank 0's; all-reduces follow before the next call."""
         ...
@@ -82,6 +105,17 @@ class Alone:
         """Return x, or `out` with its values."""
         return x if out is None else out.copy_(x)
 
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate memory that no other rank reaches."""
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Return None: there is none."""
+        return None
+
+    def meet(self) -> None:
+        """Do nothing."""
+
     def broadcast(self, x: torch.Tensor) -> None:
         """Do nothing."""
 
@@ -121,6 +155,17 @@ class GlooCollectives:
         blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
         self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
         return side_by_side(blocks, total, out)
+
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate memory that no other rank reaches."""
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Return None: there is none."""
+        return None
+
+    def meet(self) -> None:
+        """Do nothing."""
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mizzen.parallel.collectives import side_by_side
-from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, everywhere, make_peer_memory
+from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, agreed, everywhere, make_peer_memory
+from mizzen.parallel.rooms import Rooms, make_rooms
+from mizzen.parallel.shares import LOOKUP_ROOM, TOKEN_ROOM, make_lookup, make_tokens
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +26,6 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 
 
 KIB = 1 << 10
-TOKEN_ROOM = 4608
-"""Slots whose tokens are shared over peer memory at most."""
-LOOKUP_ROOM = 256
-"""Rows of the embedding that are."""
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,7 @@ class Sizes:
 
 
 TABLE = {
-    2: Sizes(one_shot=256 * KIB, two_shot=8192 * KIB, push=192 * KIB, fused=8192 * KIB),
+    2: Sizes(one_shot=256 * KIB, two_shot=8192 * KIB, push=512 * KIB, fused=8192 * KIB),
     4: Sizes(one_shot=512 * KIB, two_shot=8192 * KIB, push=4 * KIB, fused=448 * KIB, shared=8192 * KIB),
     8: Sizes(one_shot=256 * KIB, two_shot=16384 * KIB, push=64 * KIB, fused=256 * KIB, shared=8192 * KIB),
 }
@@ -145,6 +142,17 @@ class NcclCollectives:
         """Overwrite x with rank 0's."""
         dist.broadcast(x, src=0, group=self.group)
 
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate memory that no other rank reaches."""
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Return None: there is none."""
+        return None
+
+    def meet(self) -> None:
+        """Do nothing."""
+
     def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Return None: there is no such operation."""
         return None
@@ -168,7 +176,7 @@ class DeviceCollectives(NcclCollectives):
         self.norms: dict[int, FusedNorm | None] = {}
         """By length of a row; None where it is not served here."""
         self.shared: dict[str, Any] = {}
-        """The kernels of `mizzen.kernels.share` by what they share; None where they are not served here."""
+        """What goes over peer memory, by what it shares; None where that is not served here."""
 
     def serves(self, x: torch.Tensor) -> bool:
         """Tell whether x goes over peer memory."""
@@ -209,6 +217,25 @@ class DeviceCollectives(NcclCollectives):
         else:
             kernel(x)
 
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate peer memory, where there is some."""
+        made = None
+        if not torch.cuda.is_current_stream_capturing():
+            rooms: Rooms | None = self._kernel("logits", make_rooms)
+            made = rooms and rooms.add(rows, columns, dtype)
+        return super().room(rows, columns, dtype, device) if made is None else made
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Find the columns in rank 0's memory."""
+        rooms: Rooms | None = self.shared.get("logits")
+        return rooms and rooms.place(out, held)
+
+    def meet(self) -> None:
+        """Let rank 0 wait for the others; there is a place."""
+        rooms: Rooms | None = self.shared.get("logits")
+        if rooms is not None:
+            rooms.meet()
+
     def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Look up over peer memory, where there are not too many rows."""
         row_bytes = table.shape[1] * table.element_size()
@@ -233,22 +260,6 @@ class DeviceCollectives(NcclCollectives):
         self.peers = None
 
 
-def agreed(memory: PeerMemory, what: str, make: Callable[[PeerMemory], Made]) -> Made | None:
-    """Make something that goes over peer memory on all ranks; None, with a warning, where one cannot.
-
-    `make` raises where it cannot be made or, once tried, is wrong.
-    """
-    made, fault = None, ""
-    try:
-        made = make(memory)
-    except Exception as error:  # of many kinds: compilers and drivers have their own
-        fault = f"{type(error).__name__}: {error}"
-    if everywhere(made is not None, memory.group, memory.device):
-        return made
-    log.warning("%s: %s", what, fault or "another rank cannot")
-    return None
-
-
 def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
     """Make the fused kernels for a length of rows and try them; None, with a warning, where they fail."""
     what = "all-reduce is not fused with norms"
@@ -257,54 +268,6 @@ def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | Non
         return made
     log.warning("%s: the kernels' sums are wrong here", what)
     return None
-
-
-def make_tokens(memory: PeerMemory) -> Any:
-    """Make what shares tokens, and try it.
-
-    Raises:
-        RuntimeError: it is wrong here.
-    """
-    from mizzen.kernels.share import ShareTokens
-
-    region, addresses = memory.region(ShareTokens.region_bytes(TOKEN_ROOM))
-    made = ShareTokens(addresses, memory.group.rank(), TOKEN_ROOM, memory.device)
-    made.region = region
-    good = True
-    for count in (TOKEN_ROOM, 1, 100):
-        expected = torch.arange(count, device=memory.device) * 7919 - count
-        x = expected.clone() if memory.group.rank() == 0 else torch.zeros_like(expected)
-        made(x)
-        good = everywhere(torch.equal(x, expected), memory.group, memory.device) and good
-    if not good:
-        raise RuntimeError("tokens came wrong")
-    return made
-
-
-def make_lookup(memory: PeerMemory, table: torch.Tensor, held: slice, total: int) -> Any:
-    """Make what looks up rows of a split table, and try it.
-
-    Raises:
-        RuntimeError: it is wrong here.
-    """
-    from mizzen.kernels.share import Lookup
-
-    row_bytes = table.shape[1] * table.element_size()
-    region, addresses = memory.region(Lookup.region_bytes(LOOKUP_ROOM, row_bytes))
-    made = Lookup(addresses, memory.group.rank(), LOOKUP_ROOM, row_bytes, memory.device)
-    made.region = region
-    good = True
-    for count in (LOOKUP_ROOM, 1, 17):
-        ids = torch.arange(count, device=memory.device) * 7919 % total
-        places = ids - held.start
-        elsewhere = (places < 0) | (places >= held.stop - held.start)
-        expected = table[places.masked_fill(elsewhere, 0)].masked_fill(elsewhere[:, None], 0)
-        dist.all_reduce(expected, group=memory.group)
-        found = made(ids, table, held, total)
-        good = everywhere(torch.equal(found, expected), memory.group, memory.device) and good
-    if not good:
-        raise RuntimeError("rows came wrong")
-    return made
 
 
 def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:

@@ -6,6 +6,8 @@ It is PyTorch's symmetric memory. NVLink multicast is not used.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ ALIGNMENT = 16
 """Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
 LARGEST = 16 << 20
 """Bytes of the peer buffer."""
+Made = TypeVar("Made")
 
 
 class PeerMemory:
@@ -37,15 +40,36 @@ class PeerMemory:
 
         All ranks do so together, and not while a graph is captured.
         """
+        memory, handle = self._allocate(size)
+        return memory, list(handle.buffer_ptrs)
+
+    def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Allocate zeros [rows, columns] on every rank; return this one's, and a tensor over those of rank 0.
+
+        The latter is good as long as the former is kept. All ranks do so together, as in `region`.
+        """
+        memory, handle = self._allocate(rows * columns * dtype.itemsize)
+        own = memory.view(dtype).view(rows, columns)
+        return own, own if self.group.rank() == 0 else handle.get_buffer(0, (rows, columns), dtype)
+
+    def _allocate(self, size: int) -> tuple[torch.Tensor, Any]:
+        """Allocate so many bytes of zeros on every rank; return this one's, and what knows those of all."""
         import torch.distributed._symmetric_memory as symmetric
 
-        memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        memory, fault = None, ""
+        try:
+            memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        except Exception as error:  # of many kinds, as in `make_peer_memory`
+            fault = f"{type(error).__name__}: {error}"
+        # A rank that has none must not leave the others waiting for it at the rendezvous.
+        if not everywhere(memory is not None, self.group, self.device) or memory is None:
+            raise RuntimeError(fault or "another rank has no memory for it")
         handle = symmetric.rendezvous(memory, self.group)
         if handle is None:
             raise RuntimeError("peer memory has no rendezvous here")
         memory.zero_()
         everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
-        return memory, list(handle.buffer_ptrs)
+        return memory, handle
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Return the part of the buffer that x goes through."""
@@ -94,6 +118,22 @@ def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bo
     flag = torch.tensor([int(fact)], device=device)
     dist.all_reduce(flag, dist.ReduceOp.MIN, group)
     return bool(flag.item())
+
+
+def agreed(memory: PeerMemory, what: str, make: Callable[[PeerMemory], Made]) -> Made | None:
+    """Make something that goes over peer memory on all ranks; None, with a warning, where one cannot.
+
+    `make` raises where it cannot be made or, once tried, is wrong.
+    """
+    made, fault = None, ""
+    try:
+        made = make(memory)
+    except Exception as error:  # of many kinds: compilers and drivers have their own
+        fault = f"{type(error).__name__}: {error}"
+    if everywhere(made is not None, memory.group, memory.device):
+        return made
+    log.warning("%s: %s", what, fault or "another rank cannot")
+    return None
 
 
 def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
