@@ -206,25 +206,25 @@ class Executor:
             Refused: the API server does not take a pod as it is, for an invalid podTemplate or a quota.
             KubeError: the API server failed.
         """
-        failed: list[Refused | KubeError] = []
+        failure: Refused | KubeError | None = None
         refused = set[str]()
         try:
             if service.pods > 1:
                 await self._names(service)
         except (Refused, KubeError) as error:
-            failed.append(error)
-            refused |= {action.revision for action in actions if isinstance(action, CreateGroup)}
+            failure = error
+            refused = {action.revision for action in actions if isinstance(action, CreateGroup)}
         for action in actions:
             if isinstance(action, DeleteGroup):
                 await self._delete(service, action)
-            elif action.revision not in refused and not any(isinstance(one, KubeError) for one in failed):
+            elif action.revision not in refused and not isinstance(failure, KubeError):
                 try:
                     await self._make(service, newest, action)
                 except (Refused, KubeError) as error:
-                    failed.append(error)
+                    failure = error
                     refused.add(action.revision)
-        if failed:
-            raise failed[-1]
+        if failure is not None:
+            raise failure
 
     async def _delete(self, service: InferenceService, action: DeleteGroup) -> None:
         self._log(service, "delete", action)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mizzen_operator import rollout
 from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.download import Download
 from mizzen_operator.failure import Failure
@@ -74,9 +75,7 @@ class Facts:
     @property
     def stay(self) -> int:
         """Groups that shall stay at the old revision."""
-        if self.memory.current in ("", self.revision):
-            return 0
-        return min(self.service.rollout.partition, self.service.groups)
+        return rollout.stay(self.service, self.memory.current, self.revision)
 
     @property
     def current(self) -> list[Group]:

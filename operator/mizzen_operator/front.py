@@ -94,10 +94,6 @@ class SharedGateways:
         self._standing = Standing(kube)
         self._namespaces: defaultdict[str, _Namespace] = defaultdict(_Namespace)
 
-    def known(self, namespace: str) -> list[str]:
-        """Services that shared the namespace's gateway at the last look."""
-        return list(self._namespaces[namespace].uids) if namespace in self._namespaces else []
-
     def refresh(self, namespace: str, *, settled: bool) -> None:
         """Drop what is remembered of what no watch tells of, when it is too old for how the gateway is."""
         limit = self._config.resync_seconds if settled else self._config.recheck_seconds

@@ -48,6 +48,8 @@ NO_API_KEYS_FOLDER = "/var/run/mizzen/no-api-keys"
 TLS_FOLDER = "/var/run/mizzen/tls"
 JOB_NAME = "batch.kubernetes.io/job-name"
 """Given by Kubernetes to the pods of a Job."""
+MOST_DIGITS = 9
+"""Of a number in a label or a Secret: so it fits into the 32 bits that `status.groups[].group` has."""
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082
@@ -121,9 +123,6 @@ def ranks_service(service: str) -> str:
 def leader_address(service: str, namespace: str, leader: str) -> str:
     """DNS name of a group's leading pod, before it is ready, too."""
     return f"{leader}.{ranks_service(service)}.{namespace}.svc"
-
-
-MOST_DIGITS = 9
 
 
 def is_number(text: str) -> bool:

@@ -70,24 +70,24 @@ class Loop:
         since = time.monotonic() - RECENT_SECONDS
         for key, observed in (await self._services()).items():
             self._queue.add(key, aside=observed and recent.get(key, since) <= since)
-        looks = asyncio.create_task(self._work(), name="looks")
-        regular = [
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._work(), name="looks"),
             asyncio.create_task(self._every(self._config.resync_seconds, self._resync), name="resync"),
             asyncio.create_task(self._every(API_KEYS_SECONDS, self._api_keys), name="API keys"),
             *(asyncio.create_task(work()) for work in self._besides),
+            asyncio.create_task(stop.wait(), name="stop"),
         ]
-        stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            ended, _ = await asyncio.wait({looks, *regular, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()  # of what failed, a fresh process does what this one would leave undone
             self._leads = False
             self._queue.close()  # what looks under way ask for is the next leader's
             await self._idle.wait()
         finally:
-            for task in (looks, stopped, *regular):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(looks, stopped, *regular, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def hung(self) -> list[Key]:
         """Services whose look takes far longer than its deadline."""

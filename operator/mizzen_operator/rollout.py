@@ -45,6 +45,11 @@ def refused(service: InferenceService, revision: str) -> bool:
     )
 
 
+def stay(service: InferenceService, current: str, revision: str) -> int:
+    """How many groups of revisions older than `revision` shall stay; `current` is the stable one."""
+    return min(service.rollout.partition, service.groups) if current not in ("", revision) else 0
+
+
 def learn(
     service: InferenceService,
     revision: str,
@@ -91,7 +96,7 @@ def learn(
         given_up = replace(given_up, wanted=service.groups)
     current = _current(service, before.current, revision, len(serves), old, live)
     progress = Progress(
-        revision, service.groups, len(serves), len(old), now, _stay(service, current, revision)
+        revision, service.groups, len(serves), len(old), now, stay(service, current, revision)
     )
     return Memory(
         current=current,
@@ -163,11 +168,6 @@ def _progress(service: InferenceService, before: Progress | None, now: Progress)
         old=min(now.old, before.old),
         time=now.time if further else before.time,
     )
-
-
-def _stay(service: InferenceService, current: str, revision: str) -> int:
-    """How many groups of older revisions shall stay."""
-    return min(service.rollout.partition, service.groups) if current not in ("", revision) else 0
 
 
 def _failures(

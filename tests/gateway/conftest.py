@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import importlib.util
 import json
 import subprocess
@@ -25,6 +26,7 @@ from mizzen.gateway.main import listen, new_server
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.tls import ServerTls
 from mizzen.gateway.text.tokenizer import Tokenizer
+from tenant_kit import ALICE, BOB
 
 CORPUS = [
     "Mizzen serves language models on Kubernetes. The gateway tokenizes, routes, and detokenizes.",
@@ -177,6 +179,24 @@ async def wait_until(check: Callable[[], object], seconds: float = 60.0) -> None
 @pytest.fixture
 def until() -> Callable[..., Any]:
     return wait_until
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A file with Alice's key, and Bob's, which is for the model demo alone."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(
+        f"""
+keys:
+  - name: alice
+    key: {ALICE}
+  - name: bob
+    sha256: {hashlib.sha256(BOB.encode()).hexdigest()}
+    models: [demo]
+    priority: 1
+"""
+    )
+    return path
 
 
 class LiveGateway:

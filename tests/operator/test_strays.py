@@ -35,11 +35,18 @@ class Harbour:
         ready = [c for c in status.get("conditions", []) if c["type"] == "Ready" and c["status"] == "True"]
         return bool(ready) and status["availableReplicas"] == status["replicas"] == 2
 
-    def unlabel(self, name: str, label: str) -> None:
-        self.label(name, label, None)
-
     def label(self, name: str, label: str, value: str | None) -> None:
         self.api.patch("Pod", self.namespace, name, {"metadata": {"labels": {label: value}}})
+
+    def without(self, label: str) -> str:
+        """Take a label from a pod, which is left while another takes its place; returns its name."""
+        before = set(self.pods())
+        out = min(before)
+        self.label(out, label, None)
+        self.eventually(lambda: len(set(self.pods()) - before) == 1, 30, "its place is taken")
+        self.eventually(self.settled, 60, "two groups serve")
+        assert out in self.pods()
+        return out
 
 
 @pytest.fixture
@@ -51,12 +58,7 @@ def harbour(live_service: Callable[..., Service]) -> Harbour:
 
 
 def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(harbour: Harbour) -> None:
-    before = set(harbour.pods())
-    out = min(before)
-    harbour.unlabel(out, "mizzen.dev/service")
-    harbour.eventually(lambda: len(set(harbour.pods()) - before) == 1, 30, "its place is taken")
-    harbour.eventually(harbour.settled, 60, "two groups serve")
-    assert out in harbour.pods()
+    out = harbour.without("mizzen.dev/service")
     assert len(harbour.pods()) == 3
     harbour.api.delete("Pod", harbour.namespace, out, gracePeriodSeconds=0)
     harbour.eventually(lambda: out not in harbour.pods(), 10)
@@ -64,12 +66,7 @@ def test_a_pod_without_its_services_label_is_left_and_another_takes_its_place(ha
 
 
 def test_a_pod_that_is_no_engine_by_its_label_is_left_until_it_is_one_again(harbour: Harbour) -> None:
-    before = set(harbour.pods())
-    out = min(before)
-    harbour.unlabel(out, "mizzen.dev/component")
-    harbour.eventually(lambda: len(set(harbour.pods()) - before) == 1, 30, "its place is taken")
-    harbour.eventually(harbour.settled, 60, "two groups serve")
-    assert out in harbour.pods()
+    out = harbour.without("mizzen.dev/component")
     harbour.label(out, "mizzen.dev/component", "engine")
     harbour.eventually(lambda: harbour.settled() and len(harbour.pods()) == 2, 60, "one is too many")
 

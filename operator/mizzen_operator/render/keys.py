@@ -23,7 +23,7 @@ import zmq
 from mizzen_operator import labels
 from mizzen_operator.api import InferenceService
 from mizzen_operator.render.meta import metadata
-from mizzen_operator.render.secret import annotation, data_of, encode, public_of, read, unusable
+from mizzen_operator.render.secret import annotation, data_of, encode, pair_of, read, unusable
 
 NEXT, GENERATION = "next.", "generation"
 ENGINE_SECRET, GATEWAY_SECRET = "engine.secret", "gateway.secret"
@@ -121,12 +121,10 @@ def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dic
     """
     engine, gateway = _numbered(root), _numbered(root)
     for prefix in _prefixes(root):
-        secret = {side: read(root, f"{prefix}{side}.secret") for side in (labels.ENGINE, labels.GATEWAY)}
-        public = {side: public_of(root, f"{prefix}{side}.secret") for side in secret}
-        for data, side in ((engine, labels.ENGINE), (gateway, labels.GATEWAY)):
-            data[f"{prefix}engine.public"] = public["engine"]
-            data[f"{prefix}gateway.public"] = public["gateway"]
-            data[f"{prefix}{side}.secret"] = secret[side]
+        for own, side in ((engine, labels.ENGINE), (gateway, labels.GATEWAY)):
+            name = f"{prefix}{side}"
+            own[f"{name}.secret"], public = pair_of(root, f"{name}.secret")
+            engine[f"{name}.public"] = gateway[f"{name}.public"] = public
         gateway[prefix + labels.ADMIN_TOKEN] = read(root, prefix + labels.ADMIN_TOKEN)
     return [
         _secret(service, labels.engine_keys(service.name), labels.ENGINE, engine, _notes(root)),
@@ -147,8 +145,8 @@ def mounted_engine_keys(
     """
     data = _numbered(root)
     for prefix in _prefixes(root):
-        data[f"{prefix}engine.secret"] = read(root, f"{prefix}engine.secret")
-        data[f"{prefix}engine.public"] = public_of(root, f"{prefix}engine.secret")
+        name = f"{prefix}engine"
+        data[f"{name}.secret"], data[f"{name}.public"] = pair_of(root, f"{name}.secret")
     for prefix, key in zip(("", NEXT), gateways, strict=False):
         data[f"{prefix}gateway.public"] = key
     return _secret(service, labels.engine_keys(service.name), labels.ENGINE, data, _notes(root))
@@ -161,7 +159,7 @@ def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
         ValueError: names the Secret and the key that it lacks.
     """
     there = [prefix for prefix in ("", NEXT) if not prefix or f"{prefix}{side}.secret" in data_of(secret)]
-    return tuple(public_of(secret, f"{prefix}{side}.secret") for prefix in there)
+    return tuple(pair_of(secret, f"{prefix}{side}.secret")[1] for prefix in there)
 
 
 def engine_keys(secret: Mapping[str, Any]) -> EngineKeys:

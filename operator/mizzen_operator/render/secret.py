@@ -36,15 +36,15 @@ def annotation(secret: Mapping[str, Any], name: str) -> str:
     return secret["metadata"].get("annotations", {}).get(name, "")
 
 
-def public_of(secret: Mapping[str, Any], key: str) -> str:
-    """The public half of a CURVE key that a Secret has, both as Z85.
+def pair_of(secret: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """A CURVE key that a Secret has, and its public half, both as Z85.
 
     Raises:
         ValueError: names the Secret and the key that it lacks, or that is none of CURVE.
     """
     text = read(secret, key)
     try:
-        return zmq.curve_public(text.encode()).decode()
+        return text, zmq.curve_public(text.encode()).decode()
     except (zmq.ZMQError, ValueError) as error:
         raise unusable(secret, key) from error
 

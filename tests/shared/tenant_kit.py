@@ -1,0 +1,32 @@
+"""Two tenants' API keys, files of keys that change, and what such tests wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+USER: list[Any] = [{"role": "user", "content": "What is a mast?"}]
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789"
+
+
+def key_file(*keys: dict[str, Any]) -> str:
+    return json.dumps({"keys": keys})  # JSON is YAML
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Change a file as Kubernetes does: in one step."""
+    path.with_suffix(".new").write_text(content)
+    os.replace(path.with_suffix(".new"), path)
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], wanted: bool = True) -> None:
+    """Wait until an asynchronous check says what is wanted."""
+    deadline = time.monotonic() + 60
+    while await check() != wanted:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
