@@ -28,8 +28,6 @@ GROUPS = 8
 """Most query heads that share a KV head."""
 MOST = 64
 """Most programs that share a row's context."""
-WIDE = 8
-"""Parts of a row's context from which on blocks of eight warps pay."""
 PROGRAMS = 1024
 """Split programs of a kernel at most, for which a workspace has to have room."""
 RESIDENT = {(128, torch.bfloat16): 3, (64, torch.bfloat16): 4, (128, torch.float8_e4m3fn): 4}
@@ -82,21 +80,22 @@ def definitions(
 def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
     """Choose how to cut a batch over a layer's keys [cells, kv_heads, size].
 
-    As few rounds of resident blocks as possible, each as full as possible: a round that is half empty takes
-    as long as a full one. A single row has fewer, larger blocks: fewer parts to merge.
+    As was measured fastest (docs/benchmarks.md). Multiprocessors share the memory's rate, so what counts is
+    that all have as much to read, and enough of it on the way. Up to a row and KV head for each, one block
+    has all the warps that this takes, which leaves fewer parts to merge. Up to as many blocks as are resident
+    at once, one round of them. Beyond, parts only cost.
     """
     kv_heads, size = cache.shape[1:]
     pairs = rows * kv_heads
     processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
-    if 2 * WIDE * pairs <= processors:
-        return Tiling(splits=min(MOST, processors // pairs), block=16, warps=8, stages=0)
     resident = processors * RESIDENT[size, cache.dtype]
-
-    def cost(splits: int) -> float:
-        return -(-pairs * splits // resident) / splits + 0.03 * splits * pairs / resident
-
-    most = max(1, min(MOST, PROGRAMS // pairs))
-    return Tiling(splits=min(range(1, most + 1), key=cost), block=16, warps=4, stages=0)
+    if pairs <= processors:
+        splits, warps = min(MOST, processors // pairs), 8
+    elif pairs <= resident:
+        splits, warps = resident // pairs, 4
+    else:
+        splits, warps = 1, 8 if pairs <= 4 * processors else 4
+    return Tiling(splits=max(1, min(splits, PROGRAMS // pairs)), block=16, warps=warps, stages=0)
 
 
 def attend(
