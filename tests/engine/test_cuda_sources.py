@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import gemv, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
+from mizzen.kernels import filters, gemv, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
 
 HOPPER = (9, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -102,6 +102,21 @@ def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int,
     loop = instructions[: instructions.rindex("HGMMA")]
     assert loop[instructions.index("HGMMA") :].count("MEMBAR") == 0
     assert "STACK:0 " in dumped("--dump-resource-usage")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("vocab", [1, 32003, 151936])
+def test_draws_with_filters_compile_and_stay_in_registers(
+    vocab: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(nvrtc.cubin(filters.SOURCE, "filters", filters.definitions(vocab, dtype), HOPPER))
+    command = [DISASSEMBLER, "--dump-resource-usage", path]
+    used = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (stack,) = re.findall(r"STACK:(\d+) ", used)
+    assert int(stack) <= (0 if vocab % filters.EACH == 0 else 32)
 
 
 def test_cuts_of_served_shapes() -> None:

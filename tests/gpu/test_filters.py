@@ -30,6 +30,7 @@ KINDS: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"top_k": 3000},
     {"top_p": 1e-6},
+    {"top_p": 1e-46},
     {"min_p": 1.0, "temperature": 1.3},
     {"temperature": 0.05, "top_p": 0.8},
     {"top_k": 400, "top_p": 0.3, "min_p": 0.001},
@@ -70,7 +71,7 @@ def random_logits(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> t
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("vocab", [5, 300, 32003, 128256, 151936])
+@pytest.mark.parametrize("vocab", [1, 5, 300, 32003, 128256, 151936])
 def test_it_draws_what_its_twin_draws(vocab: int, dtype: torch.dtype) -> None:
     count = 144
     state, slots = state_of([KINDS[i % len(KINDS)] for i in range(count)])
@@ -96,25 +97,41 @@ def test_of_equal_logits_all_are_kept_or_none(vocab: int) -> None:
 
 def test_extreme_logits() -> None:
     vocab, lowest = 151936, float("-inf")
-    logits = torch.full((5, vocab), -1e9, device=DEVICE)
+    logits = torch.full((7, vocab), -1e9, device=DEVICE)
     logits[0, vocab - 1] = 0.0
     logits[1] = lowest
     logits[1, 77] = -5.0
     logits[2] = lowest
     logits[3] = torch.linspace(-80, 80, vocab, device=DEVICE)
     logits[4] = 0.0
+    logits[5] = float("nan")
+    logits[6] = 0.0
+    logits[6, [9, 70_000]] = 8.0
     state, slots = state_of(
-        [{"top_k": 30}, {"top_p": 0.9, "top_k": 3}, {"top_p": 0.5}, {"top_p": 0.1}, {"min_p": 0.5}]
+        [
+            {"top_k": 30},
+            {"top_p": 0.9, "top_k": 3},
+            {"top_p": 0.5},
+            {"top_p": 0.1},
+            {"min_p": 0.5},
+            {"top_p": 0.5, "top_k": 9},
+            {"top_p": 1e-46, "temperature": 1e-40},
+        ]
     )
-    positions = np.arange(5)
-    got = drawn(logits, state, slots, positions, list(range(5)))
+    positions = np.arange(7)
+    got = drawn(logits, state, slots, positions, list(range(7)))
+    wanted = draw(logits, state, slots, positions, UPLOAD).tolist()
     assert got[:3] == [vocab - 1, 77, vocab - 1]
-    assert got[3:] == draw(logits, state, slots, positions, UPLOAD).tolist()[3:]
+    assert got[3:5] == wanted[3:5]
+    assert got[5] == vocab - 1
+    assert got[6] == wanted[6]
+    assert got[6] in (9, 70_000)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
 @pytest.mark.parametrize("vocab", [70, 9001, 151936])
-def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool) -> None:
+def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, dtype: torch.dtype) -> None:
     more = {"frequency_penalty": 1.5, "presence_penalty": 0.4, "repetition_penalty": 1.3}
     grammar = Grammar(GrammarKind.JSON_OBJECT) if masked else None
     kinds = [{**KINDS[i % len(KINDS)], **(more if i % 3 else {}), "grammar": grammar} for i in range(24)]
@@ -128,7 +145,7 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool) -
     tokens = torch.zeros(len(slots), dtype=torch.int64, device=DEVICE)
     rows = UPLOAD(np.arange(len(slots)))
     for step in range(3):
-        logits, positions = random_logits(len(slots), vocab, torch.float32, step), np.arange(301, 325) + step
+        logits, positions = random_logits(len(slots), vocab, dtype, step), np.arange(301, 325) + step
         wanted = sample(logits.clone(), plain, slots, positions, UPLOAD).tokens
         where = UPLOAD.each(slots.astype(np.int32), positions.astype(np.int32))
         filters.draw_filtered(

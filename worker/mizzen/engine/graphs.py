@@ -207,7 +207,7 @@ class DecodeGraphs:
     def gather(self, slots: Int64, positions: Int64) -> None:
         """Gather what the rows of a batch ask beyond a temperature, and penalties of rows `within`."""
         self.extras = extras = self.state.extras.batch(slots, positions, self.within)
-        self.redraws.set(slots, extras)
+        self.redraws.note(slots, extras)
         if extras is not None:
             self.extras_steps = extras.steps
 

@@ -36,9 +36,9 @@ class KvNeed:
         """Estimate a rank's need from the model's shape and the bytes of a number, `kv_element` in the cache.
 
         The feed-forward block holds the most at a time: the residual stream, its input, gate and up, and
-        their product. Sampling by top p puts a row's logits in order, with their places, and sums them in 64
-        bits: about ten times the row in 32 bits. Penalties count each token once for each slot. Several ranks
-        also hold the logits as they come from each.
+        their product. Sampling by top p without a kernel puts a row's logits in order, with their places, and
+        sums them in 64 bits: about ten times the row in 32 bits. Penalties count each token once for each
+        slot. Several ranks also hold the logits as they come from each.
         """
         ranks = options.tensor
         kv_heads = max(1, config.kv_heads // ranks)

@@ -15,7 +15,7 @@ from mizzen.engine.step import Step
 
 GREEDIEST = SamplingParams(
     temperature=0.9,
-    top_k=TOPK_LIMIT + 1,  # the whole vocabulary is put in order
+    top_k=TOPK_LIMIT + 1,  # without a kernel for it the whole vocabulary is put in order
     top_p=0.9,
     frequency_penalty=1.0,
     repetition_penalty=1.1,

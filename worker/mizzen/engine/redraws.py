@@ -67,7 +67,7 @@ class Redraws:
         self.penalties.set(slots, np.setdiff1d(within, filtered))
         return within
 
-    def set(self, slots: Int64, extras: BatchExtras | None) -> None:
+    def note(self, slots: Int64, extras: BatchExtras | None) -> None:
         """Take note of a batch, and of what its rows ask beyond filters and penalties."""
         self.filtered, self.masks_alone = filtered_rows(self.state, slots), False
         if extras is not None:
@@ -89,7 +89,7 @@ class Redraws:
         `decode` and `positions` are the batch's slots, and the sequence positions of what it draws.
         """
         if self.filtered_index is not None:
-            self.filter(self.filtered_index)
+            self.draw_by_filters(self.filtered_index)
         elif len(self.filtered):
             rows = self.filtered
             self.draw_plainly(decode[rows].astype(np.int64), positions[rows].astype(np.int64))
@@ -106,12 +106,12 @@ class Redraws:
         """Draw rows with a grammar behind their masks, where they need nothing else."""
         bits = masks.bits(extras.slots, positions[extras.rows])
         if self.masked is not None:
-            self.mask(self.masked, bits)
+            self.draw_by_masks(self.masked, bits)
         if self.masked_filtered is not None:
-            self.filter(self.masked_filtered, bits)
+            self.draw_by_filters(self.masked_filtered, bits)
         masks.applied()
 
-    def mask(self, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    def draw_by_masks(self, rows: torch.Tensor, bits: torch.Tensor) -> None:
         """Draw rows (int64 [n]) from what `bits` allow their slots."""
         from mizzen.kernels.sampling import draw_masked
 
@@ -129,7 +129,7 @@ class Redraws:
             self.penalties,
         )
 
-    def filter(self, rows: torch.Tensor, bits: torch.Tensor | None = None) -> None:
+    def draw_by_filters(self, rows: torch.Tensor, bits: torch.Tensor | None = None) -> None:
         """Draw rows (int64 [n]) by their filters, from what `bits` allow their slots."""
         from mizzen.kernels.filters import draw_filtered
 
@@ -153,6 +153,6 @@ class Redraws:
         words = -(-vocab // 32)
         bits = torch.full((len(self.state.last_tokens), words), -1, dtype=torch.int32, device=device)
         self.replayed.logits.zero_()
-        self.mask(row, bits)
+        self.draw_by_masks(row, bits)
         if self.kernel:
-            self.filter(row)
+            self.draw_by_filters(row)

@@ -19,6 +19,10 @@ ALIGNMENT = 16
 """Bytes; Triton compiles kernels for operands that begin at a multiple of it, and for others."""
 
 
+LEAST_TEMPERATURE = 1e-6
+"""Above 0, temperatures are no lower: logits over it stay finite, and it draws the most probable anyway."""
+
+
 class Uploader:
     """Brings small host arrays to the device without waiting."""
 
@@ -143,7 +147,9 @@ class SlotState:
         params = [start.sampling for start in starts]
         # Seeds are 64 bits without a sign; the device keeps the same bits with one.
         seeds = np.array([start.seed % 2**64 for start in starts], np.uint64).view(np.int64)
-        self.temperature.write((slots,), np.array([p.temperature for p in params], np.float32))
+        temperatures = np.array([p.temperature for p in params], np.float32)
+        least = np.where(temperatures > 0, LEAST_TEMPERATURE, 0).astype(np.float32)
+        self.temperature.write((slots,), np.maximum(temperatures, least))
         self.top_k.write((slots,), np.array([p.top_k for p in params], np.int64))
         self.top_p.write((slots,), np.array([p.top_p for p in params], np.float32))
         self.min_p.write((slots,), np.array([p.min_p for p in params], np.float32))

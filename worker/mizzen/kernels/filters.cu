@@ -81,6 +81,10 @@ __device__ __forceinline__ double uniform(u64 seed, u64 position) {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// All blocks of the cluster meet, to have begun: nothing was written that the others read.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 __device__ __forceinline__ u32 at_rank(const void* at, u32 rank) {
     u32 remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -303,6 +307,7 @@ filters(const Logit* logits, const long long* rows, const int* slots, const int*
     __shared__ Shared shared;
     __shared__ int drawn;
     asm volatile("griddepcontrol.launch_dependents;");
+    cluster_meet();  // nobody writes to the memory of a block that has not begun
     asm volatile("griddepcontrol.wait;" ::: "memory");
     const long long row = rows[blockIdx.y];
     const int slot = slots[row], first = blockIdx.x * SHARE, held = min(SHARE, VOCAB - first);
@@ -380,7 +385,8 @@ filters(const Logit* logits, const long long* rows, const int* slots, const int*
     if (top_p < 1)
         while (search.high - search.low > 1 && search.low_count - search.high_count > 1)
             narrow(search, shared, weights, keys, true, top_p * total, round++);
-    const float floor = fmaxf(keys.weight(search.low), min_ps[slot]);
+    // Of a top p that is no more than zero in 32 bits the highest are left.
+    const float floor = fmaxf(fminf(keys.weight(search.low), 1.0f), min_ps[slot]);
     draw(shared, weights, floor, uniform(seeds[slot], positions[row]), round, &drawn);
     __syncthreads();
     if (threadIdx.x != 0 || drawn < 0) return;

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
+from mizzen.kernels.nvrtc import CompileError, allow_shared, compiled, launch, source
 from mizzen.kernels.sampling import Processing
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,11 @@ def definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
     return (*shape, ("PARTS", PARTS), ("SHARE", share), ("THREADS", THREADS))
 
 
+def shared_bytes(defines: tuple[tuple[str, int], ...]) -> int:
+    """Return the shared memory of a block: its part's weights."""
+    return 4 * dict(defines)["SHARE"]
+
+
 @functools.cache
 def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Tell whether the kernel draws from logits [rows, vocab].
@@ -76,8 +81,9 @@ def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
         return False
     if dtype not in LOGITS or vocab > LARGEST:
         return False
+    defines = definitions(vocab, dtype)
     try:
-        compiled(SOURCE, "filters", definitions(vocab, dtype), device.index or 0)
+        allow_shared(compiled(SOURCE, "filters", defines, device.index or 0), shared_bytes(defines))
     except (ImportError, CompileError) as error:
         log.warning("top k, top p and min p sort the vocabulary, which is slower: %s", error)
         return False
@@ -117,5 +123,5 @@ def draw_filtered(
         logits, rows, slots, positions, parameters.temperature, parameters.seed, parameters.top_k,
         parameters.top_p, parameters.min_p, tokens, last_tokens, *penalties, bits,
     )  # fmt: skip
-    shared = 4 * dict(defines)["SHARE"]
+    shared = shared_bytes(defines)
     launch(function, (PARTS, len(rows), 1), THREADS, arguments, cluster=(PARTS, 1, 1), shared=shared)

@@ -69,10 +69,16 @@ def cached_cubin(
     """Return what `cubin` returns, from an earlier run's where there is one.
 
     A folder that cannot be read or written costs the time of compiling, and nothing else.
+
+    Raises:
+        CompileError: it does not compile, or there is no compiler.
     """
     from cuda.bindings import nvrtc
 
-    version = checked(nvrtc.nvrtcVersion(), name)
+    try:
+        version = checked(nvrtc.nvrtcVersion(), name)
+    except RuntimeError as error:  # the library itself is missing
+        raise CompileError(f"NVRTC cannot be loaded: {error}") from error
     key = hashlib.sha256(repr((source, name, defines, capability, version)).encode()).hexdigest()
     path = cache_folder() / "kernels" / f"{name}-{key}.cubin"
     with contextlib.suppress(OSError):

@@ -164,7 +164,7 @@ class Processing(Protocol):
     def places(self) -> torch.Tensor:
         """int64 [slots]: the row of counts of a slot that is drawn with all others; -1 for none.
 
-        -2 - row for a slot whose logits are processed further, and which is drawn by `draw_masked`.
+        -2 - row for a slot that is drawn again, by `draw_masked` or `mizzen.kernels.filters.draw_filtered`.
         """
         ...
 

@@ -76,7 +76,7 @@ Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Maps [rows, hidden] to logits [rows, room] of a rank's tokens, into a tensor whose rows may lie apart."""
 
 
-def gathered(
+def whole_logits(
     ranks: Collectives,
     vocabulary: Vocabulary,
     product: Product,
@@ -111,7 +111,7 @@ class TiedHead:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.part(x, out)
-        return gathered(self.ranks, self.embedding.vocabulary, self.part, x, out)
+        return whole_logits(self.ranks, self.embedding.vocabulary, self.part, x, out)
 
     def part(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of this rank's tokens, in `out` where it is given; its rows may lie apart."""
@@ -142,4 +142,4 @@ class Head:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.method.apply(x, out)
-        return gathered(self.ranks, self.vocabulary, self.method.apply, x, out)
+        return whole_logits(self.ranks, self.vocabulary, self.method.apply, x, out)

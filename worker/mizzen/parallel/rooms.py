@@ -23,8 +23,7 @@ class Room:
 
     own: torch.Tensor
     """This rank's memory."""
-    first: torch.Tensor
-    """Rank 0's."""
+    of_rank_0: torch.Tensor
 
 
 def aligned_share(columns: int, element: int, held: slice, rank: int, ranks: int) -> bool:
@@ -77,17 +76,17 @@ class Rooms:
             return None
         if not aligned_share(out.shape[1], out.element_size(), held, self.rank, self.size):
             return None
-        return room.first[: len(out), held]
+        return room.of_rank_0[: len(out), held]
 
 
-def make_rooms(memory: PeerMemory) -> Rooms:
-    """Make what holds rooms, and try it.
+def make_rooms(memory: PeerMemory) -> Rooms | None:
+    """Make what holds rooms, and try it; None, with a warning, where one rank cannot.
 
     Raises:
-        RuntimeError: it is wrong here.
+        RuntimeError: it is wrong here, on all ranks alike.
     """
-    made = Rooms(memory)
-    if not arrives(made):
+    made = agreed(memory, "rank 0 cannot be told of logits", Rooms)
+    if made is not None and not arrives(made):
         raise RuntimeError("logits came wrong")
     return made
 
@@ -95,7 +94,7 @@ def make_rooms(memory: PeerMemory) -> Rooms:
 def arrives(rooms: Rooms) -> bool:
     """Tell whether rank 0 finds what all write to a room, products and copies, several times in a row.
 
-    Every rank does all of it whatever it finds, as in `mizzen.parallel.peers.agrees`.
+    Every rank does all of it whatever it finds, as in `mizzen.parallel.peers.agrees`, and learns the same.
     """
     memory, columns = rooms.memory, TRIAL_SHARE * rooms.size
     room = rooms.add(max(TRIAL_ROWS), columns, torch.bfloat16)
@@ -109,15 +108,25 @@ def arrives(rooms: Rooms) -> bool:
             shift += 7
             numbers = torch.arange(rows * columns, device=memory.device).view(rows, columns)
             expected = ((numbers + shift) % 251).to(torch.bfloat16)
-            place = rooms.place(room[:rows], held)
-            if place is None:
-                return False
-            if multiply:
-                weight = expected[:, held].t().contiguous()
-                torch.mm(torch.eye(rows, dtype=weight.dtype, device=weight.device), weight.t(), out=place)
-            else:
-                place.copy_(expected[:, held])
+            good = written(rooms, room[:rows], held, expected, multiply) and good
             rooms.meet()
             alike = rooms.rank != 0 or torch.equal(room[:rows], expected)
-            good = everywhere(alike, memory.group, memory.device) and good
+            good = everywhere(alike and good, memory.group, memory.device)
+    rooms.rooms.clear()
     return good
+
+
+def written(rooms: Rooms, out: torch.Tensor, held: slice, expected: torch.Tensor, multiply: bool) -> bool:
+    """Write this rank's columns of `expected` to their place behind `out`; tell whether that can be done."""
+    place = rooms.place(out, held)
+    if place is None:
+        return False
+    if not multiply:
+        place.copy_(expected[:, held])
+        return True
+    weight = expected[:, held].t().contiguous()
+    try:
+        torch.mm(torch.eye(len(out), dtype=weight.dtype, device=weight.device), weight.t(), out=place)
+    except RuntimeError:  # the others wait for this rank all the same
+        return False
+    return True
