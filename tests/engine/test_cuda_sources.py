@@ -119,6 +119,30 @@ def test_draws_with_filters_compile_and_stay_in_registers(
     assert int(stack) <= (0 if vocab % filters.EACH == 0 else 32)
 
 
+@pytest.mark.parametrize(
+    ("pairs", "cut", "cut_8_bit"),
+    [
+        (1, (64, 8), (64, 8)),
+        (16, (8, 8), (8, 8)),
+        (64, (2, 8), (2, 8)),
+        (128, (1, 8), (1, 8)),
+        (160, (2, 4), (3, 4)),
+        (192, (2, 4), (2, 4)),
+        (256, (1, 8), (2, 4)),
+        (264, (1, 8), (2, 4)),
+        (384, (1, 4), (1, 4)),
+        (512, (1, 8), (1, 4)),
+        (640, (1, 4), (1, 4)),
+        (4096, (1, 4), (1, 4)),
+    ],
+)
+def test_attention_is_cut_as_was_measured_on_132_multiprocessors(
+    pairs: int, cut: tuple[int, int], cut_8_bit: tuple[int, int]
+) -> None:
+    assert paged.cut_of(pairs, 132, paged.RESIDENT[128, torch.bfloat16]) == cut
+    assert paged.cut_of(pairs, 132, paged.RESIDENT[128, torch.float8_e4m3fn]) == cut_8_bit
+
+
 def test_cuts_of_served_shapes() -> None:
     for rows, columns in (
         (4096, 1024),

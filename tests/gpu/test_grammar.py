@@ -132,23 +132,6 @@ def test_graphs_and_overlap_keep_outputs_conforming(
                 assert re.match(r"(\d{3}-)+", found[rid].decode())
 
 
-def test_graphs_draw_with_filters_what_the_eager_twin_draws(folder: Path, compiler: GrammarCompiler) -> None:
-    kinds = [
-        {"top_p": 0.9},
-        {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.8},
-        {"min_p": 0.05, "logprobs": 2},
-        {},
-    ]
-    for grammar in (Grammar(GrammarKind.REGEX, REGEX), None):
-        params = [SamplingParams(grammar=grammar, max_tokens=60, **kinds[i % 4]) for i in range(16)]
-        prompts = [np.arange(4, 10 + i, dtype=np.int32) for i in range(16)]
-        found = []
-        for graphs in ("auto", "off"):
-            options = {**OPTIONS, "dtype": "float32", "cuda_graph": graphs}
-            found.append(gk.run(gk.make(folder, compiler, **options), gk.requests_of(prompts, params))[0])
-        assert found[0] == found[1]
-
-
 def test_retraction_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
     options = {**OPTIONS, "kv_cache_tokens": 208, "context_length": 208}
     engine = gk.make(folder, compiler, **options)

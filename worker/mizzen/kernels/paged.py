@@ -78,24 +78,31 @@ def definitions(
 
 
 def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
-    """Choose how to cut a batch over a layer's keys [cells, kv_heads, size].
-
-    As was measured fastest (docs/benchmarks.md). Multiprocessors share the memory's rate, so what counts is
-    that all have as much to read, and enough of it on the way. Up to a row and KV head for each, one block
-    has all the warps that this takes, which leaves fewer parts to merge. Up to as many blocks as are resident
-    at once, one round of them. Beyond, parts only cost.
-    """
+    """Choose how to cut a batch over a layer's keys [cells, kv_heads, size]."""
     kv_heads, size = cache.shape[1:]
-    pairs = rows * kv_heads
     processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
-    resident = processors * RESIDENT[size, cache.dtype]
+    splits, warps = cut_of(rows * kv_heads, processors, RESIDENT[size, cache.dtype])
+    return Tiling(splits=splits, block=16, warps=warps, stages=0)
+
+
+def cut_of(pairs: int, processors: int, resident: int) -> tuple[int, int]:
+    """Choose parts and warps for so many pairs of a row and a KV head, as was measured fastest.
+
+    Multiprocessors share the memory's rate, so what counts is that all have as much to read, and enough of it
+    on the way. Of blocks with eight warps each holds one: up to a pair for each, and up to two where smaller
+    blocks fit without parts alone, for these would crowd on those that the kernel ahead leaves first. Else
+    one round of smaller blocks, `resident` on each. Beyond, parts only cost.
+    """
+    room = resident * processors
     if pairs <= processors:
         splits, warps = min(MOST, processors // pairs), 8
-    elif pairs <= resident:
-        splits, warps = resident // pairs, 4
+    elif room < 2 * pairs <= 4 * processors:
+        splits, warps = 1, 8
+    elif pairs <= room:
+        splits, warps = room // pairs, 4
     else:
         splits, warps = 1, 8 if pairs <= 4 * processors else 4
-    return Tiling(splits=max(1, min(splits, PROGRAMS // pairs)), block=16, warps=warps, stages=0)
+    return max(1, min(splits, PROGRAMS // pairs)), warps
 
 
 def attend(
