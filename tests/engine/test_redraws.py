@@ -135,9 +135,9 @@ def test_rows_are_drawn_again_as_their_twin_draws_them(
         wanted = sample(logits.clone(), plain.state, plain.slots, positions, UPLOAD).tokens
         redraws = subject.redraws(logits, position)
         redraws.kernel = kernel
-        within = redraws.penalize(subject.slots)
-        extras = subject.state.extras.batch(subject.slots, positions, within)
-        redraws.note(subject.slots, extras)
+        redraws.begin(subject.slots)
+        extras = subject.state.extras.batch(subject.slots, positions, redraws.within)
+        redraws.note(extras)
         redraws.draw_filtered(subject.slots.astype(np.int32), positions.astype(np.int32))
         again = set(filtered)
         if extras is not None and redraws.masks_alone:

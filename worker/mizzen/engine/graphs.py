@@ -86,10 +86,8 @@ class DecodeGraphs:
             positions=self.inbox[self.layout.positions],
         )
         self.redraws = Redraws(replayed, state, self.penalties, upload)
-        self.within: Int64 = np.empty(0, np.int64)
-        """Rows of that batch that are penalised where they are drawn, and need no more."""
         self.extras: BatchExtras | None = None
-        """What rows of that batch ask beyond that."""
+        """What rows of that batch ask beyond filters and penalties."""
         self.extras_steps = 0
         """For so many steps more that is good."""
 
@@ -200,14 +198,14 @@ class DecodeGraphs:
         self.inbox.copy_(buffer, non_blocking=True)
         if plan.decode_version != self.version:
             slots = plan.decode.astype(np.int64)
-            self.within = self.redraws.penalize(slots)
+            self.redraws.begin(slots)
             self.gather(slots, state.lengths[slots].astype(np.int64) + 1)
             self.version = plan.decode_version
 
     def gather(self, slots: Int64, positions: Int64) -> None:
-        """Gather what the rows of a batch ask beyond a temperature, and penalties of rows `within`."""
-        self.extras = extras = self.state.extras.batch(slots, positions, self.within)
-        self.redraws.note(slots, extras)
+        """Gather what the rows of a batch ask beyond what graphs and kernels do where they draw."""
+        self.extras = extras = self.state.extras.batch(slots, positions, self.redraws.within)
+        self.redraws.note(extras)
         if extras is not None:
             self.extras_steps = extras.steps
 

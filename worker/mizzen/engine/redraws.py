@@ -49,8 +49,12 @@ class Redraws:
         self.upload = upload
         self.kernel = filters.serves(replayed.logits.shape[1], replayed.logits.dtype, upload.device)
         """Whether a kernel draws rows with filters; else plain operations do, and nothing else at once."""
+        self.filtering: Int64 = NOBODY
+        """Rows of the batch with filters."""
+        self.within: Int64 = NOBODY
+        """Rows that are penalised where they are drawn, by the graph or here, and need no more."""
         self.filtered: Int64 = NOBODY
-        """Rows with filters that ask for no more than penalties beside."""
+        """Rows with filters whose logits nothing else processes."""
         self.filtered_index: torch.Tensor | None = None
         """The same on the device, where a kernel draws them."""
         self.masks_alone = False
@@ -60,20 +64,19 @@ class Redraws:
         self.masked_filtered: torch.Tensor | None = None
         """Those with filters."""
 
-    def penalize(self, slots: Int64) -> Int64:
-        """Have the steps from now on penalise a batch; return the rows whose penalties that is all about."""
-        filtered = filtered_rows(self.state, slots)
-        within = self.penalties.within(slots, NOBODY if self.kernel else filtered)
-        self.penalties.set(slots, np.setdiff1d(within, filtered))
-        return within
+    def begin(self, slots: Int64) -> None:
+        """Take note of a batch's slots, and have the graphs penalise it from now on."""
+        self.filtering = filtered_rows(self.state, slots)
+        self.within = self.penalties.within(slots, NOBODY if self.kernel else self.filtering)
+        self.penalties.set(slots, np.setdiff1d(self.within, self.filtering))
 
-    def note(self, slots: Int64, extras: BatchExtras | None) -> None:
-        """Take note of a batch, and of what its rows ask beyond filters and penalties."""
-        self.filtered, self.masks_alone = filtered_rows(self.state, slots), False
+    def note(self, extras: BatchExtras | None) -> None:
+        """Take note of what the batch's rows ask beyond filters and the penalties of rows `within`."""
+        self.filtered, self.masks_alone = self.filtering, False
         if extras is not None:
-            both = np.intersect1d(self.filtered, extras.rows)
+            both = np.intersect1d(self.filtering, extras.rows)
             self.masks_alone = extras.masks_alone and (self.kernel or not len(both))
-            self.filtered = np.setdiff1d(self.filtered, extras.rows)
+            self.filtered = np.setdiff1d(self.filtering, extras.rows)
             if self.masks_alone:
                 self.masked = self.on_device(np.setdiff1d(extras.rows, both))
                 self.masked_filtered = self.on_device(both)
