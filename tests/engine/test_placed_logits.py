@@ -63,12 +63,12 @@ def test_products_go_to_their_places(kind: str, rows: int) -> None:
     assert [one.met for one in ranks] == [1] * 4
 
 
-@pytest.mark.parametrize("total", [*range(1, 400), 32_000, 128_256, 151_936, 151_937, 151_952])
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_all_ranks_find_the_same_of_a_vocabulary(total: int, size: int) -> None:
-    parts = [Axis(rank, size).padded_part(total, 8) for rank in range(size)]
-    found = {aligned_share(total, 2, held, rank, size) for rank, (_, held) in enumerate(parts)}
-    assert found == {all(held.stop - held.start == room for room, held in parts)}
+def test_all_ranks_find_the_same_of_a_vocabulary(size: int) -> None:
+    for total in (*range(1, 400), 32_000, 128_256, 151_936, 151_937, 151_952):
+        parts = [Axis(rank, size).padded_part(total, 8) for rank in range(size)]
+        found = {aligned_share(total, 2, held, rank, size) for rank, (_, held) in enumerate(parts)}
+        assert found == {all(held.stop - held.start == room for room, held in parts)}, total
 
 
 def test_shares_begin_at_multiples_of_16_bytes() -> None:
