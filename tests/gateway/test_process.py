@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import http.client
 import json
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,6 +100,36 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
         assert time.monotonic() < deadline
     engine.does.step_seconds = 0.001
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    assert gateway.process.wait(60) == 0
+
+
+def asking(port: int, asked: threading.Event) -> str:
+    """Ask over one connection until an answer says that it is the last; tell how it ended."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.connect()
+    connection.auto_open = 0  # type: ignore[assignment]
+    try:
+        while True:
+            connection.request("GET", "/v1/models")
+            response = connection.getresponse()
+            response.read()
+            if response.getheader("connection") == "close":
+                return "told"
+            asked.set()
+            time.sleep(random.uniform(0, 0.02))
+    except (OSError, http.client.HTTPException) as error:
+        return f"lost a request: {error!r}"
+
+
+def test_sigterm_loses_no_request_over_a_kept_connection(scripted: Any, start: Any) -> None:
+    gateway = start(engine=[scripted().endpoint])
+    gateway.wait_ready()
+    asked = [threading.Event() for _ in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+        ends = [pool.submit(asking, gateway.port, one) for one in asked]
+        assert all(one.wait(60) for one in asked)
+        gateway.process.send_signal(signal.SIGTERM)
+        assert {end.result(60) for end in ends} == {"told"}
     assert gateway.process.wait(60) == 0
 
 

@@ -17,7 +17,7 @@ from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.beat import answer_pings
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.processes import serve_all
-from mizzen.gateway.protocol import BoundedProtocol
+from mizzen.gateway.protocol import BoundedProtocol, PatientProtocol
 from mizzen.gateway.service import Gateway
 from mizzen.gateway.tenants.tls import ServerTls
 from mizzen.wire.log import set_up_logging
@@ -80,7 +80,7 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     api_socket, admin_socket = sockets
     await gateway.start()
     last = int(config.drain_timeout_seconds) + LAST_SECONDS
-    api = new_server(create_app(config, gateway), last, tls)
+    api = new_server(create_app(config, gateway), last, tls, PatientProtocol)
     admin = new_server(create_admin_app(gateway), 1)
     tasks = [
         asyncio.create_task(api.serve([api_socket])),
@@ -130,17 +130,25 @@ async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], agai
         return_when=asyncio.FIRST_COMPLETED,
     )
     hurry.cancel()
+    for connection in list(api.server_state.connections):
+        if isinstance(connection, BoundedProtocol):
+            connection.hurry()
     await gateway.close()
     await asyncio.wait((serving,), timeout=LAST_SECONDS)
     api.force_exit = True  # a client that takes nothing keeps its connection, and would keep the process
 
 
-def new_server(app: ASGIApp, shutdown_seconds: int, tls: ServerTls | None = None) -> Server:
+def new_server(
+    app: ASGIApp,
+    shutdown_seconds: int,
+    tls: ServerTls | None = None,
+    http: type[BoundedProtocol] = BoundedProtocol,
+) -> Server:
     """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
     return Server(
         uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=http,
             loop="none",
             ws="none",
             lifespan="on",

@@ -1,6 +1,7 @@
 """HTTP/1.1 connections with bounds that uvicorn has not: of heads, and of clients that take no answer.
 
 They speak nothing but HTTP/1.1, whatever a client would rather, and tell a request that its client has left.
+When the server ends they lose no request that is on its way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ HEAD_SECONDS = 20.0
 """A connection that has begun no request, or not ended its head, for this long is closed."""
 UNTAKEN_SECONDS = 60.0
 """A connection whose client takes nothing of what waits for it for this long is cut off."""
+LEAVING_SECONDS = 1.0
+"""So long an idle connection is open yet when the server ends: a request may be on its way over it."""
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
@@ -59,6 +62,10 @@ class BoundedProtocol(HttpToolsProtocol):
     it would keep the connection and the answer, however large that is.
     """
 
+    leaving_seconds = 0.0
+    """As `LEAVING_SECONDS`."""
+    _leaves = False
+    """The server ends."""
     _bare_bytes = 0
     """What came since the last of a body: of a head, or of what is around chunks."""
     _in_head = True
@@ -87,8 +94,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse what came; refuse a head that grows too large, and trailers that do."""
         if self.transport.is_closing():
             return
-        idle = self._deadline is None and (self.cycle is None or self.cycle.response_complete)
-        if idle:  # after an answer: the time for keep-alive ends with the first byte
+        if (
+            self._deadline is None and self._idle
+        ):  # after an answer: the time for keep-alive ends with the first byte
             self._await_head()
         self._bare_bytes += len(data)
         self._unset_keepalive_if_required()
@@ -115,6 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_is_here()
         super().on_headers_complete()
         self.cycle.scope[OUTPUT] = Output(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+        if self._leaves:
+            self.cycle.keep_alive = False
         if len(self.pipeline) == 1:  # while nothing is read, nobody sees that the client leaves
             self.flow.resume_reading()
 
@@ -144,11 +154,46 @@ class BoundedProtocol(HttpToolsProtocol):
         """Expect the next request, or close; an answer that nobody takes is not waited for."""
         super().on_response_complete()
         self._closes()
+        if self._leaves and self._idle:
+            self._leave_soon()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that was idle."""
         super().timeout_keep_alive_handler()
         self._closes()
+
+    def shutdown(self) -> None:
+        """Answer what is under way or on its way; answers that begin from now on say that they are the last.
+
+        To close an idle connection, or one behind an answer that did not say so, loses a request that its
+        client has just sent (RFC 9112, 9.6); most clients send another within moments, and are told so.
+        """
+        self._leaves = True
+        if self._idle:
+            self._leave_soon()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def hurry(self) -> None:
+        """Wait no longer for requests that may be on their way."""
+        self.leaving_seconds = 0.0
+        if self._idle:
+            self._leave()
+
+    def _leave_soon(self) -> None:
+        if self.leaving_seconds:
+            self.loop.call_later(self.leaving_seconds, self._leave)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._idle and not (self._in_head and self._bare_bytes):
+            self.transport.close()
+            self._closes()
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -206,8 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._head_is_here()
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if self._in_head and not busy:  # no request gets two answers, and none is mixed with another
+        if self._in_head and self._idle:  # no request gets two answers, and none is mixed with another
             self.transport.write(TOO_LARGE)
         self.transport.close()
         self._closes()
@@ -222,6 +266,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._deadline = None
-        if self.cycle is None or self.cycle.response_complete:
+        if self._idle:
             self.transport.close()
             self._closes()
+
+
+class PatientProtocol(BoundedProtocol):
+    """Connections over which requests come that must not be lost."""
+
+    leaving_seconds = LEAVING_SECONDS
