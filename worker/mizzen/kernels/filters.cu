@@ -17,7 +17,6 @@ typedef unsigned long long u64;
 #define ALL 0xffffffffu
 #define NOTHING -1.0f
 #define LOWEST __int_as_float(0xff800000)
-#define EACH 4                                 // tokens that a thread has at once; SHARE is a multiple
 #define OUTPUT ((1 << 30) - 1)                 // bits of a count that are the output's; see mizzen.engine.asks.PROMPT
 
 struct Totals {

@@ -8,22 +8,20 @@ it.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Protocol
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, allow_shared, compiled, launch, source
+from mizzen.kernels.launch import hopper
+from mizzen.kernels.nvrtc import compiled, launch, runs, source
 from mizzen.kernels.sampling import Processing
-
-log = logging.getLogger(__name__)
 
 SOURCE = source("filters")
 PARTS = 8
 """Blocks that share a row."""
 THREADS = 512
 EACH = 4
-"""Tokens that a thread has at once."""
+"""Tokens that a thread has at once, those of a `float4`."""
 LARGEST = 400_000
 """Tokens of a vocabulary at most: a block keeps its part's weights in shared memory."""
 LOGITS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -62,7 +60,7 @@ def definitions(vocab: int, dtype: torch.dtype) -> tuple[tuple[str, int], ...]:
     """Return what the kernel is compiled with."""
     share = -(-vocab // (PARTS * EACH)) * EACH
     shape = (("LOGITS", LOGITS[dtype]), ("VOCAB", vocab), ("WORDS", -(-vocab // 32)))
-    return (*shape, ("PARTS", PARTS), ("SHARE", share), ("THREADS", THREADS))
+    return (*shape, ("PARTS", PARTS), ("SHARE", share), ("THREADS", THREADS), ("EACH", EACH))
 
 
 def shared_bytes(defines: tuple[tuple[str, int], ...]) -> int:
@@ -77,17 +75,11 @@ def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
     False where device, precision or vocabulary are others, or (with a warning) where kernels cannot be
     compiled.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
-        return False
-    if dtype not in LOGITS or vocab > LARGEST:
+    if not hopper(device) or dtype not in LOGITS or vocab > LARGEST:
         return False
     defines = definitions(vocab, dtype)
-    try:
-        allow_shared(compiled(SOURCE, "filters", defines, device.index or 0), shared_bytes(defines))
-    except (ImportError, CompileError) as error:
-        log.warning("top k, top p and min p sort the vocabulary, which is slower: %s", error)
-        return False
-    return True
+    otherwise = "top k, top p and min p sort the vocabulary"
+    return runs(SOURCE, "filters", defines, device, otherwise, shared=shared_bytes(defines))
 
 
 def draw_filtered(

@@ -10,14 +10,12 @@ for each length of a row.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
-
-log = logging.getLogger(__name__)
+from mizzen.kernels.launch import hopper
+from mizzen.kernels.nvrtc import compiled, launch, runs, source
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -69,17 +67,12 @@ def serves(weight: torch.Tensor, *, gate: bool = False) -> bool:
     False where the device or the precision is another, or (with a warning) where it cannot be compiled.
     """
     columns = weight.shape[1]
-    if weight.device.type != "cuda" or weight.dtype != torch.bfloat16 or columns % 8:
+    if not hopper(weight.device) or weight.dtype != torch.bfloat16:
         return False
-    if torch.cuda.get_device_capability(weight.device)[0] < 9 or columns > longest_row(gate):
+    if columns % 8 or columns > longest_row(gate):
         return False
-    try:
-        defines = definitions(columns, gate=False, norm=False, add=False)
-        compiled(SOURCE, "gemv", defines, weight.device.index or 0)
-    except (ImportError, CompileError) as error:
-        log.warning("decodes of one request use general matrix products, which is slower: %s", error)
-        return False
-    return True
+    defines = definitions(columns, gate=False, norm=False, add=False)
+    return runs(SOURCE, "gemv", defines, weight.device, "decodes of one request use general matrix products")
 
 
 def gemv(

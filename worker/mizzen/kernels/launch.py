@@ -9,7 +9,8 @@ import torch
 
 
 @functools.cache
-def _hopper(device: torch.device) -> bool:
+def hopper(device: torch.device) -> bool:
+    """Tell whether a device is a GPU of the generation that kernels of ours are for, or a later one."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -19,4 +20,4 @@ def overlapped(x: torch.Tensor) -> dict[str, Any]:
     Programmatic dependent launch: the kernel gets PDL=True, and has to wait before it reads or writes what
     others write.
     """
-    return {"PDL": True, "launch_pdl": True} if _hopper(x.device) else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if hopper(x.device) else {"PDL": False}

@@ -6,12 +6,15 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 class CompileError(RuntimeError):
@@ -118,6 +121,28 @@ def allow_shared(function: Any, shared: int) -> None:
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     checked((*driver.cuFuncSetAttribute(function, attribute, shared), None), "asking for shared memory")
+
+
+def runs(
+    source: str,
+    name: str,
+    defines: tuple[tuple[str, int], ...],
+    device: torch.device,
+    otherwise: str,
+    shared: int = 0,
+) -> bool:
+    """Compile a kernel; False, with a warning of what is done `otherwise`, where it cannot be used here.
+
+    `shared` is what a block of it has besides what the kernel declares, in bytes.
+    """
+    try:
+        function = compiled(source, name, defines, device.index or 0)
+        if shared:
+            allow_shared(function, shared)
+    except (ImportError, CompileError) as error:
+        log.warning("%s, which is slower: %s", otherwise, error)
+        return False
+    return True
 
 
 @functools.lru_cache(1024)

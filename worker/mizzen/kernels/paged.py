@@ -13,14 +13,11 @@ two tokens are interleaved in registers, which is also where 8-bit floats become
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
-from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
+from mizzen.kernels.launch import hopper
+from mizzen.kernels.nvrtc import compiled, launch, runs, source
 from mizzen.kernels.split import LOG2E, Cache, Projections, Tiling, Workspace
-
-log = logging.getLogger(__name__)
 
 SIZES = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
 """Heads that the kernel serves, by the precision of the cache."""
@@ -44,18 +41,11 @@ def serves(cache: torch.Tensor, group: int) -> bool:
     False where device, precision or shape are others, or (with a warning) where kernels cannot be compiled.
     Queries and outputs are bfloat16.
     """
-    if cache.device.type != "cuda" or torch.cuda.get_device_capability(cache.device)[0] < 9:
-        return False
     kv_heads, size = cache.shape[1:]
-    if size not in SIZES.get(cache.dtype, ()) or group > GROUPS:
+    if not hopper(cache.device) or size not in SIZES.get(cache.dtype, ()) or group > GROUPS:
         return False
-    try:
-        defines = definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, projected=True)
-        compiled(SOURCE, "paged", defines, cache.device.index or 0)
-    except (ImportError, CompileError) as error:
-        log.warning("attention runs by Triton, which is slower: %s", error)
-        return False
-    return True
+    defines = definitions(size, group, kv_heads, 16, None, 4, cache.dtype, norm=True, projected=True)
+    return runs(SOURCE, "paged", defines, cache.device, "attention runs by Triton")
 
 
 def definitions(

@@ -14,7 +14,7 @@ import torch
 
 from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
 
-SOURCE = source("reduce")
+SOURCE = source("peer") + source("reduce")
 VECTOR = 8
 """Numbers of bfloat16 in what a thread moves at once."""
 MOST_THREADS = 1024

@@ -5,16 +5,6 @@
 // two halves of the memory, and they are counted where they are used. Data goes one way here: a half may be
 // written again because an all-reduce of the layers, which waits for everybody, lies between two calls.
 
-__device__ __forceinline__ uint4 load(const uint4* at) {
-    uint4 v;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store(uint4* at, uint4 v) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
-        :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 __device__ __forceinline__ uint4 arrived(const uint4* at, unsigned call) {
     uint4 v;
     do { v = load(at); } while (v.y != call || v.w != call);
@@ -73,15 +63,6 @@ lookup(const unsigned long long* peers, unsigned* calls, const long long* ids, c
     }
     __syncthreads();
     if (threadIdx.x == 0) calls[row] = call;
-}
-
-__device__ __forceinline__ void release(unsigned* at, unsigned value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
-}
-__device__ __forceinline__ unsigned acquire(const unsigned* at) {
-    unsigned value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value;
 }
 
 // Rank 0 waits until all others are here: what they wrote to its memory ahead of this is then there. calls [1],

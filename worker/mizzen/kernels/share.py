@@ -11,7 +11,7 @@ import torch
 
 from mizzen.kernels.nvrtc import CompileError, compiled, launch, source
 
-SOURCE = source("share")
+SOURCE = source("peer") + source("share")
 TOKEN_THREADS = 256
 VECTOR_BYTES = 16
 MOST_THREADS = 512

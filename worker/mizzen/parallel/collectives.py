@@ -85,7 +85,22 @@ class Collectives(Protocol):
         ...
 
 
-class Alone:
+class Roomless:
+    """What ranks do that reach no memory of one another."""
+
+    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate memory that no other rank reaches."""
+        return torch.empty((rows, columns), dtype=dtype, device=device)
+
+    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
+        """Return None: there is none."""
+        return None
+
+    def meet(self) -> None:
+        """Do nothing."""
+
+
+class Alone(Roomless):
     """One rank: there is nobody to exchange anything with."""
 
     rank = 0
@@ -105,17 +120,6 @@ class Alone:
         """Return x, or `out` with its values."""
         return x if out is None else out.copy_(x)
 
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate memory that no other rank reaches."""
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return None: there is none."""
-        return None
-
-    def meet(self) -> None:
-        """Do nothing."""
-
     def broadcast(self, x: torch.Tensor) -> None:
         """Do nothing."""
 
@@ -130,7 +134,7 @@ class Alone:
 ALONE = Alone()
 
 
-class GlooCollectives:
+class GlooCollectives(Roomless):
     """The operations on the CPU, by gloo."""
 
     def __init__(self, group: Any) -> None:
@@ -155,17 +159,6 @@ class GlooCollectives:
         blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
         self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
         return side_by_side(blocks, total, out)
-
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate memory that no other rank reaches."""
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return None: there is none."""
-        return None
-
-    def meet(self) -> None:
-        """Do nothing."""
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mizzen.parallel.collectives import side_by_side
+from mizzen.parallel.collectives import Roomless, side_by_side
 from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, agreed, everywhere, make_peer_memory
 from mizzen.parallel.rooms import Rooms, make_rooms
 from mizzen.parallel.shares import LOOKUP_ROOM, TOKEN_ROOM, make_lookup, make_tokens
@@ -112,7 +112,7 @@ class FusedNorm:
         return None
 
 
-class NcclCollectives:
+class NcclCollectives(Roomless):
     """The operations by NCCL."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -141,17 +141,6 @@ class NcclCollectives:
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""
         dist.broadcast(x, src=0, group=self.group)
-
-    def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate memory that no other rank reaches."""
-        return torch.empty((rows, columns), dtype=dtype, device=device)
-
-    def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
-        """Return None: there is none."""
-        return None
-
-    def meet(self) -> None:
-        """Do nothing."""
 
     def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Return None: there is no such operation."""
