@@ -6,7 +6,6 @@ fewest bytes from four ranks on. All of it may be captured in graphs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,9 @@ import torch
 import torch.distributed as dist
 
 from mizzen.parallel.collectives import Roomless, side_by_side
-from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, agreed, everywhere, make_peer_memory
+from mizzen.parallel.peers import ALIGNMENT, LARGEST, PeerMemory, agreed, make_peer_memory
 from mizzen.parallel.rooms import Rooms, make_rooms
 from mizzen.parallel.shares import LOOKUP_ROOM, TOKEN_ROOM, make_lookup, make_tokens
-
-log = logging.getLogger(__name__)
 
 # Newer releases of PyTorch call it otherwise.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -86,21 +83,18 @@ class FusedNorm:
         """Allocate what it goes through; all ranks do so together."""
         from mizzen.kernels.reduce import ReduceNorm, Way, region_bytes
 
-        self.kernels: list[ReduceNorm] = []
-        self.regions: list[torch.Tensor] = []
         ranks, rank = memory.group.size(), memory.group.rank()
         ways: tuple[tuple[int, Way], ...] = (
             (sizes.push, "push"),
             (sizes.fused, "read"),
             (sizes.shared, "shared"),
         )
-        for size, way in ways:
-            room = size // (2 * columns)
-            if not room:
-                continue
-            region, addresses = memory.region(region_bytes(columns, ranks, room, way))
-            self.regions.append(region)
-            self.kernels.append(ReduceNorm(addresses, columns, rank, room, memory.device, way))
+        rooms = [(size // (2 * columns), way) for size, way in ways if size // (2 * columns)]
+        self.regions = [memory.region(region_bytes(columns, ranks, room, way)) for room, way in rooms]
+        self.kernels = [
+            ReduceNorm(addresses, columns, rank, room, memory.device, way)
+            for (room, way), (_, addresses) in zip(rooms, self.regions, strict=True)
+        ]
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -165,7 +159,7 @@ class DeviceCollectives(NcclCollectives):
         self.norms: dict[int, FusedNorm | None] = {}
         """By length of a row; None where it is not served here."""
         self.shared: dict[str, Any] = {}
-        """What goes over peer memory, by what it shares; None where that is not served here."""
+        """What else goes over peer memory, by what it shares; None where that is not served here."""
 
     def serves(self, x: torch.Tensor) -> bool:
         """Tell whether x goes over peer memory."""
@@ -239,7 +233,7 @@ class DeviceCollectives(NcclCollectives):
         if name not in self.shared:
             if torch.cuda.is_current_stream_capturing():
                 return None  # peer memory cannot be allocated now
-            self.shared[name] = agreed(self.peers, f"peer memory does not share {name}", make)
+            self.shared[name] = make(self.peers)
         return self.shared[name]
 
     def close(self) -> None:
@@ -250,13 +244,13 @@ class DeviceCollectives(NcclCollectives):
 
 
 def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
-    """Make the fused kernels for a length of rows and try them; None, with a warning, where they fail."""
-    what = "all-reduce is not fused with norms"
-    made = agreed(memory, what, lambda memory: FusedNorm(memory, columns, sizes))
-    if made is None or everywhere(norms_agree(made, memory, columns), memory.group, memory.device):
-        return made
-    log.warning("%s: the kernels' sums are wrong here", what)
-    return None
+    """Make the fused kernels for a length of rows, and try them; None, with a warning, without them."""
+    return agreed(
+        memory,
+        "all-reduce is not fused with norms",
+        lambda memory: FusedNorm(memory, columns, sizes),
+        lambda made: norms_agree(made, memory, columns),
+    )
 
 
 def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:

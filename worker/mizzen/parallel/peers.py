@@ -120,19 +120,29 @@ def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bo
     return bool(flag.item())
 
 
-def agreed(memory: PeerMemory, what: str, make: Callable[[PeerMemory], Made]) -> Made | None:
-    """Make something that goes over peer memory on all ranks; None, with a warning, where one cannot.
+def agreed(
+    memory: PeerMemory,
+    what: str,
+    make: Callable[[PeerMemory], Made],
+    right: Callable[[Made], bool] | None = None,
+) -> Made | None:
+    """Make something that goes over peer memory on all ranks, and try it; None, with a warning, without it.
 
-    `make` raises where it cannot be made or, once tried, is wrong.
+    It is done without where one rank cannot make it or finds it wrong. Ranks stay in step because `make`
+    allocates before it does what may fail on one rank alone, such as to compile, and `right`, which is called
+    only where all have it, does the same on every rank whatever it finds: the others wait for each part.
     """
     made, fault = None, ""
     try:
         made = make(memory)
     except Exception as error:  # of many kinds: compilers and drivers have their own
         fault = f"{type(error).__name__}: {error}"
-    if everywhere(made is not None, memory.group, memory.device):
+    if not everywhere(made is not None, memory.group, memory.device) or made is None:
+        log.warning("%s: %s", what, fault or "another rank cannot")
+        return None
+    if right is None or everywhere(right(made), memory.group, memory.device):
         return made
-    log.warning("%s: %s", what, fault or "another rank cannot")
+    log.warning("%s: it was tried, and what came was wrong", what)
     return None
 
 
