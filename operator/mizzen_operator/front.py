@@ -15,7 +15,7 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.failure import rejection
-from mizzen_operator.keys import due
+from mizzen_operator.keys import change_secret, due
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets
 from mizzen_operator.memory import stamp
@@ -220,10 +220,10 @@ class SharedGateways:
             else:
                 live = await self._kube.get(ref) or manifest
         require_shared(live)
-        if "resourceVersion" in live["metadata"]:
-            live = await self._change(ref, live, owners_patch(live, front))
+        if "resourceVersion" in live["metadata"] and (patch := owners_patch(live, front)) is not None:
+            live = await change_secret(self._kube, self._metrics, live, patch)
         try:
-            live = await self._rotated(ref, live, memory, sharing)
+            live = await self._rotated(live, memory, sharing)
             memory.public, memory.token = public_keys(live, labels.GATEWAY), read(live, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
@@ -231,7 +231,7 @@ class SharedGateways:
         memory.frozen = bool(live.get("immutable"))
 
     async def _rotated(
-        self, ref: Ref, live: Mapping[str, Any], memory: _Namespace, sharing: Sharing
+        self, live: Mapping[str, Any], memory: _Namespace, sharing: Sharing
     ) -> Mapping[str, Any]:
         """Begin or end a rotation of the gateway's own keys where it is time to; the Secret as it is then."""
         if live.get("immutable"):
@@ -239,23 +239,14 @@ class SharedGateways:
         if rotating(live):
             newest = public_keys(live, labels.GATEWAY)[-1]
             if all(memory.confirmed.get(one.uid) == newest for one in sharing.services):
-                return await self._change(ref, live, finish(live))
+                return await change_secret(self._kube, self._metrics, live, finish(live))
             return live
         wish, now = sharing.first.rotate_keys, datetime.now(UTC)
         obeyed, days = annotation(live, labels.ROTATE_KEYS), self._config.rotate_keys_days
         if due(wish, obeyed, made(live), days, now):
-            return await self._change(ref, live, begin(live, fresh_shared_keys(), wish, stamp(now)))
+            patch = begin(live, fresh_shared_keys(), wish, stamp(now))
+            return await change_secret(self._kube, self._metrics, live, patch)
         return live
-
-    async def _change(
-        self, ref: Ref, secret: Mapping[str, Any], patch: dict[str, Any] | None
-    ) -> Mapping[str, Any]:
-        """Change a Secret that is still as it was read; the Secret as it is then."""
-        if patch is None:
-            return secret
-        self._metrics.actions.labels("PatchSecret").inc()
-        await self._kube.patch(ref, patch)
-        return await self._kube.get(ref) or secret
 
     async def _engine_key(self, service: InferenceService) -> EngineKeys | None:
         """The public keys of a service's engines; None before the service has them."""

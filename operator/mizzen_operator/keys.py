@@ -95,13 +95,14 @@ class KeyKeeper:
                 frozen = await self._frozen(service)
                 if not frozen:
                     given, now = render.fresh(shared=service.shared), stamp(datetime.now(UTC))
-                    root = await self._change(root, render.begin(root, given, service.rotate_keys, now))
+                    patch = render.begin(root, given, service.rotate_keys, now)
+                    root = await change_secret(self._kube, self._metrics, root, patch)
                 keys = _keys(root, shared, frozen)
             for manifest in _mounted(service, root, shared):
                 live = await self._secret(service, manifest)
                 patch = render.corrected(live, manifest, root)
                 if patch is not None:
-                    await self._change(live, patch)
+                    await change_secret(self._kube, self._metrics, live, patch)
             return keys
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
@@ -115,15 +116,7 @@ class KeyKeeper:
         """
         root = await self._root(service)
         if render.rotating(root):
-            await self._change(root, render.finish(root))
-
-    async def _change(self, secret: Mapping[str, Any], patch: dict[str, Any]) -> Mapping[str, Any]:
-        """Change a Secret that is still as it was read."""
-        meta = secret["metadata"]
-        self._metrics.actions.labels("PatchSecret").inc()
-        ref = Ref("Secret", meta["namespace"], meta["name"])
-        await self._kube.patch(ref, patch)
-        return await self._kube.get(ref) or render.applied(secret, patch)
+            await change_secret(self._kube, self._metrics, root, render.finish(root))
 
     async def _frozen(self, service: InferenceService) -> str:
         """A Secret of the service that an older release made immutable; kubelet would not follow it."""
@@ -178,6 +171,21 @@ class KeyKeeper:
         """Note the age of the keys in the Secret that a service's others follow from."""
         if secret["metadata"]["name"] == labels.root_keys(service.name):
             self._metrics.fleet.keys_made(Key(service.namespace, service.name), render.made(secret))
+
+
+async def change_secret(
+    kube: Kube, metrics: Metrics, secret: Mapping[str, Any], patch: dict[str, Any]
+) -> Mapping[str, Any]:
+    """Change a Secret that is still as it was read; the Secret as it is then.
+
+    Raises:
+        KubeError: the API server failed, or somebody else changed the Secret at the same time.
+    """
+    meta = secret["metadata"]
+    metrics.actions.labels("PatchSecret").inc()
+    ref = Ref("Secret", meta["namespace"], meta["name"])
+    await kube.patch(ref, patch)
+    return await kube.get(ref) or render.applied(secret, patch)
 
 
 def rotation(keys: Keys, groups: Sequence[Group], heard: Acknowledgements) -> Rotation:

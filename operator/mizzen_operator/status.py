@@ -12,11 +12,10 @@ from mizzen_operator.conditions import conditions
 from mizzen_operator.facts import Facts
 from mizzen_operator.groups import Group
 from mizzen_operator.memory import stamp
-from mizzen_operator.rollout import VERIFICATION
+from mizzen_operator.rollout import MAX_MESSAGE, VERIFICATION
 from mizzen_operator.serving import Condition
 
 MAX_GROUPS = 64
-MAX_MESSAGE = 1024
 MAX_SCALES = 8
 """Changes of spec.replicas by the operator that are told."""
 

@@ -76,10 +76,10 @@ def finish(root: Mapping[str, Any]) -> dict[str, Any]:
 
 def applied(secret: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """A Secret as one of these patches leaves it, but for its version."""
-    meta = dict(secret["metadata"])
-    notes = {**meta.get("annotations", {}), **patch["metadata"]["annotations"]}
+    meta = {**secret["metadata"], **patch["metadata"]}
+    notes = {**secret["metadata"].get("annotations", {}), **patch["metadata"].get("annotations", {})}
     meta["annotations"] = {key: value for key, value in notes.items() if value is not None}
-    data = {**data_of(secret), **patch["data"]}
+    data = {**data_of(secret), **patch.get("data", {})}
     data = {key: value for key, value in data.items() if value is not None}
     return {**secret, "metadata": meta, "data": data}
 
