@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from world import World, request
 from mizzen.core import policies, preempt, scheduler
 from mizzen.core.policies import PATIENCE, POLICIES, WINDOW
 from mizzen.core.queue import WaitingQueue
+from mizzen.core.radix import Known
 from mizzen.core.request import FinishReason, Request
 from mizzen.core.sequence import Sequence
 
@@ -107,6 +109,58 @@ def test_a_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None
     assert rid > patience - 5
 
 
+def first_tokens(here: World, arrivals: dict[int, list[Request]], steps: int = 400) -> dict[int, int]:
+    """Return the step that gave each request its first token; `arrivals` are by the step before them."""
+    first: dict[int, int] = {}
+    for turn in range(steps):
+        for asked in arrivals.pop(turn, ()):
+            here.arrive(asked)
+        step(here, 1)
+        for rid, tokens in here.output.items():
+            if tokens:
+                first.setdefault(rid, turn)
+    here.drain()
+    return first
+
+
+def test_a_high_priority_does_not_wait_for_the_prompt_of_a_low_one() -> None:
+    here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=4)
+    low = request(1, prompt(300, 1), ignore_eos=True, max_tokens=3)
+    high = request(2, prompt(9, 2), ignore_eos=True, max_tokens=3, priority=1)
+    first = first_tokens(here, {0: [low], 6: [high]})
+    assert first[2] < 6 + 12 < 60 < first[1]
+
+
+def test_prompts_that_run_are_overtaken_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 40
+    monkeypatch.setattr(policies, "PATIENCE", patience)
+    here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=4)
+    here.arrive(request(1, prompt(100, 1), ignore_eos=True, max_tokens=3))
+    step(here, 4)
+    rid = 1
+    while not here.output[1]:
+        if len(here.scheduler.admission.queue) < 3:
+            rid += 1
+            here.arrive(request(rid, prompt(8, rid % 7 + 20), max_tokens=2, ignore_eos=True, priority=1))
+        step(here, 1)
+        assert rid < patience + 60, "it is overtaken for ever"
+    assert rid > patience
+    here.drain()
+
+
+def test_nobody_leaves_for_one_who_waits_for_prompts_all_the_same() -> None:
+    here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=2)
+    here.arrive(request(1, prompt(4, 1), ignore_eos=True, max_tokens=200))
+    step(here, 4)
+    here.arrive(request(2, prompt(200, 2), ignore_eos=True, max_tokens=3, priority=2))
+    step(here, 4)
+    here.arrive(request(3, prompt(4, 3), ignore_eos=True, max_tokens=3, priority=1))
+    step(here, 30)
+    assert running(here) == {1, 2}  # the prompt of 2 takes all that 3 could get
+    here.drain()
+    assert list(here.finished)[:2] == [2, 3]
+
+
 def make(serial: int, priority: int) -> Sequence:
     asked = Request(rid=serial, prompt=np.array([1], np.int32), sampling=request(0, [1]).sampling)
     sequence = Sequence(asked, serial, 9, frozenset(), 0)
@@ -115,11 +169,8 @@ def make(serial: int, priority: int) -> Sequence:
 
 
 class Nothing:
-    def pages(self, waiting: Sequence) -> int:
-        return 0
-
-    def path(self, waiting: Sequence) -> list[int]:
-        return []
+    def known(self, waiting: Sequence) -> Known:
+        return Known(None, None, 0)
 
 
 @given(priorities=st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=40))
@@ -152,18 +203,24 @@ def test_a_high_priority_is_found_behind_a_long_queue() -> None:
     assert len(set(urgent)) == len(urgent)
 
 
+class Path:
+    """What is cached of a request."""
+
+    def __init__(self, nodes: str) -> None:
+        self.nodes, self.pages = nodes, len(nodes)
+
+    def path(self) -> list[str]:
+        return [self.nodes[:end] for end in range(len(self.nodes) + 1)]
+
+
 class Paths:
     """Requests below nodes of a made-up tree: each prompt is its path."""
 
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
 
-    def pages(self, waiting: Sequence) -> int:
-        return len(self.paths[waiting.serial])
-
-    def path(self, waiting: Sequence) -> list[str]:
-        path = self.paths[waiting.serial]
-        return [path[:end] for end in range(len(path) + 1)]
+    def known(self, waiting: Sequence) -> Path:
+        return Path(self.paths[waiting.serial])
 
 
 def test_the_heaviest_branches_go_first_and_stay_together() -> None:
@@ -269,3 +326,11 @@ def test_prefixes_of_a_high_priority_stay_in_the_cache() -> None:
         here.drain()
         cached[eviction] = here.finished[9].cached_tokens
     assert cached == {"lru": 0, "priority": 36}
+
+
+def test_many_ranks_cost_no_more_than_few() -> None:
+    queue, started = WaitingQueue(POLICIES["priority"], 100_000), time.perf_counter()
+    for serial in range(20_000):
+        queue.add(make(serial, serial * 7919 % 20_000))
+    assert time.perf_counter() - started < 5  # it was 80 s when each new rank put all in order
+    assert [one.rank for one in queue] == list(range(19_999, -1, -1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -34,6 +36,18 @@ class TreeMachine(RuleBasedStateMachine):
         self.locks: list[tuple[Node, Key]] = []
         self.names: set[int] = set()
         self.next_page = 0
+        self.looks: list[tuple[bytes, int, bytes, Node | None]] = []
+
+    @invariant()
+    def a_look_goes_on_from_the_one_before(self) -> None:
+        for index, (data, pages, salt, known) in enumerate(self.looks):
+            found = self.tree.look(data, pages, salt)
+            assert self.tree.look(data, pages, salt, known) == found
+            path = found.path()
+            assert all(below.parent is above for above, below in pairwise(path))
+            assert not path or path[-1] is (found.part or found.whole)
+            if index % 2:
+                self.looks[index] = (data, pages, salt, found.whole)
 
     @rule(
         words=st.lists(st.integers(0, 2), min_size=1, max_size=20),
@@ -46,7 +60,9 @@ class TreeMachine(RuleBasedStateMachine):
         pages = len(tokens) // self.size
         tokens = tokens[: pages * self.size]
         data = tokens.tobytes()
-        cached = self.tree.matched_pages(data, pages, salt)
+        found = self.tree.look(data, pages, salt)
+        cached = found.pages
+        self.looks.append((data, pages, salt, found.whole))
         node = self.tree.match(data, pages, salt)
         self.tree.lock(node)
         assert node.end == cached == self._cached(tokens, salt)

@@ -14,6 +14,7 @@ from world import END_TOKEN, World, request
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
 from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.policies import POLICIES
 from mizzen.core.request import FinishReason, Pooling
 from mizzen.core.sequence import Phase
 
@@ -68,6 +69,41 @@ def test_a_request_that_arrives_together_with_its_twin_uses_its_pages() -> None:
     here.drain()
     assert [here.finished[rid].cached_tokens for rid in (1, 2, 3)] == [0, 60, 60]
     assert sum(len(chunk.tokens) for plan in here.plans for chunk in plan.prefill) == 64 + 4 + 4
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_who_was_passed_over_for_a_twin_does_not_wait_behind_a_big_one(policy: str) -> None:
+    here = world(policy=policy, prefill_chunk_tokens=200, context_length=400)
+    here.arrive(request(1, prompt(60), ignore_eos=True, max_tokens=60))
+    here.arrive(request(2, prompt(60), ignore_eos=True, max_tokens=5))
+    here.arrive(request(3, prompt(80, 1), ignore_eos=True, max_tokens=60))
+    here.arrive(request(4, prompt(120, 2), ignore_eos=True, max_tokens=5))
+    for _ in range(8):
+        here.launch()
+        here.collect()
+    assert here.output[2] and here.output[3] and not here.output[4]
+    here.drain()
+
+
+def test_who_found_no_pages_is_looked_at_again_when_its_prefix_has_come_into_the_cache() -> None:
+    here = world(
+        policy="priority", pages_total=80, context_length=300, reserve_tokens=0, prefill_chunk_tokens=300
+    )
+    shared = prompt(140, 1)
+    here.arrive(request(1, prompt(80, 2), ignore_eos=True, max_tokens=80))  # 20 of 80 pages
+    here.arrive(request(2, prompt(60, 3), ignore_eos=True, max_tokens=6))  # 15
+    here.launch()
+    here.arrive(request(3, [*shared, *prompt(50, 4)], ignore_eos=True, max_tokens=3))  # 48, too many
+    here.launch()
+    here.arrive(request(4, shared, ignore_eos=True, max_tokens=60, priority=1))  # 35
+    turns = 0
+    while not here.output[3]:
+        if here.launch() is None or len(here.flying) >= here.config.steps_in_flight:
+            here.collect()
+        turns += 1
+        assert turns < 40, "it waits though its prefix is cached"
+    assert here.output[4] and 4 not in here.finished
+    here.drain()
 
 
 def test_output_is_cached_for_the_next_turn() -> None:

@@ -227,7 +227,8 @@ class World:
         for other in self.requests.values():
             if other.rid == asked.rid or other.salt != asked.salt:
                 continue
-            tokens = other.prompt.tolist() + self.output[other.rid]
+            own = len(other.prompt) - other.generated  # the output begins with what was generated elsewhere
+            tokens = other.prompt.tolist()[:own] + self.output[other.rid]
             shared = next((i for i, (a, b) in enumerate(zip(prompt, tokens, strict=False)) if a != b), None)
             most = max(most, min(len(prompt), len(tokens)) if shared is None else shared)
         return min(most, max(len(prompt) - 1, 0), len(prompt) - asked.generated)

@@ -141,3 +141,16 @@ def test_parameters_name_tokens_of_the_vocabulary(llm: LLM) -> None:
     with pytest.raises(ValueError, match="logit_bias holds 99999; token ids go from 0"):
         llm.generate(["a"], SamplingParams(logit_bias=((99999, 1.0),)))
     assert not llm.engine.busy
+
+
+def test_what_a_step_failed_of_is_told_then_and_ever_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(*given: object) -> None:
+        raise OSError("the device is gone")
+
+    with LLM(DEMO, device="cpu", threads=1, kv_cache_tokens=1024) as made:
+        monkeypatch.setattr(made.engine._loop._runner, "collect", collect)
+        with pytest.raises(RuntimeError, match=r"^step 1 failed: the device is gone"):
+            made.generate(["A pod"] * 3, GREEDY)
+        monkeypatch.undo()
+        with pytest.raises(RuntimeError, match="failed before: step 1 failed: the device is gone"):
+            made.generate(["A pod"], GREEDY)

@@ -268,8 +268,11 @@ def test_slots_that_ask_nothing_leave_nothing_behind() -> None:
     [
         ({"frequency_penalty": 2.1}, "frequency_penalty must be between -2 and 2, not 2.1"),
         ({"presence_penalty": float("nan")}, "presence_penalty must be between"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
-        ({"min_tokens": -1}, "min_tokens must be 0 or more"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 10, not 0"),
+        ({"min_tokens": -1}, "min_tokens must be between 0 and 2147483647, not -1"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty must be between 0.01 and 10, not 1e-39"),
+        ({"top_k": 2**31}, r"top_k must be between 0 \(off\) and 2147483647"),
+        ({"min_tokens": 2**63}, "min_tokens must be between 0 and 2147483647"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs must be between 0 and 20"),
         ({"logit_bias": ((3, 101.0),)}, "logit_bias must be between -100 and 100, not 101"),

@@ -266,7 +266,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "logprobs": True, "top_logprobs": 21}, "must be at most 20", "top_logprobs"),
     ({**CHAT, "presence_penalty": 2.5}, "presence_penalty must be at most 2", "presence_penalty"),
     ({**CHAT, "frequency_penalty": -3}, "frequency_penalty must be", "frequency_penalty"),
-    ({**CHAT, "repetition_penalty": 0}, "repetition_penalty must be above 0", "repetition_penalty"),
+    ({**CHAT, "repetition_penalty": 0}, "repetition_penalty must be at least 0.01", "repetition_penalty"),
     ({**CHAT, "logit_bias": {"x": 1}}, "no token id", "logit_bias"),
     ({**CHAT, "logit_bias": {"1": 101}}, "must be at most 100", "logit_bias"),
     ({**CHAT, "logit_bias": {str(i): 1 for i in range(1025)}}, "more than 1024", "logit_bias"),

@@ -15,6 +15,7 @@ import yaml
 from mizzen.cli import app
 from mizzen.commands.options import settings
 from mizzen.gateway.config import GatewayConfig
+from mizzen.models.registry import HEADLESS, READERS
 from mizzen.server.config import EngineConfig
 from mizzen_operator.api import InferenceService
 from mizzen_operator.parse import parse
@@ -290,3 +291,9 @@ def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
     worker = rank.Place("r1", 0, 0, "s-r1-0-0", rank=1)
     rendered = rank.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
+
+
+def test_the_guide_names_the_models_that_are_served() -> None:
+    section = (ROOT / "docs/models.md").read_text().split("## Which are served")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+ForCausalLM)`", section)) == set(READERS)
+    assert set(re.findall(r"`(\w+Model)`", section)) == set(HEADLESS)

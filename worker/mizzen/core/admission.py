@@ -7,7 +7,7 @@ from mizzen.core.draft import Draft
 from mizzen.core.memory import KvMemory
 from mizzen.core.policies import POLICIES
 from mizzen.core.queue import WaitingQueue
-from mizzen.core.radix import Node
+from mizzen.core.radix import Known, Node
 from mizzen.core.sequence import Phase, Sequence
 
 _SHARED_TOKENS = 32
@@ -23,19 +23,14 @@ class CachedPrefixes:
     def __init__(self, memory: KvMemory) -> None:
         self._memory = memory
 
-    def pages(self, waiting: Sequence) -> int:
-        """Return how many pages of a request are cached."""
+    def known(self, waiting: Sequence) -> Known:
+        """Return what the cache holds of a request; a look goes on from where the one before ended."""
         memory = self._memory
-        return memory.cache.matched_pages(
-            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt
+        found = memory.cache.look(
+            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt, waiting.known
         )
-
-    def path(self, waiting: Sequence) -> list[Node]:
-        """Return the nodes that hold these pages, from the root."""
-        memory = self._memory
-        return memory.cache.matched_path(
-            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt
-        )
+        waiting.known = found.whole
+        return found
 
 
 class Admission:
@@ -48,53 +43,61 @@ class Admission:
         self._prefixes = CachedPrefixes(memory)
         self.reserve = memory.columns(config.reserve_tokens)
         """Pages that are left for each running request."""
-        self._short: tuple[int, int, int] | None = None
-        """The queue's changes, the pages available and who ran when the first one last found no pages."""
+        self._short: tuple[tuple[int, int], int, int] | None = None
+        """Changes of queue and cache, the pages available and who ran when the first one last found none."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.columns(_SHARED_TOKENS)
 
-    def admit(self, draft: Draft, running: int) -> list[Sequence]:
+    def admit(self, draft: Draft, running: int, above: int | None = None) -> list[Sequence]:
         """Add starts and chunks of waiting requests to a draft; return the requests.
 
-        A request that has its next pages in common with a prompt that this step runs is passed over: a later
-        step finds them in the cache. One that finds no pages ends the round, so that it is not overtaken for
-        ever by smaller ones. While nobody can join, the queue is not put in order: that may take a look into
-        the cache for each.
+        With `above`, those of a higher rank alone, and who was overtaken too often. A request that has its
+        next pages in common with a prompt that this step runs is passed over: a later step finds them in the
+        cache. One that finds no pages ends the round, so that it is not overtaken for ever by smaller ones.
+        While nobody can join, the queue is not put in order: that may take a look into the cache for each.
+        Whether somebody can is not known where a round passed somebody over.
         """
         admitted: list[Sequence] = []
         if not draft.budget or not self._memory.free_slots or self._still_short(running):
             return admitted
         running_prompts = {self._behind(sequence, sequence.node) for sequence in draft.prefilled}
+        passed_over = False
         for sequence in self.queue.order(self.admissions, self._prefixes):
             if not draft.budget or not self._memory.free_slots:
                 break
-            reserve = self.reserve * (running + len(admitted))
-            if sequence.need + reserve > self._memory.available:
-                self._note_short(running + len(admitted))
+            if above is not None and sequence.rank <= above and not sequence.urgent:
                 break
+            reserve = self.reserve * (running + len(admitted))
             node = self._memory.match(sequence)
             behind = self._behind(sequence, node)
             if behind is not None and behind in running_prompts:
                 self._memory.cache.unlock(node)
+                passed_over = True
                 continue
             if not self._memory.seize(sequence, node, reserve):
                 self._memory.cache.unlock(node)
-                self._note_short(running + len(admitted))
+                if not passed_over:
+                    self._note_short(running + len(admitted))
                 break
             running_prompts.add(behind)
             self._start(sequence, draft)
             admitted.append(sequence)
         return admitted
 
+    @property
+    def _changes(self) -> tuple[int, int]:
+        """What moves whenever somebody joined or left the queue, or prefixes came into the cache."""
+        return self.queue.changes, self._memory.cache.additions
+
     def _note_short(self, running: int) -> None:
-        self._short = (self.queue.changes, self._memory.available, running)
+        self._short = (self._changes, self._memory.available, running)
 
     def _still_short(self, running: int) -> bool:
         """Tell whether the first one would find no more pages than the last time."""
         if self._short is None:
             return False
         changes, available, beside = self._short
-        return changes == self.queue.changes and self._memory.available <= available and running >= beside
+        return changes == self._changes and self._memory.available <= available and running >= beside
 
     def _start(self, sequence: Sequence, draft: Draft) -> None:
         self.queue.remove(sequence)

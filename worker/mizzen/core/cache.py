@@ -10,7 +10,7 @@ import numpy as np
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.eviction import STRATEGIES
 from mizzen.core.output import CacheEvents
-from mizzen.core.radix import Duplicate, Node, RadixTree
+from mizzen.core.radix import Duplicate, Known, Node, RadixTree
 from mizzen.core.request import Int32
 
 
@@ -18,10 +18,10 @@ class PrefixCache(Protocol):
     """See `RadixTree`, which documents each method."""
 
     evictable: int
+    additions: int
 
-    def match(self, data: bytes, limit: int, salt: bytes) -> Node: ...  # noqa: D102
-    def matched_pages(self, data: bytes, limit: int, salt: bytes) -> int: ...  # noqa: D102
-    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]: ...  # noqa: D102
+    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node: ...  # noqa: D102
+    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known: ...  # noqa: D102
     def fill(self, node: Node, row: Int32, priority: int = 0) -> None: ...  # noqa: D102
     def lock(self, node: Node) -> None: ...  # noqa: D102
     def unlock(self, node: Node) -> None: ...  # noqa: D102
@@ -39,20 +39,16 @@ class NoCache:
     """Matches nothing and keeps nothing."""
 
     def __init__(self) -> None:
-        self.evictable = 0
+        self.evictable = self.additions = 0
         self._root = Node(None, b"", np.empty(0, np.int32))
 
-    def match(self, data: bytes, limit: int, salt: bytes) -> Node:
+    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node:
         """Return the empty prefix."""
         return self._root
 
-    def matched_pages(self, data: bytes, limit: int, salt: bytes) -> int:
-        """Return 0."""
-        return 0
-
-    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]:
-        """Return no nodes."""
-        return []
+    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known:
+        """Return the empty prefix."""
+        return Known(self._root, None, 0)
 
     def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
         """Write nothing: the empty prefix has no pages."""

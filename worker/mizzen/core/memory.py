@@ -65,7 +65,9 @@ class KvMemory:
 
     def match(self, sequence: Sequence) -> Node:
         """Find and lock the longest cached prefix of a waiting request."""
-        node = self.cache.match(sequence.data_bytes(), self.matchable(sequence), sequence.request.salt)
+        node = self.cache.match(
+            sequence.data_bytes(), self.matchable(sequence), sequence.request.salt, sequence.known
+        )
         self.cache.lock(node)
         return node
 
@@ -76,8 +78,8 @@ class KvMemory:
         """
         known = len(sequence.tokens)
         columns = self.columns(known)
-        sequence.need = columns - node.end
-        pages = self.take(sequence.need) if sequence.need + reserve <= self.available else None
+        need = columns - node.end
+        pages = self.take(need) if need + reserve <= self.available else None
         if pages is None:
             return False
         slot = self.free_slots.pop()
@@ -87,6 +89,7 @@ class KvMemory:
         row[node.end : columns] = pages
         self.tokens[slot, :known] = sequence.tokens
         sequence.slot, sequence.node, sequence.pages_held = slot, node, columns
+        sequence.known = None
         sequence.computed = node.end * self.page_size
         return True
 

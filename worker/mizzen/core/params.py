@@ -6,6 +6,10 @@ import enum
 import math
 from dataclasses import dataclass
 
+LARGEST = 2**31 - 1
+"""Of whole numbers that reach the device."""
+LEAST_REPETITION = 0.01
+"""Of `repetition_penalty`: logits divided by much less have no difference left, or no number."""
 MAX_LOGPROBS = 20
 """Most probable tokens reported beside each token, at most."""
 MAX_LOGIT_BIAS = 1024
@@ -63,7 +67,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens that the output holds, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens that prompt or output hold, in (0, 10]."""
+    """Divides positive and multiplies negative logits of tokens that prompt or output hold, in [0.01, 10]."""
     min_tokens: int = 0
     """End tokens cannot be drawn before the output has so many tokens."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -84,7 +88,7 @@ class SamplingParams:
         """
         checks = (
             ("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top_k", self.top_k, 0 <= self.top_k <= LARGEST, f"between 0 (off) and {LARGEST}"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
@@ -99,10 +103,10 @@ class SamplingParams:
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                0 < self.repetition_penalty <= 10,
-                "above 0, up to 10",
+                LEAST_REPETITION <= self.repetition_penalty <= 10,
+                f"between {LEAST_REPETITION} and 10",
             ),
-            ("min_tokens", self.min_tokens, self.min_tokens >= 0, "0 or more"),
+            ("min_tokens", self.min_tokens, 0 <= self.min_tokens <= LARGEST, f"between 0 and {LARGEST}"),
             ("logprobs", self.logprobs, _logprobs(self.logprobs), f"between 0 and {MAX_LOGPROBS}"),
             (
                 "prompt_logprobs",

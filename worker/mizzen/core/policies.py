@@ -15,15 +15,24 @@ PATIENCE = 4 * WINDOW
 """Admissions after which a request that was overtaken goes first."""
 
 
+class Prefix(Protocol):
+    """What the prefix cache holds of a request."""
+
+    @property
+    def pages(self) -> int:
+        """How many of its pages."""
+        ...
+
+    def path(self) -> Sequence[Hashable]:
+        """Return the nodes of the prefix tree, from the root, that hold these pages."""
+        ...
+
+
 class Prefixes(Protocol):
     """A look into the prefix cache."""
 
-    def pages(self, waiting: Waiting) -> int:
-        """Return how many pages of a request are cached."""
-        ...
-
-    def path(self, waiting: Waiting) -> Sequence[Hashable]:
-        """Return the nodes of the prefix tree, from the root, that hold these pages."""
+    def known(self, waiting: Waiting) -> Prefix:
+        """Return what is cached of a request."""
         ...
 
 
@@ -51,7 +60,7 @@ def longest_prefix_match(
 
     def rank(sequence: Waiting) -> tuple[bool, int]:
         patient = is_patient(sequence, admissions)
-        return patient, -prefixes.pages(sequence) if patient else 0
+        return patient, -prefixes.known(sequence).pages if patient else 0
 
     return sorted(waiting, key=rank)
 
@@ -64,13 +73,13 @@ def depth_first_by_weight(
     A branch saves the cached pages of all who wait below it. What one of them brings into the cache serves
     the next ones before it is evicted. Among equals the oldest goes first, and who lost patience before all.
     """
-    paths = [prefixes.path(sequence) for sequence in waiting]
+    known = [prefixes.known(sequence) for sequence in waiting]
+    paths = [prefix.path() for prefix in known]
     weights: Counter[Hashable] = Counter()
     seen: dict[Hashable, int] = {}
-    for sequence, path in zip(waiting, paths, strict=True):
-        saved = prefixes.pages(sequence)
+    for prefix, path in zip(known, paths, strict=True):
         for node in path:
-            weights[node] += saved
+            weights[node] += prefix.pages
             seen.setdefault(node, len(seen))
 
     def rank(index: int) -> tuple[bool, tuple[tuple[int, int], ...]]:

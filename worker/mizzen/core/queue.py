@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import chain, islice, takewhile
 
@@ -40,14 +40,16 @@ class WaitingQueue:
         self._policy = policy
         self._limit = limit
         self._ranks: dict[int, _Rank] = {}
-        """The highest first; none is empty."""
+        """None is empty."""
+        self._order: list[int] = []
+        """Their numbers, negative: the highest rank first."""
         self._new = self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain.from_iterable(self._ranks.values())
+        return chain.from_iterable(self._by_rank())
 
     @property
     def full(self) -> bool:
@@ -74,6 +76,7 @@ class WaitingQueue:
             self._new -= 1
         if not rank.new and not rank.retracted:
             del self._ranks[sequence.rank]
+            del self._order[bisect_left(self._order, -sequence.rank)]
         self._count(sequence, -1)
 
     def head(self) -> Sequence | None:
@@ -82,7 +85,7 @@ class WaitingQueue:
 
     def order(self, admissions: int, prefixes: Prefixes) -> list[Sequence]:
         """Return the requests that may be admitted now, in the order to try them."""
-        ranks = iter(self._ranks.values())
+        ranks = self._by_rank()
         first = next(ranks, None)
         if first is None:
             return []
@@ -108,7 +111,7 @@ class WaitingQueue:
     def _urgent(self, admissions: int) -> list[Sequence]:
         """Note and return those of lower ranks that were overtaken too often, the oldest first."""
         found: list[Sequence] = []
-        for rank in islice(self._ranks.values(), 1, None):
+        for rank in islice(self._by_rank(), 1, None):
             for waiting in takewhile(lambda one: not is_patient(one, admissions), rank):
                 waiting.urgent = True
                 found.append(waiting)
@@ -118,6 +121,8 @@ class WaitingQueue:
         rank = self._ranks.get(number)
         if rank is None:
             rank = self._ranks[number] = _Rank()
-            if len(self._ranks) > 1:
-                self._ranks = dict(sorted(self._ranks.items(), reverse=True))
+            insort(self._order, -number)
         return rank
+
+    def _by_rank(self) -> Iterator[_Rank]:
+        return (self._ranks[-number] for number in self._order)

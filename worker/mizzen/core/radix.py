@@ -26,8 +26,8 @@ class Node:
     """A run of pages. Token ids are kept as bytes (native int32), for they are compared and sliced."""
 
     __slots__ = (
-        "born", "children", "data", "end", "hits", "names", "pages", "parent", "priority", "refs", "salt",
-        "ticket", "used",
+        "born", "children", "data", "end", "gone", "hits", "names", "pages", "parent", "priority", "refs",
+        "salt", "ticket", "used",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, data: bytes, pages: Int32, salt: bytes = b"") -> None:
@@ -40,6 +40,8 @@ class Node:
         """By the bytes of their first page."""
         self.salt = salt
         """Set on roots only."""
+        self.gone = False
+        """Whether it has left the tree."""
         self.refs = 0
         self.born = 0
         self.used = 0
@@ -52,6 +54,26 @@ class Node:
     def start(self) -> int:
         """Pages from the root to this node's start."""
         return self.end - len(self.pages)
+
+
+class Known(NamedTuple):
+    """What the tree holds of some data."""
+
+    whole: Node | None
+    """The last node that it holds whole; None where the tree has nothing under the salt."""
+    part: Node | None
+    """The node behind it that it holds in part."""
+    pages: int
+
+    def path(self) -> list[Node]:
+        """Return the nodes that hold these pages, from the root."""
+        nodes = [] if self.part is None else [self.part]
+        above = self.whole
+        while above is not None:
+            nodes.append(above)
+            above = above.parent
+        nodes.reverse()
+        return nodes
 
 
 class Duplicate(NamedTuple):
@@ -68,43 +90,34 @@ class RadixTree:
         self.page_size = page_size
         self.evictable = 0
         """Pages that no lock holds."""
+        self.additions = 0
+        """How often pages came in."""
         self._page_bytes = page_size * _TOKEN_BYTES
         self._roots: dict[bytes, Node] = {}
         self._heap = EvictionHeap(strategy)
         self._names = BlockNames(page_size)
         self._clock = 0
 
-    def match(self, data: bytes, limit: int, salt: bytes) -> Node:
+    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node:
         """Return the node that ends where the longest cached prefix of `data` ends, at most `limit` pages.
 
         Splits the last node when the prefix ends inside it. The caller locks the node before anything else.
+        `known` is where an earlier look for the same data, limit and salt ended.
         """
-        node, child, position = self._walk(data, limit, salt)
+        node, child, position = self._walk(data, limit, salt, known)
         if child is None:
             return node
         return self._split(child, self._shared_pages(child, data, position, limit * self._page_bytes))
 
-    def matched_pages(self, data: bytes, limit: int, salt: bytes) -> int:
-        """Return the length of the longest cached prefix in pages; changes nothing."""
+    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known:
+        """Return what the tree holds of `data`, as `match` finds it; changes nothing."""
         if salt not in self._roots:
-            return 0
-        node, child, position = self._walk(data, limit, salt)
-        if child is None:
-            return node.end
-        return node.end + self._shared_pages(child, data, position, limit * self._page_bytes)
-
-    def matched_path(self, data: bytes, limit: int, salt: bytes) -> list[Node]:
-        """Return the nodes that hold the longest cached prefix, from the root; changes nothing."""
-        if salt not in self._roots:
-            return []
-        node, child, _ = self._walk(data, limit, salt)
-        path = [] if child is None else [child]
-        above: Node | None = node
-        while above is not None:
-            path.append(above)
-            above = above.parent
-        path.reverse()
-        return path
+            return Known(None, None, 0)
+        node, child, position = self._walk(data, limit, salt, known)
+        part = 0
+        if child is not None:
+            part = self._shared_pages(child, data, position, limit * self._page_bytes)
+        return Known(node, child, node.end + part)
 
     def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
         """Write the pages from the root to a locked node into a row of a page table, and count a hit.
@@ -211,13 +224,20 @@ class RadixTree:
             yield node
             rest.extend(node.children.values())
 
-    def _walk(self, data: bytes, limit: int, salt: bytes) -> tuple[Node, Node | None, int]:
-        """Return the last node that matches whole, the child that matches in part, and where it starts."""
-        node = self._roots.get(salt)
+    def _walk(
+        self, data: bytes, limit: int, salt: bytes, known: Node | None
+    ) -> tuple[Node, Node | None, int]:
+        """Return the last node that matches whole, the child that matches in part, and where it starts.
+
+        What ends at a node that was found before is still a prefix of `data` as long as the node is in the
+        tree: splits leave its end where it is, and evictions only shorten it.
+        """
+        node = self._roots.get(salt) if known is None or known.gone else known
         if node is None:
             node = self._roots[salt] = Node(None, b"", np.empty(0, np.int32), salt)
             node.names = []
-        position, end, page = 0, limit * self._page_bytes, self._page_bytes
+        end, page = limit * self._page_bytes, self._page_bytes
+        position = node.end * page
         while position < end:
             child = node.children.get(data[position : position + page])
             if child is None:
@@ -241,6 +261,7 @@ class RadixTree:
         node.refs, node.priority = refs, priority
         node.born = node.used = self._clock
         parent.children[data[: self._page_bytes]] = node
+        self.additions += 1
         self._names.added(node)
         return node
 
@@ -274,6 +295,7 @@ class RadixTree:
         if node.children or node.refs:
             return
         if node.parent is None:
+            node.gone = True
             del self._roots[node.salt]
         else:
             self._heap.offer(node)
@@ -290,6 +312,7 @@ class RadixTree:
             self._names.trimmed(node)
             self._heap.offer(node)
             return
+        node.gone = True
         del parent.children[node.data[: self._page_bytes]]
         self._names.removed(node)
         if not parent.children and not parent.refs:

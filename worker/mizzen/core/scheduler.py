@@ -26,6 +26,7 @@ from mizzen.core.pace import Pace
 from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.policies import RANKED
 from mizzen.core.preempt import victims
+from mizzen.core.prompts import fill, fill_by_rank, tokens_ahead
 from mizzen.core.radix import Duplicate
 from mizzen.core.report import NO_REPORTS, reports
 from mizzen.core.request import Finished, FinishReason, Int32, Request
@@ -67,6 +68,7 @@ class Scheduler:
         """Cells that the next plan points at the tree's pages: request, first column, pages."""
         self._unchecked = False
         self._ranked = config.policy in RANKED
+        self._fill = fill_by_rank if self._ranked else fill
         self._none_lower = -1
         """The queue's changes when nobody ran who was of a lower priority than its first."""
 
@@ -99,11 +101,8 @@ class Scheduler:
             return None
         if self._rewrites:
             self._write_adopted(draft)
-        for sequence in self.prefilling:
-            if draft.budget:
-                draft.chunk(sequence)
-        if draft.budget and self.admission.queue:
-            self.prefilling += self.admission.admit(draft, self.decode.size + len(self.prefilling))
+        if prompts:
+            self.prefilling += self._fill(draft, self.prefilling, self.admission, self.decode.size)
         if not draft.chunks and not self.decode.size:
             self._idle()
             return None
@@ -275,7 +274,7 @@ class Scheduler:
         self._publish(sequence, min(sequence.computed, known))
         self._surrender(sequence, known)
         sequence.tokens = self.memory.tokens[slot, :known].copy()
-        sequence.data, sequence.need = b"", 0
+        sequence.data, sequence.known = b"", None
         sequence.computed = sequence.first_sample = sequence.last_step = 0
         sequence.phase = Phase.WAITING
         self.admission.queue.put_back(sequence)
@@ -285,6 +284,10 @@ class Scheduler:
         queue = self.admission.queue
         head = queue.head()
         if head is None or self._none_lower == queue.changes:
+            return
+        # What leaves is there again behind the steps in flight; it is no use to whom prompts keep from it.
+        ahead = tokens_ahead(head, self.prefilling)
+        if ahead and ahead >= self.prefill_budget() * self.config.steps_in_flight:
             return
         running = [*self.decode, *self.prefilling]
         if all(sequence.rank >= head.rank for sequence in running):

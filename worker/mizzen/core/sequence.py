@@ -42,7 +42,7 @@ class Sequence:
 
     __slots__ = (
         "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "first_sample",
-        "last_step", "limit", "need", "node", "pages_held", "phase", "prompt_tokens", "rank", "reported",
+        "known", "last_step", "limit", "node", "pages_held", "phase", "prompt_tokens", "rank", "reported",
         "request", "rid", "serial", "slot", "stop_bits", "stops", "tokens", "urgent", "whole",
     )  # fmt: skip
 
@@ -78,8 +78,8 @@ class Sequence:
         """Known when it joined the queue: the prompt, after a retraction also the output so far."""
         self.data = b""
         """`tokens` as bytes; made when the prefix cache is first asked, dropped with the last chunk."""
-        self.need = 0
-        """Pages that admission would have taken when it last failed."""
+        self.known: Node | None = None
+        """Where the last look for its prefix in the cache ended, while it waits."""
         self.slot = -1
         self.node: Node | None = None
         self.pages_held = 0

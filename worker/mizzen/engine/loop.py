@@ -36,6 +36,7 @@ class OverlapLoop:
         self._runner = runner
         self._events: deque[Event] = deque()
         self._in_flight = 0
+        self._failure: StepFailed | None = None
 
     @property
     def busy(self) -> bool:
@@ -56,8 +57,10 @@ class OverlapLoop:
         Call `take_ended` afterwards in either case.
 
         Raises:
-            StepFailed: the runner raised; its error is the cause.
+            StepFailed: the runner raised, now or before; its error is the cause.
         """
+        if self._failure is not None:
+            raise StepFailed(f"the engine has failed before: {self._failure}") from self._failure
         entered = time.monotonic()
         while self._in_flight < self._depth:
             plan = self._scheduler.next(self._take_events(), now)
@@ -66,7 +69,7 @@ class OverlapLoop:
             try:
                 self._runner.launch(plan)
             except Exception as error:
-                raise StepFailed(f"step {plan.step} could not be launched: {error}") from error
+                raise self._failed(f"step {plan.step} could not be launched: {error}") from error
             self._in_flight += 1
         if not self._in_flight:
             return None
@@ -74,7 +77,7 @@ class OverlapLoop:
             tokens = self._runner.collect()
         except Exception as error:
             step = self._scheduler.flights.completed + 1
-            raise StepFailed(f"step {step} failed: {error}") from error
+            raise self._failed(f"step {step} failed: {error}") from error
         self._in_flight -= 1
         return self._scheduler.complete(tokens, now + time.monotonic() - entered)
 
@@ -106,6 +109,10 @@ class OverlapLoop:
     def close(self) -> None:
         """Wait for what is in flight and free the device."""
         self._runner.close()
+
+    def _failed(self, message: str) -> StepFailed:
+        self._failure = StepFailed(message)
+        return self._failure
 
     def _take_events(self) -> list[Event]:
         events: list[Event] = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mizzen.core.output import Reports
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.engine import Engine
+from mizzen.engine.loop import StepFailed
 from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.stream import TokenLogprobs, entries
 
@@ -60,6 +61,7 @@ class Batch:
         Raises:
             ValueError: a request was refused.
             RuntimeError: a request failed. The engine is free for the next batch in either case.
+            StepFailed: the device failed; the engine cannot go on.
         """
         waiting = iter(self._answers)
         done = 0
@@ -74,6 +76,8 @@ class Batch:
                 ended, tokens = self._step()
                 done += ended
                 advance(ended, tokens)
+        except StepFailed:
+            raise
         except BaseException:
             self._abandon()
             raise

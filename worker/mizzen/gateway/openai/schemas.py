@@ -85,7 +85,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Penalty | None, doc("Taken off the logits of tokens that the answer holds.")
     ] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=10)] | None,
+        Annotated[float, Meta(ge=0.01, le=10)] | None,
         doc(
             "Divides positive and multiplies negative logits of tokens that prompt or answer hold; 1 is off."
         ),

@@ -137,7 +137,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     frequency_penalty: Annotated[Penalty | None, doc("As in chat completions.")] = None
     presence_penalty: Annotated[Penalty | None, doc("As in chat completions.")] = None
     repetition_penalty: Annotated[
-        Annotated[float, Meta(gt=0, le=10)] | None, doc("As in chat completions.")
+        Annotated[float, Meta(ge=0.01, le=10)] | None, doc("As in chat completions.")
     ] = None
     logit_bias: Annotated[dict[str, Bias] | None, doc("As in chat completions.")] = None
     stop: Annotated[str | list[str] | None, doc("As in chat completions.")] = None
