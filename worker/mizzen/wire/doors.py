@@ -5,7 +5,7 @@ An identity is the door's number (0 or 1), then ZMQ's own identity behind that d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -73,14 +73,14 @@ class Doors:
             poller.register(descriptor, zmq.POLLIN)
         poller.poll(milliseconds)
 
-    def send_multipart(self, parts: Sequence[bytes], flags: int = 0) -> None:
-        """Send frames to the identity that comes first.
+    def send_multipart(self, parts: tuple[bytes, bytes | zmq.Frame], flags: int = 0) -> None:
+        """Send a frame to the identity that comes first.
 
         Raises:
             zmq.ZMQError: EAGAIN when its queue is full, EHOSTUNREACH when it is gone, also with its door.
         """
-        identity, *frames = parts
+        identity, frame = parts
         there = self._open.get(identity[0])
         if there is None:
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        there[0].send_multipart((identity[1:], *frames), flags)
+        there[0].send_multipart((identity[1:], frame), flags)

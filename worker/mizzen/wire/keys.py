@@ -12,8 +12,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+import zmq
+from zmq.utils import z85
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,8 @@ SIDES = ("engine", "gateway")
 NEXT = "next."
 Z85 = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 """The alphabet of ZeroMQ RFC 32."""
+MOST_DIGITS = 18
+"""Of the number of a generation."""
 
 
 class KeyFileError(ValueError):
@@ -84,21 +90,40 @@ def _read(path: Path) -> bytes:
         raise KeyFileError(f"{path} holds {len(key)} characters; a CURVE key in Z85 has 40")
     if not set(key) <= Z85:
         raise KeyFileError(f"{path} holds characters that Z85 does not have; a CURVE key is 40 of Z85")
+    try:
+        z85.decode(key)
+    except struct.error as error:  # five letters stand for 32 bits, and may be more
+        raise KeyFileError(f"{path} holds letters of Z85 that stand for no bytes: no CURVE key") from error
     return key
+
+
+def _pair(folder: Path, name: str) -> KeyPair:
+    public, secret = folder / f"{name}.public", folder / f"{name}.secret"
+    pair = KeyPair(_read(public), _read(secret))
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise KeyFileError(f"{public} is not the public key of {secret}")
+    return pair
 
 
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
     """Read the keys of `side` of one or two generations; without `peers` its own pairs alone.
 
     Raises:
-        KeyFileError: names the file that is missing or malformed.
+        KeyFileError: names the file that is missing or malformed, or of a pair that is none.
     """
+    try:
+        return _load(folder, side, peers)
+    except OSError as error:
+        raise KeyFileError(f"cannot look into the folder of keys {folder}: {error.strerror}") from error
+
+
+def _load(folder: Path, side: str, peers: bool) -> KeyRing:
     # A mounted Secret changes as a whole, by a link to another folder: what is read belongs together.
     folder = (folder / "..data").resolve() if (folder / "..data").exists() else folder
     other = SIDES[1 - SIDES.index(side)]
-    own = [KeyPair(_read(folder / f"{side}.public"), _read(folder / f"{side}.secret"))]
+    own = [_pair(folder, side)]
     if (folder / f"{NEXT}{side}.secret").exists():
-        own.append(KeyPair(_read(folder / f"{NEXT}{side}.public"), _read(folder / f"{NEXT}{side}.secret")))
+        own.append(_pair(folder, NEXT + side))
     known = [_read(folder / f"{other}.public")] if peers else []
     if peers and (folder / f"{NEXT}{other}.public").exists():
         known.append(_read(folder / f"{NEXT}{other}.public"))
@@ -128,6 +153,8 @@ def _generation(path: Path) -> int:
         raise KeyFileError(f"{path} must hold a whole number, not {error.object[:40]!r}") from error
     if not (text.isascii() and text.isdecimal()):
         raise KeyFileError(f"{path} must hold a whole number, not {text[:40]!r}")
+    if len(text) > MOST_DIGITS:
+        raise KeyFileError(f"{path} holds a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
     return int(text)
 
 
@@ -163,8 +190,6 @@ class KeyFolder:
 
 def write_keys(folder: Path) -> None:
     """Make fresh keys of both sides in a folder that only this user may read."""
-    import zmq
-
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for side in SIDES:
         for half, key in zip(("public", "secret"), zmq.curve_keypair(), strict=True):

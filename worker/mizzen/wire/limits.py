@@ -16,6 +16,12 @@ class WireLimits:
     """Unread frames of one peer; its further ones wait in its own queue."""
     frames_per_receive: int = 128
     """Frames read between two steps at most."""
+    file_asks: int = 8
+    """Parts of files that one peer may ask for before the first of them has been sent."""
+    parts_under_way: int = 2
+    """Parts of files that one peer has been sent and its connection has not taken."""
+    parts_per_receive: int = 2
+    """Parts of files sent between two steps at most, to all peers together."""
     retry_after_seconds: float = 1.0
     """What a gateway is told when the queue is full."""
     heartbeat_seconds: float = 1.0

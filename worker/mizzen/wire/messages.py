@@ -109,7 +109,11 @@ class Abort(Message, frozen=True):
 
 
 class FetchFile(Message, frozen=True):
-    """Ask for a file named in `Welcome.files`, from a byte offset."""
+    """Ask for a file named in `Welcome.files`, from a byte offset.
+
+    An engine keeps a few asks of a gateway (`WireLimits.file_asks`), and refuses more with
+    `RefusalCode.QUEUE_FULL`.
+    """
 
     name: str
     offset: int = 0

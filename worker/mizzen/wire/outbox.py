@@ -240,7 +240,7 @@ class Outbox:
 
     # ── peers ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def send_to(self, peer: Peer, frame: bytes) -> bool:
+    def send_to(self, peer: Peer, frame: bytes | zmq.Frame) -> bool:
         """Send a frame; False when the peer had to be forgotten instead."""
         try:
             self._socket.send_multipart((peer.identity, frame), zmq.NOBLOCK)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mizzen.wire.messages import RefusalCode
+from mizzen.wire.messages import FetchFile, RefusalCode
 
 
 @dataclass(slots=True)
@@ -22,6 +23,8 @@ class Peer:
     """Its live requests without a first token."""
     sequence: int = 0
     """Of its next Blocks frame."""
+    asks: deque[FetchFile] = field(default_factory=deque)
+    """Parts of files that it asked for and that have not been sent."""
 
     def next_sequence(self) -> int:
         """Return the number of the next Blocks frame."""

@@ -2,8 +2,9 @@
 
 No event loop touches a frame. `receive` takes what has arrived, up to a bound, and returns requests and
 aborts; `out.send` turns a step's output into one frame a peer. Every queue is bounded: ZMQ's by high-water
-marks (a peer that falls behind is forgotten and its requests aborted), the engine's waiting requests by
-`max_waiting`, of which one half is kept for the peers, in equal shares.
+marks (a peer that falls behind is forgotten and its requests aborted), parts of files, which are large, by
+`Uploads`, the engine's waiting requests by `max_waiting`, of which one half is kept for the peers, in equal
+shares.
 """
 
 from __future__ import annotations
@@ -25,13 +26,10 @@ from mizzen.wire.intake import Intake, InvalidRequest
 from mizzen.wire.keys import KeyFolder, KeyPair, KeyRing, WireKeys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
-    FILE_PART_BYTES,
     MAX_GRAMMAR_BYTES,
     PROTOCOL,
     Abort,
     Embed,
-    FetchFile,
-    File,
     Generate,
     Hello,
     RefusalCode,
@@ -39,6 +37,7 @@ from mizzen.wire.messages import (
 )
 from mizzen.wire.outbox import Outbox
 from mizzen.wire.peers import Peer, Strangers
+from mizzen.wire.upload import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +52,8 @@ class Arrivals:
 
 KEYS_SECONDS = 1.0
 """How often a folder of keys is looked at for changes."""
+UPLOAD_SECONDS = 0.01
+"""How soon it is looked again whether a gateway takes the next part of a file."""
 
 
 class WireServer:
@@ -80,7 +81,6 @@ class WireServer:
         require_safe(endpoint, keys)
         self._limits = limits or WireLimits()
         self._welcome = welcome
-        self._files = files
         self._max_waiting = max_waiting
         self._intake = Intake(welcome.vocab_size, welcome.context_length, welcome.generates)
         self._decode = engine_decoder()
@@ -93,6 +93,7 @@ class WireServer:
         self._allow = AllowList(self._context, ring.peers) if ring else None
         self._doors = Doors(endpoint, self._make_socket)
         self.out = Outbox(self._doors, self._limits)
+        self._uploads = Uploads(files, self.out, self._limits)
         self._strangers = Strangers(self._limits.peers)
         self.endpoint = self._bind(ring)
         """Where gateways connect; with the port that was chosen when `*` was asked for."""
@@ -161,6 +162,8 @@ class WireServer:
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
         """Sleep until a frame or something on a file descriptor arrives, at most this long."""
+        if self._uploads.waiting:
+            seconds = min(seconds, UPLOAD_SECONDS)
         self._doors.poll(max(0, int(seconds * 1000)), descriptor)
 
     def receive(self, now: float, waiting: int) -> Arrivals:
@@ -175,6 +178,8 @@ class WireServer:
                 except zmq.Again:
                     break
                 self._take(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
+        if self._uploads.waiting:
+            self._uploads.send()
         if self._timeouts:
             self._expire(now)
         arrivals.aborts = self.out.take_aborts()
@@ -216,7 +221,7 @@ class WireServer:
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
         else:
-            self._file(peer, message)
+            self._uploads.ask(peer, message)
 
     def _hello(self, identity: bytes, message: Hello) -> None:
         out = self.out
@@ -290,18 +295,6 @@ class WireServer:
         share = self._max_waiting // (2 * len(peers))
         kept = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
         return waiting + kept >= self._max_waiting
-
-    def _file(self, peer: Peer, message: FetchFile) -> None:
-        content = self._files.get(message.name)
-        if content is None:
-            text = f"no file {message.name[:128]!r}; there are {', '.join(sorted(self._files)) or 'none'}"
-        elif message.offset % FILE_PART_BYTES or not 0 <= message.offset <= len(content):
-            text = f"offset {message.offset} of {message.name} is no multiple of {FILE_PART_BYTES} within it"
-        else:
-            part = content[message.offset : message.offset + FILE_PART_BYTES]
-            self.out.send_to(peer, encode(File(message.name, message.offset, len(content), part)))
-            return
-        self.out.refuse(peer.identity, None, RefusalCode.INVALID, text)
 
     def _expire(self, now: float) -> None:
         """Refuse requests that waited too long for their first token."""

@@ -1,0 +1,115 @@
+"""Files of keys that cannot be used are named, and change nothing in an engine that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils import z85
+
+from mizzen.wire.keys import KeyFileError, KeyFolder, WireKeys, find_pair, load_ring, write_keys
+
+NO_NUMBER = b"#" * 40
+"""Letters of Z85, of which five may stand for 32 bits at most."""
+
+
+def stranger() -> bytes:
+    return zmq.curve_keypair()[0]
+
+
+BAD = [
+    ({"gateway.public": NO_NUMBER}, r"gateway\.public holds letters of Z85 that stand for no bytes"),
+    ({"next.gateway.public": NO_NUMBER}, r"next\.gateway\.public holds letters of Z85"),
+    ({"engine.secret": NO_NUMBER}, r"engine\.secret holds letters of Z85"),
+    ({"engine.public": stranger()}, r"engine\.public is not the public key of .*engine\.secret"),
+    (
+        {"next.engine.public": stranger(), "next.engine.secret": z85.encode(bytes(32))},
+        r"next\.engine\.public is not the public key of .*next\.engine\.secret",
+    ),
+    ({"generation": b"9" * 5000}, r"generation holds a number of 5000 digits; at most 18 are allowed"),
+]
+IDS = ["present", "next", "own", "pair", "next pair", "generation"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
+def test_what_cannot_be_used_is_named_at_the_start(
+    folder: Path, files: dict[str, bytes], reason: str
+) -> None:
+    write(folder, files)
+    with pytest.raises(KeyFileError, match=reason):
+        KeyFolder(folder, "engine")
+
+
+@pytest.mark.parametrize(("files", "reason"), BAD, ids=IDS)
+def test_an_engine_that_runs_keeps_its_keys(
+    make_bench: Callable[..., Any],
+    folder: Path,
+    files: dict[str, bytes],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ring = load_ring(folder, "gateway")
+    keys = WireKeys(ring.own[0].public, ring.own[0].secret, ring.peers[0])
+    bench = make_bench(keys=KeyFolder(folder, "engine"))
+    gateway = bench.gateway(keys=keys)
+    write(folder, files)
+    for handle in range(3):
+        bench.now += 2
+        bench.submit(gateway, handle)
+    bench.submit(bench.gateway(keys=keys), 1)  # one that comes now is let in as before
+    said = [record for record in caplog.records if record.getMessage() == "keys cannot be read"]
+    assert len(said) == 1
+
+
+def test_a_gateway_keeps_its_keys_too(folder: Path) -> None:
+    keys = KeyFolder(folder, "gateway")
+    before = keys.ring
+    for name in ("next.engine.public", "engine.public", "gateway.secret"):
+        good = (folder / name).read_bytes() if (folder / name).exists() else None
+        write(folder, {name: NO_NUMBER})
+        assert not keys.look()
+        assert keys.ring == before
+        (folder / name).unlink() if good is None else write(folder, {name: good})
+    write(folder, {"gateway.public": stranger()})
+    assert not keys.look()
+    assert keys.ring == before
+
+
+def test_a_pair_that_is_none_is_not_found(folder: Path) -> None:
+    public = stranger()
+    write(folder, {"engine.public": public})
+    with pytest.raises(KeyFileError, match="is not the public key of"):
+        find_pair(folder, "engine", public.decode())
+
+
+def test_a_folder_that_may_not_be_looked_into_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KeyFolder(folder, "engine")
+
+    def stat(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert not keys.look()
+    with pytest.raises(KeyFileError, match=r"cannot look into the folder of keys .*: Permission denied"):
+        load_ring(folder, "engine")
+
+
+def test_a_generation_may_be_any_number_that_the_operator_counts_to(folder: Path) -> None:
+    write(folder, {"generation": b"9" * 18 + b"\n"})
+    assert load_ring(folder, "engine").generation == 10**18 - 1
