@@ -327,6 +327,17 @@ paged(const unsigned short* q, const unsigned short* q_scales, const unsigned sh
                     sums[i][j][2] *= shrink[0], sums[i][j][3] *= shrink[1];
                 }
         }
+#if PAGE % 16 == 0
+        // What lies in a page beyond the row's tokens is another request's, and may be no number: nothing
+        // times a weight of zero is zero then.
+        if (turn * 16 + 16 > last) {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (turn * 16 + j / 2 * 8 + quarter * 2 + j % 2 >= last)
+#pragma unroll
+                    for (int i = 0; i < PIECES; i++) v[j][i] = make_uint4(0, 0, 0, 0);
+        }
+#endif
         const unsigned p0 = transposed(pack(weights[0][0], weights[0][1]));
         const unsigned p1 = transposed(pack(weights[1][0], weights[1][1]));
 #pragma unroll
