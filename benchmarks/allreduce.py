@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from arguments import above_zero, positive
 
 from mizzen.parallel.device import KIB, DeviceCollectives
 from mizzen.parallel.group import Group, Place
@@ -188,10 +189,12 @@ def tell(args: argparse.Namespace, ways: Times, kernels: Times) -> None:
 
 def main() -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--ranks", type=int, default=2)
-    made.add_argument("--rounds", type=int, default=9)
+    made.add_argument("--ranks", type=positive, default=2)
+    made.add_argument("--rounds", type=positive, default=9)
     made.add_argument("--part", choices=("all", "sums", "norm", "check"), default="all")
-    made.add_argument("--bandwidth", type=float, default=450.0, help="GB/s of a GPU's links in one direction")
+    made.add_argument(
+        "--bandwidth", type=above_zero, default=450.0, help="GB/s of a GPU's links in one direction"
+    )
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     made.add_argument("--rendezvous", help=argparse.SUPPRESS)
@@ -199,6 +202,8 @@ def main() -> None:
     if args.rank is not None:
         work(args)
         return
+    if args.ranks > (here := torch.cuda.device_count()):
+        made.error(f"--ranks {args.ranks} needs as many GPUs, {here} are here")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *sys.argv, "--rendezvous", f"file://{Path(folder)}/meet"]
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(args.ranks)]

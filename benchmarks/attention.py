@@ -21,10 +21,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from arguments import natural, plain, positive
+from engine_choices import read, smoke
 from layer_attention import Bench, Decodes, chunk_seconds
-from limits import add_roof
+from limits import add_roof, roof_of
+from shapes import SHAPES, config_of
 
-from gpu import SHAPES, Table, config_of, need_device
+from gpu import Table, need_device
 from mizzen.attention.base import Geometry
 from mizzen.attention.registry import FACTORIES, choose
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -67,19 +70,30 @@ def slower_choices(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"{work}: {fastest} takes {times[fastest] / times[auto]:.0%} of the time of {auto} (auto)"
 
 
+def decode_limit(args: argparse.Namespace, geometry: Geometry, batch: int, context: int) -> float:
+    """Return the seconds of reading the KV that a batch of decodes sees."""
+    token_bytes = 2 * geometry.kv_heads * geometry.head_dim * (1 if args.kv_cache_dtype == "fp8" else 2)
+    seen = min(context, geometry.windows[0] or math.inf)
+    return batch * seen * token_bytes / roof_of(args)[0]
+
+
+def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> float:
+    """Return the seconds of the operations of a chunk behind the prefix."""
+    seen = geometry.windows[0] or math.inf
+    pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
+    return 4 * geometry.heads * geometry.head_dim * pairs / roof_of(args)[1]
+
+
 def measure(args: argparse.Namespace, geometry: Geometry, norm: bool) -> dict[str, dict[str, Any]]:
     """Measure decodes by batch and context, then chunks."""
     table = Table(
         f"{geometry.heads} heads over {geometry.kv_heads} of {geometry.head_dim}, page size {args.page_size}"
     )
     found: dict[str, dict[str, Any]] = {}
-    element = 1 if args.kv_cache_dtype == "fp8" else 2
-    seen = geometry.windows[0] or math.inf
     for batch in args.batch:
         for context in args.context:
             bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, batch, context)
-            token_bytes = 2 * geometry.kv_heads * geometry.head_dim * element
-            least = batch * min(context, seen) * token_bytes / args.bandwidth / 1e12
+            least = decode_limit(args, geometry, batch, context)
             auto = choose("auto", bench.geometry, bench.kv, decode=True)
 
             def decode(name: str, bench: Bench = bench, batch: int = batch, context: int = context) -> float:
@@ -91,8 +105,7 @@ def measure(args: argparse.Namespace, geometry: Geometry, norm: bool) -> dict[st
             found[f"decode {work}"] = compared(table, names, auto, least, work, decode)
     for count in args.chunk:
         bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, 1, args.prefix + count)
-        pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
-        least = 4 * geometry.heads * geometry.head_dim * pairs / args.tflops / 1e12
+        least = chunk_limit(args, geometry, count)
         auto = choose("auto", bench.geometry, bench.kv, decode=False)
 
         def prefill(name: str, bench: Bench = bench, count: int = count) -> float:
@@ -120,31 +133,35 @@ def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
-    made.add_argument("--heads", type=int, help="query heads, if not the shape's")
-    made.add_argument("--kv-heads", type=int, help="KV heads, if not the shape's")
-    made.add_argument("--head-dim", type=int, help="size of a head, if not the shape's")
-    made.add_argument("--window", type=int, help="tokens that a token sees, itself included")
-    made.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes")
-    made.add_argument("--context", type=int, nargs="+", default=[1096], help="tokens of each row")
-    made.add_argument("--chunk", type=int, nargs="*", default=[1024, 8192], help="prompt tokens at once")
-    made.add_argument("--prefix", type=int, default=0, help="tokens of the prompt that are cached")
+    made.add_argument("--heads", type=positive, help="query heads, if not the shape's")
+    made.add_argument("--kv-heads", type=positive, help="KV heads, if not the shape's")
+    made.add_argument("--head-dim", type=positive, help="size of a head, if not the shape's")
+    made.add_argument("--window", type=positive, help="tokens that a token sees, itself included")
+    made.add_argument(
+        "--batch", type=positive, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes"
+    )
+    made.add_argument("--context", type=positive, nargs="+", default=[1096], help="tokens of each row")
+    made.add_argument("--chunk", type=positive, nargs="*", default=[1024, 8192], help="prompt tokens at once")
+    made.add_argument("--prefix", type=natural, default=0, help="tokens of the prompt that are cached")
     made.add_argument("--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends of decodes")
     made.add_argument("--prefill", nargs="+", choices=ATTENTION_PREFILL[1:], help="backends of prompts")
-    made.add_argument("--page-size", type=int, default=16)
+    made.add_argument("--page-size", type=positive, default=16)
     made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
+    made.add_argument("--rounds", type=positive, default=5, help="the median of so many is told")
     add_roof(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
-    args = made.parse_args()
+    args = read(made, batch=[1, 4], context=[128], chunk=[64])
     need_device(args.device)
+    if smoke(args):
+        torch.set_num_threads(1)  # more would only wait for one another
     geometry, norm = geometry_of(args)
     with torch.inference_mode():
         found = measure(args, geometry, norm)
     for line in slower_choices(found):
         print(f"  {line}")
     if args.json:
-        print(json.dumps({"options": vars(args), "attention": found}))
+        print(json.dumps(plain({"options": vars(args), "attention": found})))
 
 
 if __name__ == "__main__":

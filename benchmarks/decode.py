@@ -12,17 +12,19 @@ the first. The context in the middle of that is the prompt and 96 tokens, with w
 from __future__ import annotations
 
 import argparse
-import sys
+import math
 import time
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
+from arguments import not_negative, positive
+from engine_choices import engine_options, parsed
 from step_parts import Part, traced
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import Table, drain, load, median, parser, run, started
+from gpu import Table, check_ended, drain, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
@@ -57,11 +59,22 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
     return int(output.offsets.min()), int(output.offsets.max())
 
 
+def apart(llm: LLM, prompts: list[np.ndarray]) -> str:
+    """Say why the rows of a batch never decoded all at once."""
+    least, room = len(prompts[0]) + FIRST + 2, llm.engine.info.context_length
+    if least > room:
+        return f"a prompt and {FIRST + 2} tokens behind it are beyond the {room} that fit: lower --context"
+    most = llm.options.max_running_requests
+    if most < len(prompts):
+        return f"max_running_requests is {most}: raise it for a batch of {len(prompts)}"
+    return f"KV has no room for a batch of {len(prompts)}: lower --batch or --context"
+
+
 def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> float:
     """Run a batch; return the mean time of a step while all its rows decode.
 
     Raises:
-        SystemExit: KV has no room for all of them at once.
+        SystemExit: a prompt was refused, or there is no room for all of them at once.
     """
     start(llm, prompts, sampling)
     times: list[float] = []
@@ -69,23 +82,23 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
         reached = step(llm, len(prompts))
         if reached is not None and reached[0] >= FIRST and reached[1] <= LAST:
             times.append(time.perf_counter())
-    llm.engine.take_ended()
+    check_ended(llm, f"batch {len(prompts)}")
     if len(times) < 2:
-        sys.exit(f"KV has no room for a batch of {len(prompts)}: lower --batch or --context")
+        fail(apart(llm, prompts))
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
 def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, Part]:
     """Return each kernel's part of a step, the longest first."""
     start(llm, prompts, sampling)
-    while (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
+    while llm.engine.busy and (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(PROFILED):
             step(llm, len(prompts))
         torch.cuda.synchronize()
-    drain(llm)
+    drain(llm, f"batch {len(prompts)}")
     return traced(trace.export_chrome_trace, PROFILED)
 
 
@@ -103,12 +116,13 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         once = SamplingParams(max_tokens=1, ignore_eos=True)
         for rid, prompt in enumerate(prompts):
             llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
-        drain(llm)
+        drain(llm, f"prompts of {args.context} tokens")
         for batch in args.batch:
             rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
             took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
             whole = least + limits.collectives(batch, batch)
-            note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if args.tensor > 1 else ""
+            told = limits.gpus > 1 and not math.isnan(whole)
+            note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if told else ""
             share = table.row(f"decode step, batch {batch}", took * 1e3, least * 1e3, "ms", note)
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
             results[batch] |= {"limit_with_collectives_ms": whole * 1e3}
@@ -125,13 +139,15 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32, 128, 256])
-    made.add_argument("--context", type=int, default=1000, help="tokens of a prompt")
-    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+    made.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 32, 128, 256])
+    made.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
+    made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
     made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
     made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
-    args = made.parse_args()
-    if args.no_prefix_cache:
+    args = parsed(made, batch=[1, 4], context=64)
+    if args.profile and args.device != "cuda":
+        made.error("--profile needs --device cuda")
+    if engine_options(args)["prefix_cache"] == "none":
         made.error("the prompts of a batch start together because they are cached")
     run(args, measure, without=("prefix cache off",))
 

@@ -1,92 +1,31 @@
-"""What the GPU benchmarks share: model shapes with random weights, limits, options, and the table."""
+"""What the GPU benchmarks share: options, loading a shape, ends of requests, and the table."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
-import tempfile
-import types
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from arguments import plain, positive
+from engine_choices import ON_GPUS, VARIANTS, engine_option, engine_options, off_already, varied
 from limits import Limits, add_limits, limits_of
+from rank_logs import quiet_ranks
+from shapes import SHAPES, shape_folder
 
 from mizzen import LLM
+from mizzen.core.request import FinishReason
+from mizzen.engine.choices import check_options
 from mizzen.engine.config import EngineOptions
-from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config
+from mizzen.parallel.group import RanksFailed
 
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "dtype": "bfloat16",
-    "eos_token_id": 151645,
-}
-LLAMA3 = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "dtype": "bfloat16",
-    "eos_token_id": 128001,
-}
-
-
-def shape(
-    base: dict[str, Any], hidden: int, middle: int, layers: int, heads: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        **base,
-        "hidden_size": hidden,
-        "intermediate_size": middle,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        **more,
-    }
-
-
-def llama_rope(factor: float) -> dict[str, Any]:
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
-    "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
-    "qwen3-32b": shape(QWEN3, 5120, 25600, 64, 64, tie_word_embeddings=False),
-    "llama-3.2-1b": shape(
-        LLAMA3, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_scaling=llama_rope(32.0)
-    ),
-    "llama-3.1-8b": shape(
-        LLAMA3, 4096, 14336, 32, 32, head_dim=128, tie_word_embeddings=False, rope_scaling=llama_rope(8.0)
-    ),
-    "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
-}
-"""config.json of the checkpoints that these names stand for; tiny is none, and tells whether all works."""
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "all on": {},
-    "graphs off": {"no_graphs": True},
-    "overlap off": {"no_overlap": True},
-    "prefix cache off": {"no_prefix_cache": True},
-    "fusion off": {"no_fusion": True},
-}
+ROOM = "use shorter or fewer prompts, or raise --engine kv_cache_tokens or max_waiting_requests"
 
 
 class Table:
@@ -97,7 +36,11 @@ class Table:
         print(f"  {'work':<26} {'measured':>16} {'limit':>16} {'of limit':>9}", flush=True)
 
     def row(self, work: str, figure: float, limit: float | None, unit: str, note: str = "") -> float | None:
-        """Print a row; return the share of the limit. A rate has a limit above it, a time one below it."""
+        """Print a row; return the share of the limit. A rate has a limit above it, a time one below it.
+
+        There is no share where the limit is None or not known (NaN).
+        """
+        limit = None if limit is None or math.isnan(limit) else limit
         share = None if limit is None else figure / limit if unit.endswith("/s") else limit / figure
         cells = [f"{number:,.2f} {unit}" if number is not None else "-" for number in (figure, limit)]
         percent = "-" if share is None else f"{share:.0%}"
@@ -105,38 +48,25 @@ class Table:
         return share
 
 
-def engine_option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of the engine."""
-    name, _, value = text.partition("=")
-    name = name.replace("-", "_")
-    kinds = typing.get_type_hints(EngineOptions)
-    if name not in kinds or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE of an engine option")
-    kind = kinds[name]
-    if isinstance(kind, types.UnionType):
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    return name, value == "true" if kind is bool else kind(value)
-
-
 def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentParser:
-    """Return the options that all these benchmarks have."""
+    """Return the options that all these benchmarks have; `engine_choices.parsed` reads them."""
     made = argparse.ArgumentParser(description=(doc or " ").splitlines()[0])
     made.add_argument("--shape", choices=sorted(SHAPES), default=default)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--tensor", type=int, default=1, help="GPUs that share the model")
-    made.add_argument("--rounds", type=int, default=3, help="the median of so many is told")
+    made.add_argument("--tensor", type=positive, default=1, help="GPUs that share the model")
+    made.add_argument("--rounds", type=positive, default=3, help="the median of so many is told")
     add_limits(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
-    made.add_argument("--page-size", type=int, default=16)
+    made.add_argument("--page-size", type=positive, default=16)
     made.add_argument("--attention", default="auto", help="attention backend of prompts")
     made.add_argument("--attention-decode", default="auto", help="attention backend of decodes")
     made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
-    made.add_argument("--depth", type=int, default=2, help="steps in flight")
+    made.add_argument("--depth", type=positive, default=2, help="steps in flight")
     made.add_argument("--no-overlap", action="store_true", help="the same as --depth 1")
     made.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel")
     made.add_argument("--no-fusion", action="store_true", help="run plain operations")
     made.add_argument("--no-prefix-cache", action="store_true")
-    made.add_argument("--chunk", type=int, default=8192, help="prompt tokens in one step at most")
+    made.add_argument("--chunk", type=positive, default=8192, help="prompt tokens in one step at most")
     made.add_argument(
         "--engine", type=engine_option, nargs="+", default=[], metavar="NAME=VALUE", help="engine options"
     )
@@ -144,48 +74,39 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
     return made
 
 
+def fail(message: str) -> NoReturn:
+    """End with a message: what was asked for cannot be measured."""
+    sys.exit(f"error: {message}")
+
+
+def check_engine(device: str, folder: Path, options: dict[str, Any]) -> None:
+    """End where an option stands against an engine, before its ranks start: each would say so again."""
+    known = {name: value for name, value in options.items() if name not in ("skip_tokenizer", "device")}
+    try:
+        check_options(EngineOptions(model=str(folder), device=device, **known), read_config(folder))
+    except ValueError as error:
+        sys.exit(f"the engine cannot be loaded: {error}")
+
+
 @contextmanager
-def shape_folder(shape: str) -> Iterator[Path]:
-    """Have a model folder of a shape, without weights, for a while."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
-        yield Path(folder)
-
-
-def config_of(shape: str) -> ModelConfig:
-    """Return the configuration of a shape."""
-    with shape_folder(shape) as folder:
-        return read_config(folder)
+def loaded(device: str, folder: Path, options: dict[str, Any]) -> Iterator[LLM]:
+    """Load an engine, or end with what stands against it."""
+    check_engine(device, folder, options)
+    try:
+        with quiet_ranks(options["tensor"]):
+            made = LLM(folder, device=device, **options)
+    except (ValueError, RanksFailed) as error:  # an option that cannot be, or too little memory
+        sys.exit(f"the engine cannot be loaded: {error}")
+    with made as llm:
+        yield llm
 
 
 @contextmanager
 def load(args: argparse.Namespace, **more: Any) -> Iterator[tuple[LLM, Limits]]:
     """Load the chosen shape with random weights and the chosen options."""
-    with shape_folder(args.shape) as folder:
-        options = engine_options(args) | {"load_format": "dummy"} | more | dict(args.engine)
-        try:
-            loaded = LLM(folder, device=args.device, **options)
-        except ValueError as error:  # an option that cannot be, or too little memory
-            sys.exit(f"the engine cannot be loaded: {error}")
-        with loaded as llm:
-            yield llm, limits_of(args, read_config(folder))
-
-
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the chosen options of the engine."""
-    return {
-        "skip_tokenizer": True,
-        "tensor": args.tensor,
-        "page_size": args.page_size,
-        "attention_prefill": args.attention,
-        "attention_decode": args.attention_decode,
-        "kv_cache_dtype": args.kv_cache_dtype,
-        "steps_in_flight": 1 if args.no_overlap else args.depth,
-        "cuda_graph": "off" if args.no_graphs else "auto",
-        "fusion": "off" if args.no_fusion else "auto",
-        "prefix_cache": "none" if args.no_prefix_cache else "radix",
-        "prefill_chunk_tokens": args.chunk,
-    }
+    options = engine_options(args, load_format="dummy", **more)
+    with shape_folder(args.shape) as folder, loaded(args.device, folder, options) as llm:
+        yield llm, limits_of(args, read_config(folder), options)
 
 
 def need_device(device: str) -> None:
@@ -200,20 +121,34 @@ Measure = Callable[[argparse.Namespace, Table], dict[str, Any]]
 """Measures with the given options, fills a table and returns the figures."""
 
 
+def variants(args: argparse.Namespace, without: tuple[str, ...]) -> list[str]:
+    """Return what to measure: with `--ablate` all but `without` and what would change nothing."""
+    if not args.ablate:
+        return ["all on"]
+    same = [*(ON_GPUS if args.device == "cpu" else ()), *off_already(args)]
+    return [name for name in VARIANTS if name not in without and name not in same]
+
+
+def title(args: argparse.Namespace, variant: str) -> str:
+    """Return a table's title: what was asked for, by the options that the engine gets."""
+    gpus = engine_options(args)["tensor"]
+    told = args.shape + (f", {gpus} GPUs" if gpus > 1 else "")
+    if not args.ablate:
+        return told
+    off = ", ".join(name.removesuffix(" off") for name in off_already(args))
+    return f"{told}, {variant}" + (f" (off throughout: {off})" if off else "")
+
+
 def run(args: argparse.Namespace, measure: Measure, *, without: tuple[str, ...] = ()) -> None:
     """Measure, and with `--ablate` again with each part off (but those `without`); print tables and JSON."""
     need_device(args.device)
-    names = [name for name in VARIANTS if name not in without] if args.ablate else ["all on"]
     results: dict[str, dict[str, Any]] = {}
-    for name in names:
-        chosen = argparse.Namespace(**vars(args) | VARIANTS[name])
-        gpus = f", {args.tensor} GPUs" if args.tensor > 1 else ""
-        table = Table(f"{args.shape}{gpus}" + (f", {name}" if args.ablate else ""))
-        results[name] = measure(chosen, table)
+    for name in variants(args, without):
+        results[name] = measure(varied(args, name), Table(title(args, name)))
     if args.json:
         told = {"variants": results} if args.ablate else results["all on"]
         options = {k: v for k, v in vars(args).items() if k != "json"}
-        print(json.dumps({"options": options, **told}, default=str))
+        print(json.dumps(plain({"options": options, **told}), default=str))
 
 
 def started(llm: LLM) -> dict[str, Any]:
@@ -224,11 +159,18 @@ def started(llm: LLM) -> dict[str, Any]:
     return {"phases": info.phases, "attention": dict(zip(("decode", "prefill"), info.attention, strict=True))}
 
 
-def drain(llm: LLM) -> None:
-    """Run what is left in the engine."""
+def check_ended(llm: LLM, work: str) -> None:
+    """End with the reason where a request was refused: nothing of it ran, so no time tells anything."""
+    for ended in llm.engine.take_ended():
+        if ended.reason is FinishReason.ERROR:
+            fail(f"{work}: prompt refused: {ended.message}: {ROOM}")
+
+
+def drain(llm: LLM, work: str) -> None:
+    """Run what is left in the engine; end with the reason where a request of this work was refused."""
     while llm.engine.busy:
         llm.engine.step(0.0)
-    llm.engine.take_ended()
+    check_ended(llm, work)
     llm.engine.take_cache_events()
 
 

@@ -27,9 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from arguments import natural, not_negative, plain, positive
+from engine_choices import engine_options, parsed
 from gateway_parts.vocabulary import Vocabulary
+from shapes import SHAPES
 
-from gpu import SHAPES, engine_options, median, need_device, parser, started
+from gpu import fail, loaded, median, need_device, parser, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.output import GrammarCounts
 from mizzen.core.request import Request
@@ -40,6 +43,8 @@ from mizzen.engine.grammar.vocabulary import byte_alphabet
 from mizzen.engine.state import Uploader
 
 PROMPT, FIRST, LAST = 100, 16, 112
+LEAST_VOCABULARY = 128_256
+"""The tokenizer has 128,000 entries, and some ids are left over."""
 SPARE_IDS = 256
 """Of the model, that have no token."""
 RECORDS = r"""
@@ -100,23 +105,29 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
         (folder / name).write_bytes(one)
 
 
+def vocab_size_of(shape: str) -> int:
+    """Return the entries of a shape's vocabulary; tiny has one of a real size, too."""
+    return max(SHAPES[shape]["vocab_size"], LEAST_VOCABULARY)
+
+
 @contextmanager
 def load(args: Any) -> Iterator[LLM]:
     """Load the chosen shape with random weights and a real vocabulary."""
-    config = dict(SHAPES[args.shape])
+    config = dict(SHAPES[args.shape]) | {"vocab_size": vocab_size_of(args.shape)}
     if args.layers:
         config["num_hidden_layers"] = args.layers
     config["eos_token_id"] = config["vocab_size"] - 1
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder), config["vocab_size"])
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        options = engine_options(args) | {
-            "load_format": "dummy",
-            "max_running_requests": args.batch,
-            "cuda_graph_max_batch": args.batch,
-            "kv_cache_tokens": args.batch * 512,
-        }
-        with LLM(folder, device=args.device, **options | dict(args.engine)) as llm:
+        options = engine_options(
+            args,
+            load_format="dummy",
+            max_running_requests=args.batch,
+            cuda_graph_max_batch=args.batch,
+            kv_cache_tokens=args.batch * 512,
+        )
+        with loaded(args.device, Path(folder), options) as llm:
             yield llm
 
 
@@ -132,11 +143,13 @@ def step_seconds(llm: LLM, wishes: dict[str, Any], batch: int, temperature: floa
         output = llm.engine.step(0.0)
         llm.engine.take_cache_events()
         for ended in llm.engine.take_ended():
-            raise RuntimeError(f"a request failed: {ended.message}")
+            fail(f"batch {batch}: a request failed: {ended.message}")
         if output is None or len(output.rids) < batch:
             continue
         if output.offsets.min() >= FIRST and output.offsets.max() <= LAST:
             marks.append((time.perf_counter(), llm.engine.grammar_counts.mask_seconds))
+    if len(marks) < 2:
+        fail(f"KV has no room for a batch of {batch}, or max_running_requests is below: lower --batch")
     (begin, masks_begin), (end_at, masks_end) = marks[0], marks[-1]
     count = len(marks) - 1
     return (end_at - begin) / count, (masks_end - masks_begin) / count
@@ -203,7 +216,7 @@ def host(args: Any) -> dict[str, dict[str, float]]:
     for name, grammar in GRAMMARS.items():
         if grammar is None:
             continue
-        vocab_size = SHAPES[args.shape]["vocab_size"]
+        vocab_size = vocab_size_of(args.shape)
         found[name] = one = host_step(vocab_size, grammar, args.batch, LAST, args.mask_threads)
         print(
             f"batch {args.batch} {name:>12}: {one['us']:8.0f} us a step by the clock "
@@ -216,12 +229,15 @@ def host(args: Any) -> dict[str, dict[str, float]]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
-    made.add_argument("--batch", type=int, default=64)
-    made.add_argument("--mask-threads", type=int, default=1, help="with --host")
+    made.add_argument("--batch", type=positive, default=64)
+    made.add_argument("--mask-threads", type=positive, default=1, help="with --host")
     made.add_argument("--only", help="of what is asked, these names alone, by commas")
-    made.add_argument("--layers", type=int, default=0, help="run so many layers of the shape alone")
-    made.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
-    args = made.parse_args()
+    made.add_argument("--layers", type=natural, default=0, help="run so many layers of the shape alone")
+    made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
+    args = parsed(made, batch=1, rounds=1)
+    known = {*GRAMMARS, *WISHES}
+    if args.only is not None and (unknown := set(args.only.split(",")) - known):
+        made.error(f"--only {', '.join(sorted(unknown))}: it must be of {', '.join(sorted(known))}")
     if args.host:
         found = host(args)
         if args.json:
@@ -250,7 +266,7 @@ def main() -> None:
             )
         found = {"steps": steps, "compile_seconds": compiling, **started(llm)}
     if args.json:
-        print(json.dumps({"options": vars(args), **found}, default=str))
+        print(json.dumps(plain({"options": vars(args), **found}), default=str))
 
 
 if __name__ == "__main__":

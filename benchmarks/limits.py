@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from arguments import above_zero, not_negative
 
 from mizzen.models.config import ModelConfig
 
@@ -13,10 +18,11 @@ LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What GPUs can do at most with a model in bfloat16, from bytes moved and operations done.
+    """What GPUs can do at most with a model, from bytes moved and operations done (those of bfloat16).
 
     Several share weights, KV and operations evenly. What they have to tell one another is counted by
     `collectives` alone: it costs no time where something else is computed meanwhile.
+    What another device can do is not known: all limits are NaN then.
     """
 
     config: ModelConfig
@@ -24,6 +30,8 @@ class Limits:
     """Bytes a second."""
     flops: float
     """Operations a second."""
+    element: int = 2
+    """Bytes of a weight, and of a number in the residual stream."""
     kv_element: int = 2
     """Bytes of a number in the KV cache."""
     gpus: int = 1
@@ -52,7 +60,7 @@ class Limits:
     def decode(self, batch: int, context: float) -> float:
         """Seconds of a step that decodes `batch` rows of `context` tokens each."""
         weights = self.body + self.head
-        products = max(2 * weights / self.bandwidth, 2 * weights * batch / self.flops)
+        products = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
         return (products + batch * context * self.token_bytes / self.bandwidth) / self.gpus
 
     def prefill(self, tokens: int, start: int = 0) -> float:
@@ -64,7 +72,7 @@ class Limits:
 
     def weights_read(self) -> float:
         """Seconds of reading all weights once."""
-        return 2 * (self.body + self.head) / self.bandwidth / self.gpus
+        return self.element * (self.body + self.head) / self.bandwidth / self.gpus
 
     @property
     def _elsewhere(self) -> float:
@@ -73,7 +81,7 @@ class Limits:
 
     def sum(self, rows: int) -> float:
         """Seconds of a sum over the GPUs of `rows` rows of the residual stream; all of them get it."""
-        received = 2 * self._elsewhere * rows * self.config.hidden_size * 2
+        received = 2 * self._elsewhere * rows * self.config.hidden_size * self.element
         return max(self.least_sum, received / self.links)
 
     def collectives(self, rows: int, drawn: int) -> float:
@@ -83,33 +91,51 @@ class Limits:
         """
         if self.gpus == 1:
             return 0.0
-        logits = self._elsewhere * drawn * self.config.vocab_size * 2
+        logits = self._elsewhere * drawn * self.config.vocab_size * self.element
         return (2 * self.config.layers + 1) * self.sum(rows) + logits / self.links
 
 
 def add_roof(made: argparse.ArgumentParser) -> None:
     """Add the options that limits of one GPU are computed with."""
-    made.add_argument("--bandwidth", type=float, default=4.28, help="TB/s that the limit is computed with")
-    made.add_argument("--tflops", type=float, default=799, help="TFLOP/s that the limit is computed with")
+    made.add_argument(
+        "--bandwidth", type=above_zero, default=4.28, help="TB/s that the limit is computed with"
+    )
+    made.add_argument(
+        "--tflops", type=above_zero, default=799, help="TFLOP/s that the limit is computed with"
+    )
+
+
+def roof_of(args: argparse.Namespace) -> tuple[float, float]:
+    """Return the bytes and the operations a second that limits are computed with; NaN on a CPU."""
+    if args.device == "cpu":
+        return math.nan, math.nan
+    return args.bandwidth * 1e12, args.tflops * 1e12
 
 
 def add_limits(made: argparse.ArgumentParser) -> None:
     """Add the options that limits are computed with."""
     add_roof(made)
-    made.add_argument("--links", type=float, default=450, help="GB/s that a GPU gets from others")
+    made.add_argument("--links", type=above_zero, default=450, help="GB/s that a GPU gets from others")
     made.add_argument(
-        "--least-sum", type=float, help="microseconds of the shortest sum over GPUs; by default as measured"
+        "--least-sum",
+        type=not_negative,
+        help="microseconds of the shortest sum over GPUs; by default as measured",
     )
 
 
-def limits_of(args: argparse.Namespace, config: ModelConfig) -> Limits:
-    """Return what the chosen GPUs can do at most."""
+def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[str, Any]) -> Limits:
+    """Return what the chosen GPUs can do at most; `options` are those that the engine was given."""
+    bandwidth, flops = roof_of(args)
+    gpus, element = options["tensor"], 4 if options.get("dtype") == "float32" else 2
+    least_sum = LEAST_SUM.get(gpus, 0.0) if args.least_sum is None else args.least_sum
+    known = args.device != "cpu"
     return Limits(
         config=config,
-        bandwidth=args.bandwidth * 1e12,
-        flops=args.tflops * 1e12,
-        kv_element=1 if args.kv_cache_dtype == "fp8" else 2,
-        gpus=args.tensor,
-        links=args.links * 1e9,
-        least_sum=(LEAST_SUM.get(args.tensor, 0.0) if args.least_sum is None else args.least_sum) * 1e-6,
+        bandwidth=bandwidth,
+        flops=flops,
+        element=element,
+        kv_element=1 if options["kv_cache_dtype"] == "fp8" else element,
+        gpus=gpus,
+        links=args.links * 1e9 if known else math.nan,
+        least_sum=least_sum * 1e-6 if known else math.nan,
     )

@@ -15,18 +15,37 @@ import time
 from typing import Any
 
 import numpy as np
+from arguments import number, positive
+from engine_choices import parsed
 
-from gpu import Table, drain, load, median, parser, run, started
+from gpu import Table, check_ended, drain, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
+from mizzen.core.output import StepOutput
 from mizzen.core.request import Request
 
 START = 200
 """Tokens of a stream's prompt."""
+OUTPUTS = 20_000
+"""Tokens of a stream at most: more than any takes while prompts run."""
+SHORT = "use fewer --streams or fewer and shorter --prompts, or raise --engine kv_cache_tokens"
 
 
 def submit(llm: LLM, rid: int, prompt: np.ndarray, outputs: int) -> None:
     sampling = SamplingParams(temperature=0.6, max_tokens=outputs, ignore_eos=True)
     llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
+
+
+def step(llm: LLM, streams: int) -> StepOutput | None:
+    """Run a step; end where a prompt was refused, or a stream is over while it is measured."""
+    if not llm.engine.busy:
+        fail(f"the engine has nothing more to do beside {streams} streams: {SHORT}")
+    output = llm.engine.step(time.monotonic())
+    check_ended(llm, f"prompts beside {streams} streams")
+    llm.engine.take_cache_events()
+    for ended in output.finished if output is not None else ():
+        if ended.rid < streams:
+            fail(f"a stream ended after {ended.output_tokens} tokens, before the prompts: {SHORT}")
+    return output
 
 
 def stream(
@@ -35,17 +54,16 @@ def stream(
     """Return the seconds between tokens of a stream while prompts ran, and the seconds that these took."""
     highest = min(llm.engine.info.vocab_size, 10000)
     for rid in range(streams):
-        submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), 20_000)
+        submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), OUTPUTS)
     seen: dict[int, float] = {}
     while len(seen) < streams:
-        output = llm.engine.step(time.monotonic())
+        output = step(llm, streams)
         seen.update(dict.fromkeys(output.rids.tolist() if output is not None else (), time.perf_counter()))
     gaps: list[float] = []
     begin, done = time.perf_counter(), 0
     submit(llm, streams, prompts[0], 1)
     while done < len(prompts):
-        output = llm.engine.step(time.monotonic())
-        llm.engine.take_cache_events()
+        output = step(llm, streams)
         if output is None:
             continue
         now = time.perf_counter()
@@ -60,7 +78,7 @@ def stream(
     seconds = time.perf_counter() - begin
     for rid in range(streams):
         llm.engine.abort(rid)
-    drain(llm)
+    drain(llm, "streams")
     return gaps, seconds
 
 
@@ -92,11 +110,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--batch", "--streams", type=int, default=32, help="streams")
-    made.add_argument("--context", "--prompt", type=int, default=8192, help="tokens of a prompt")
-    made.add_argument("--prompts", type=int, default=8)
-    made.add_argument("--max-step-milliseconds", type=float, default=25.0)
-    run(made.parse_args(), measure)
+    made.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
+    made.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
+    made.add_argument("--prompts", type=positive, default=8)
+    made.add_argument("--max-step-milliseconds", type=number, default=25.0)
+    run(parsed(made, batch=4, context=256, prompts=2), measure)
 
 
 if __name__ == "__main__":

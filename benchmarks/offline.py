@@ -12,13 +12,17 @@ decode steps as the longest output, each with the rows and the context that are 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from typing import Any
 
 import numpy as np
+from arguments import positive
+from engine_choices import parsed
+from limits import Limits
 
-from gpu import Limits, Table, load, median, parser, run, started
+from gpu import Table, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 
 SEQUENCES = 256
@@ -63,10 +67,14 @@ def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]
     params = [SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True) for count in outputs]
     begin = time.perf_counter()
-    answers = llm.generate(ids, params, progress=False)
+    try:
+        answers = llm.generate(ids, params, progress=False)
+    except ValueError as error:  # before anything ran
+        fail(f"{error}: lower --context, or raise --engine kv_cache_tokens")
     seconds = time.perf_counter() - begin
     if [len(answer.token_ids) for answer in answers] != outputs:
-        raise RuntimeError("an answer has another length than asked for")
+        room = llm.engine.info.context_length
+        fail(f"an answer ended early, for it and its prompt may have {room} tokens: lower --output")
     return seconds
 
 
@@ -78,8 +86,10 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
         took, (least, shared) = median(seconds), limit(limits, prompts, outputs)
         rate, best = sum(outputs) / took, sum(outputs) / least
-        told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s, limit {least:.2f}"
-        if args.tensor > 1:
+        told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
+        if not math.isnan(least):
+            told += f", limit {least:.2f}"
+        if limits.gpus > 1 and not math.isnan(least):
             told += f", {least + shared:.2f} with collectives: {(least + shared) / took:.0%}"
         share = table.row(f"{args.batch} requests at once", rate, best, "tok/s", told)
         return {
@@ -90,10 +100,10 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--batch", type=int, default=SEQUENCES, help="requests")
-    made.add_argument("--context", type=int, help="tokens of every prompt")
-    made.add_argument("--output", type=int, help="tokens of every answer")
-    run(made.parse_args(), measure)
+    made.add_argument("--batch", type=positive, default=SEQUENCES, help="requests")
+    made.add_argument("--context", type=positive, help="tokens of every prompt")
+    made.add_argument("--output", type=positive, help="tokens of every answer")
+    run(parsed(made, batch=8, context=32, output=16), measure)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ Prompts are random token ids below `--vocabulary` (/v1/completions), or random w
 Token counts are those of the server's `usage`.
 
 A trace is a JSON object a line: `at` (or `timestamp`), `max_tokens` (or `output_length`), and `prompt` or
-`input_length`, with `hash_ids` where prompts share blocks. `--speed 2` replays it twice as fast.
+`input_length`, with `hash_ids` where prompts share blocks. `--speed 2` replays it twice as fast, and
+`--requests` the first of it alone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from arguments import above_zero, natural, not_negative, plain, positive
+from online_parts.recorded import Entry, asked, read, recorded
 from online_parts.replay import Target, run
 from online_parts.summary import summarize
-from online_parts.trace import Lengths, Session, Texts, Workload, generate, rate_of, read, recorded
+from online_parts.trace import Lengths, Session, Texts, Workload, generate, rate_of
 
 COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
+REQUESTS = 200
+"""In a run that replays no trace."""
 LAG_SHARE = 0.1
 """A client that is behind by more than this share of the median time to the first token is named."""
 
@@ -47,38 +52,57 @@ def lengths(text: str) -> Lengths:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("url", help="base of the server, as in http://127.0.0.1:8000")
     made.add_argument("--model", help="name in requests; by default the first that the server lists")
-    made.add_argument("--rate", type=float, nargs="+", default=[1.0], help="sessions a second, each a run")
-    made.add_argument("--requests", type=int, default=200, help="in a run")
     made.add_argument(
-        "--burstiness", type=float, default=1.0, help="of arrivals: 1 Poisson, 0 even, 2 bursts"
+        "--rate", type=above_zero, nargs="+", default=[1.0], help="sessions a second, each a run"
+    )
+    made.add_argument(
+        "--requests", type=positive, help=f"in a run; by default {REQUESTS}, or all that a trace has"
+    )
+    made.add_argument(
+        "--burstiness", type=not_negative, default=1.0, help="of arrivals: 1 Poisson, 0 even, 2 bursts"
     )
     made.add_argument("--input", type=lengths, default="U(100,1024)", help="prompt tokens")
     made.add_argument("--output", type=lengths, default="U(100,1024)", help="tokens of answers")
-    made.add_argument("--shared", type=int, default=0, help="tokens that prompts of a group begin with")
-    made.add_argument("--groups", type=int, default=1)
-    made.add_argument("--turns", type=int, default=1, help="requests of a session")
-    made.add_argument("--think", type=float, default=1.0, help="mean seconds between answer and next turn")
+    made.add_argument("--shared", type=natural, default=0, help="tokens that prompts of a group begin with")
+    made.add_argument("--groups", type=positive, default=1)
+    made.add_argument("--turns", type=positive, default=1, help="requests of a session")
+    made.add_argument(
+        "--think", type=not_negative, default=1.0, help="mean seconds between answer and next turn"
+    )
     made.add_argument("--trace", type=Path, help="replay this file instead")
-    made.add_argument("--speed", type=float, nargs="+", default=[1.0], help="of the trace, each a run")
-    made.add_argument("--trace-unit", type=float, default=1.0, help="seconds that 1 of a time stands for")
-    made.add_argument("--hash-block", type=int, default=16, help="tokens in a block of hash_ids")
+    made.add_argument("--speed", type=above_zero, nargs="+", default=[1.0], help="of the trace, each a run")
+    made.add_argument(
+        "--trace-unit", type=above_zero, default=1.0, help="seconds that 1 of a time stands for"
+    )
+    made.add_argument("--hash-block", type=positive, default=16, help="tokens in a block of hash_ids")
     made.add_argument("--text", action="store_true", help="send words, not token ids")
     made.add_argument("--chat", action="store_true", help="use /v1/chat/completions (with --text)")
-    made.add_argument("--vocabulary", type=int, default=10_000, help="token ids are below")
+    made.add_argument("--vocabulary", type=positive, default=10_000, help="token ids are below")
     made.add_argument("--eos", action="store_true", help="let the model end its answers")
-    made.add_argument("--temperature", type=float)
-    made.add_argument("--body", type=json.loads, default={}, help="more fields of each request, as JSON")
+    made.add_argument("--temperature", type=not_negative)
+    made.add_argument("--body", type=json_object, default={}, help="more fields of each request, as JSON")
     made.add_argument("--key-env", default="OPENAI_API_KEY", help="variable with the API key")
-    made.add_argument("--timeout", type=float, default=600.0, help="seconds that an answer may take")
-    made.add_argument("--warm", type=float, default=0.0, help="seconds whose latencies do not count")
-    made.add_argument("--good-first", type=float, help="ms to the first token that are good enough")
-    made.add_argument("--good-token", type=float, help="ms a token that are good enough")
-    made.add_argument("--processes", type=int, default=1, help="of the client")
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--timeout", type=above_zero, default=600.0, help="seconds that an answer may take")
+    made.add_argument("--warm", type=not_negative, default=0.0, help="seconds whose latencies do not count")
+    made.add_argument("--good-first", type=above_zero, help="ms to the first token that are good enough")
+    made.add_argument("--good-token", type=above_zero, help="ms a token that are good enough")
+    made.add_argument("--processes", type=positive, default=1, help="of the client")
+    made.add_argument("--seed", type=natural, default=0)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     return made
 
@@ -92,13 +116,28 @@ async def first_model(url: str, key: str | None) -> str:
         return (await response.json())["data"][0]["id"]
 
 
-def workloads(args: argparse.Namespace) -> list[tuple[str, list[Session]]]:
-    """Return the runs: a name, and what is asked."""
+def entries_of(args: argparse.Namespace) -> list[Entry]:
+    """Return what is replayed of the trace, in order of time, and say so where that is not all.
+
+    Raises:
+        ValueError: the trace cannot be replayed; says which line and why.
+    """
+    entries = read(args.trace, block=args.hash_block)
+    if args.chat and any(isinstance(entry.prompt, list) for entry in entries):
+        raise ValueError(f"{args.trace} has prompts of token ids, which --chat cannot send")
+    if args.requests is not None and args.requests < len(entries):
+        print(f"{args.requests} of {len(entries)} requests of the trace, the first by time")
+        return entries[: args.requests]
+    return entries
+
+
+def workloads(args: argparse.Namespace, entries: list[Entry]) -> list[tuple[str, list[Session]]]:
+    """Return the runs: a name, and what is asked. `entries` are the trace's, where there is one."""
     vocabulary = None if args.text else args.vocabulary
     if args.trace is not None:
         texts = Texts(np.random.default_rng(args.seed), vocabulary)
-        asks = list(read(args.trace, texts, unit=args.trace_unit, block=args.hash_block, limit=args.requests))
-        return [(f"speed {speed:g}", recorded(iter(asks), speed)) for speed in args.speed]
+        asks = list(asked(entries, texts, unit=args.trace_unit, block=args.hash_block))
+        return [(f"speed {speed:g}", recorded(asks, speed)) for speed in args.speed]
     runs = []
     for index, rate in enumerate(args.rate):
         # Each rate has prompts of its own, so that none is in the server's cache.
@@ -122,7 +161,17 @@ def cell(figures: dict[str, float] | None) -> str:
     return "-" if figures is None else "/".join(f"{figures[q]:.1f}" for q in ("p50", "p90", "p99"))
 
 
-def show(name: str, result: dict[str, Any]) -> None:
+def hint(kind: str, detail: str) -> str:
+    """Return the option that an error may be about; empty where it names none."""
+    said = detail.lower()
+    if "vocab" in said or ("prompt" in said and "token id" in said):
+        return " (--vocabulary has to be no more than the model's)"
+    if "model" in said and kind in ("status 400", "status 404") and ("exist" in said or "not found" in said):
+        return " (--model has to be one that the server lists)"
+    return ""
+
+
+def show(name: str, result: dict[str, Any], warm: float) -> None:
     """Print a run's line, and what went wrong in it."""
     errors = sum(result["errors"].values())
     print(
@@ -131,23 +180,35 @@ def show(name: str, result: dict[str, Any]) -> None:
         + f" {result['most_in_flight']:>6} {errors:>6}",
         flush=True,
     )
-    if errors:
-        print("             " + ", ".join(f"{count} x {kind}" for kind, count in result["errors"].items()))
+    for kind, count in result["errors"].items():
+        detail = result["error_details"].get(kind, "")
+        print(f"             {count} x {kind}" + (f": {detail}{hint(kind, detail)}" if detail else ""))
+    if warm > (last := result["last_due_seconds"]):
+        print(
+            f"             no latency counts: --warm is {warm:g} s, the last request was due at {last:.1f} s"
+        )
     lag, first = result["client_lag_ms"], result["first_token_ms"]
     if lag and first and lag["p99"] > LAG_SHARE * first["p50"]:
         print(f"             the client was {lag['p99']:.1f} ms behind (p99): try --processes")
 
 
 def main() -> int:
-    args = parser().parse_args()
+    made = parser()
+    args = made.parse_args()
     if args.chat and not args.text:
-        parser().error("--chat needs --text: messages hold no token ids")
+        made.error("--chat needs --text: messages hold no token ids")
     if args.trace is not None and not args.trace.is_file():
-        parser().error(f"--trace {args.trace} is no file")
+        made.error(f"--trace {args.trace} is no file")
+    if args.trace is None:
+        args.requests = args.requests or REQUESTS
+    try:
+        entries = entries_of(args) if args.trace is not None else []
+    except (ValueError, OSError) as error:
+        made.error(str(error))
     key = os.environ.get(args.key_env)
     try:
         model = args.model or asyncio.run(first_model(args.url, key))
-    except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:
+    except (aiohttp.ClientError, TimeoutError, LookupError, TypeError, ValueError) as error:
         sys.exit(f"{args.url} does not list its models: {error or type(error).__name__}")
     target = Target(
         url=args.url,
@@ -165,7 +226,7 @@ def main() -> int:
         f"{'between tokens':>23} {'open':>6} {'errors':>6}"
     )
     results = {}
-    for name, sessions in workloads(args):
+    for name, sessions in workloads(args, entries):
         records = run(target, sessions, args.processes)
         results[name] = result = {
             "sessions_per_second": rate_of(sessions),
@@ -176,10 +237,11 @@ def main() -> int:
                 most_token=None if args.good_token is None else args.good_token / 1e3,
             ),
         }
-        show(name, result)
+        show(name, result, args.warm)
     if args.json:
         options = {k: v.text if isinstance(v, Lengths) else v for k, v in vars(args).items()}
-        print(json.dumps({"model": target.model, "options": options, "runs": results}, default=str))
+        told = {"model": target.model, "options": options, "runs": results}
+        print(json.dumps(plain(told), default=str))
     return 1 if any(result["errors"] for result in results.values()) else 0
 
 

@@ -14,6 +14,8 @@ import time
 from typing import Any
 
 import numpy as np
+from arguments import positive
+from engine_choices import parsed
 
 from gpu import Table, drain, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
@@ -28,7 +30,7 @@ def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
-    drain(llm)
+    drain(llm, f"{count}x{length}")
     return time.perf_counter() - begin
 
 
@@ -57,9 +59,9 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
     made.add_argument("--work", type=piece, nargs="+", default=[(16, 1024), (4, 4096), (1, 8192), (1, 32768)])
-    made.add_argument("--batch", type=int, nargs="+", help="prompts at once")
-    made.add_argument("--context", type=int, nargs="+", help="tokens of a prompt")
-    args = made.parse_args()
+    made.add_argument("--batch", type=positive, nargs="+", help="prompts at once")
+    made.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt")
+    args = parsed(made, work=[(4, 64), (1, 512)])
     if args.batch or args.context:
         args.work = [(count, size) for size in args.context or [1024] for count in args.batch or [1]]
     run(args, measure)

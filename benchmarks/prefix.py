@@ -15,26 +15,45 @@ import time
 from typing import Any
 
 import numpy as np
+from arguments import natural, positive
+from engine_choices import engine_options, parsed
 
-from gpu import Table, drain, load, median, parser, run, started
+from gpu import Table, drain, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
-def first_token(llm: LLM, prompts: list[np.ndarray]) -> float:
-    """Return the seconds from the submission of prompts to the last one's token."""
+def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
+    """Run prompts of one length; return the seconds until the last one's token, and the cached tokens.
+
+    The latter are those of the prompt that had the fewest.
+    """
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
-    came = 0
-    while llm.engine.busy and came < len(prompts):
+    cached: list[int] = []
+    while llm.engine.busy and len(cached) < len(prompts):
         output = llm.engine.step(0.0)
-        came += 0 if output is None else len(output.rids)
+        cached += () if output is None else (ended.cached_tokens for ended in output.finished)
     seconds = time.perf_counter() - begin
-    drain(llm)
-    return seconds
+    drain(llm, f"{len(prompts)} of {len(prompts[0])} tokens")
+    return seconds, min(cached)
+
+
+def reusable(context: int, own: int, page_size: int) -> int:
+    """Return the tokens of a hit that are in whole pages of the prefix; a prompt's last one always runs."""
+    return min(context, context + own - 1) // page_size * page_size
+
+
+def check_hit(llm: LLM, context: int, own: int, cached: int) -> None:
+    """End where a hit was none: every whole page of the prefix has to come from the cache."""
+    if cached < reusable(context, own, llm.options.page_size):
+        fail(
+            f"{cached} of {context} tokens of the prefix were in the cache, so that nothing hit them: "
+            "lower --context or --batch, or raise --engine kv_cache_tokens"
+        )
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -52,7 +71,9 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             prefix = tokens(args.context)
             for kind, count in (("miss", 1), ("hit", args.batch)):
                 prompts = [np.concatenate([prefix, tokens(args.own)]) for _ in range(count)]
-                seconds = first_token(llm, prompts)
+                seconds, cached = first_token(llm, prompts)
+                if kind == "hit":
+                    check_hit(llm, args.context, args.own, cached)
                 if index:  # the first round is warm-up
                     times[kind].append(seconds)
         own = args.batch * limits.prefill(args.own, args.context)
@@ -70,12 +91,15 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--context", "--shared", type=int, default=8192, help="tokens of the prefix")
-    made.add_argument("--own", type=int, default=64, help="tokens behind it")
-    made.add_argument("--batch", type=int, default=1, help="prompts that hit at once")
-    args = made.parse_args()
-    if args.no_prefix_cache:
+    made.add_argument("--context", "--shared", type=positive, default=8192, help="tokens of the prefix")
+    made.add_argument("--own", type=natural, default=64, help="tokens behind it")
+    made.add_argument("--batch", type=positive, default=1, help="prompts that hit at once")
+    args = parsed(made, context=512, own=16)
+    options = engine_options(args)
+    if options["prefix_cache"] == "none":
         made.error("there is nothing to measure without the prefix cache")
+    if not reusable(args.context, args.own, options["page_size"]):
+        made.error(f"a prefix of --context {args.context} tokens fills no page of {options['page_size']}")
     run(args, measure, without=("prefix cache off",))
 
 

@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from arguments import plain, positive
+from engine_choices import read, smoke
 from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
-from limits import add_roof
+from limits import add_roof, roof_of
+from shapes import SHAPES, config_of
 
-from gpu import SHAPES, Table, config_of, need_device
+from gpu import Table, need_device
 from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
 from mizzen.models.config import ModelConfig
 
@@ -113,8 +116,8 @@ def measure_one(
     gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
     x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
     out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)
-    read = 2 * height * columns / args.bandwidth / 1e12
-    least = max(read, 2 * rows * height * columns / args.tflops / 1e12)
+    bandwidth, flops = roof_of(args)
+    least = max(2 * height * columns / bandwidth, 2 * rows * height * columns / flops)
     taken = chosen(name, weights[0], rows)
     found: dict[str, Any] = {"limit_us": least * 1e6, "chosen": taken, "kernels": {}}
     for way, product in candidates(weights[0], rows, gate).items():
@@ -150,20 +153,22 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
     made.add_argument(
-        "--tensor", type=int, default=1, help="GPUs that share the model; one's part is measured"
+        "--tensor", type=positive, default=1, help="GPUs that share the model; one's part is measured"
     )
-    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
+    made.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--rounds", type=int, default=5, help="the median of so many is told")
+    made.add_argument("--rounds", type=positive, default=5, help="the median of so many is told")
     add_roof(made)
     made.add_argument("--json", action="store_true", help="end with one JSON object")
-    args = made.parse_args()
+    args = read(made, batch=[1, 8])
     need_device(args.device)
+    if smoke(args):
+        torch.set_num_threads(1)  # more would only wait for one another
     config = config_of(args.shape)
     with torch.inference_mode():
         found = measure(args, config)
     if args.json:
-        print(json.dumps({"options": vars(args), "products": found}))
+        print(json.dumps(plain({"options": vars(args), "products": found})))
 
 
 if __name__ == "__main__":

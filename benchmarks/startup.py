@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import above_zero, positive
+from engine_choices import engine_options, parsed
+from rank_logs import quiet_ranks
 from safetensors.torch import save_file
+from shapes import SHAPES, shape_folder
 
-from gpu import SHAPES, Table, engine_options, median, parser, run
+from gpu import Table, check_engine, median, parser, run
 from mizzen.layers.build import Build
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config
@@ -32,7 +37,11 @@ LOAD = """
 import json, sys
 from mizzen import LLM
 if __name__ == "__main__":
-    with LLM(sys.argv[1], **json.loads(sys.argv[2])) as llm:
+    try:
+        loaded = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+    except ValueError as error:
+        sys.exit(f"the engine cannot be loaded: {error}")
+    with loaded as llm:
         print(json.dumps(dict(llm.engine.info.phases)), flush=True)
 """
 
@@ -63,21 +72,24 @@ def start(folder: Path, options: dict[str, Any]) -> tuple[float, dict[str, float
         line = process.stdout.readline()
         seconds = time.perf_counter() - begin
         if process.wait() or not line:
-            raise RuntimeError("the engine could not be loaded")
+            sys.exit(1)  # the process has said why
     return seconds, json.loads(line)
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Start several processes."""
-    options: dict[str, Any] = {**engine_options(args), "device": args.device, **dict(args.engine)}
-    options |= {"context_length": args.context} if args.context else {}
-    options |= {"max_running_requests": args.batch} if args.batch else {}
+    more = {"context_length": args.context, "max_running_requests": args.batch}
+    chosen = engine_options(args, **{name: value for name, value in more.items() if value})
+    options = {**chosen, "device": args.device}
+    with shape_folder(args.shape) as folder:
+        check_engine(args.device, folder, options)
     with tempfile.TemporaryDirectory() as name:
         size = write_checkpoint(Path(name), args.shape, args.device)
-        first, _ = start(Path(name), options)
-        rounds = [start(Path(name), options) for _ in range(args.rounds)]
+        with quiet_ranks(options["tensor"]):
+            first, _ = start(Path(name), options)
+            rounds = [start(Path(name), options) for _ in range(args.rounds)]
     took, phases = median([seconds for seconds, _ in rounds]), rounds[-1][1]
-    link = args.link * args.tensor
+    link = args.link * options["tensor"] if args.device == "cuda" else math.nan
     table.row("start to ready", took, size / link / 1e9, "s", f"first time {first:.1f} s")
     table.row("weights", size / phases["weights"] / 1e9, link, "GB/s", f"{size / 1e9:.1f} GB")
     for phase, seconds in phases.items():
@@ -88,10 +100,12 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--link", type=float, default=55.0, help="GB/s from the host's memory to one GPU's")
-    made.add_argument("--context", type=int, help="context length of the engine")
-    made.add_argument("--batch", type=int, help="requests that the engine runs at once")
-    run(made.parse_args(), measure, without=("overlap off", "prefix cache off"))
+    made.add_argument(
+        "--link", type=above_zero, default=55.0, help="GB/s from the host's memory to one GPU's"
+    )
+    made.add_argument("--context", type=positive, help="context length of the engine")
+    made.add_argument("--batch", type=positive, help="requests that the engine runs at once")
+    run(parsed(made, rounds=1), measure, without=("overlap off", "prefix cache off"))
 
 
 if __name__ == "__main__":

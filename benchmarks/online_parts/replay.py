@@ -15,6 +15,9 @@ from typing import Any
 import aiohttp
 from online_parts.trace import Ask, Prompt, Session
 
+MOST_REASON = 300
+"""Characters that are kept of what a server says of an error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -55,6 +58,22 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
+    """Its kind; empty where all went well."""
+    detail: str = ""
+    """What the server said of it."""
+
+
+def reason_of(body: Any) -> str:
+    """Return the message in an error's body, or all of it, in one line that is not too long."""
+    try:
+        found = json.loads(body) if isinstance(body, bytes) else body
+        while isinstance(found, dict):
+            found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
+        text = found if isinstance(found, str) else json.dumps(found)
+    except ValueError:
+        text = body.decode(errors="replace")
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_REASON else f"{line[:MOST_REASON]}..."
 
 
 @dataclass(slots=True)
@@ -77,7 +96,7 @@ class Answer:
                 record.error = "malformed event"
                 return
             if chunk.get("error"):
-                record.error = "error in the stream"
+                record.error, record.detail = "error in the stream", reason_of(chunk)
                 return
             if usage := chunk.get("usage"):
                 record.prompt_tokens = usage.get("prompt_tokens") or 0
@@ -160,14 +179,14 @@ class Replay:
                 async with self.http.post(self.target.endpoint, data=data) as response:
                     if response.status != 200:
                         record.error = f"status {response.status}"
-                        await response.read()
+                        record.detail = reason_of(await response.read())
                     else:
                         async for at, line in events(response):
                             answer.lines.append((at - self.start, line))
         except TimeoutError:
             record.error = "timeout"
         except (aiohttp.ClientError, ConnectionError) as error:
-            record.error = type(error).__name__
+            record.error, record.detail = type(error).__name__, reason_of(str(error))
         record.end = self.now()
         if not record.error:
             answer.read(record, chat=self.target.chat)

@@ -38,6 +38,15 @@ def in_flight(records: list[Record]) -> int:
     return int(np.cumsum([step for _, step in edges]).max()) if edges else 0
 
 
+def details(records: list[Record]) -> dict[str, str]:
+    """Return the first that a server said of each kind of error."""
+    found: dict[str, str] = {}
+    for record in records:
+        if record.error and record.detail:
+            found.setdefault(record.error, record.detail)
+    return found
+
+
 def summarize(
     records: list[Record], *, warm: float, most_first: float | None, most_token: float | None
 ) -> dict[str, Any]:
@@ -60,11 +69,14 @@ def summarize(
         and (most_token is None or record.output_tokens < 2 or per_token(record) <= most_token)
     ]
     asked = [record for record in records if record.due >= warm]
+    last_due = max(record.due for record in records)
     return {
         "requests": len(records),
         "errors": dict(Counter(record.error for record in records if record.error)),
+        "error_details": details(records),
         "seconds": seconds,
-        "drain_seconds": max(record.end for record in records) - max(record.due for record in records),
+        "drain_seconds": max(record.end for record in records) - last_due,
+        "last_due_seconds": last_due,
         "requests_per_second": len(served) / seconds,
         "output_tokens_per_second": sum(record.output_tokens for record in served) / seconds,
         "prompt_tokens_per_second": sum(record.prompt_tokens for record in served) / seconds,

@@ -1,14 +1,10 @@
-"""What is asked when: sessions of requests, drawn from distributions or read from a recorded trace."""
+"""What is asked when: sessions of requests, drawn from distributions."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,61 +155,6 @@ def generate(workload: Workload, texts: Texts) -> list[Session]:
             asks.append(Ask(after, prompt, outputs[number]))
         made.append(Session(tuple(asks)))
     return made
-
-
-def first_of(values: dict[str, Any], *names: str) -> Any:
-    """Return the first of these fields that is there."""
-    return next((values[name] for name in names if values.get(name) is not None), None)
-
-
-def read(path: Path, texts: Texts, *, unit: float, block: int, limit: int | None) -> Iterator[Ask]:
-    """Read a recorded trace: a JSON object a line, each a request.
-
-    Fields: `at` or `timestamp`; `max_tokens` or `output_length`; `prompt` (text or ids), or `input_length`,
-    with `hash_ids` where prompts share blocks: those of one name hold the same tokens.
-
-    Args:
-        path: the file.
-        texts: makes prompts that the trace does not hold.
-        unit: seconds that 1 of a time stands for.
-        block: tokens in a block.
-        limit: read so many lines at most.
-
-    Raises:
-        ValueError: names the line and what it lacks.
-    """
-    blocks: dict[int, Prompt] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if limit is not None and number > limit:
-                return
-            try:
-                values = json.loads(line)
-                at, prompt = first_of(values, "at", "timestamp"), values.get("prompt")
-                output = first_of(values, "max_tokens", "output_length")
-                length = first_of(values, "input_length", "prompt_tokens")
-            except (ValueError, AttributeError) as error:
-                raise ValueError(f"{path}:{number}: no JSON object: {error}") from None
-            if at is None or output is None or (prompt is None and length is None):
-                raise ValueError(f"{path}:{number}: needs at, max_tokens, and prompt or input_length")
-            if prompt is None:
-                names = values.get("hash_ids") or []
-                for name in names:
-                    if name not in blocks:
-                        blocks[name] = texts.make(block)
-                parts = [blocks[name] for name in names[: length // block]]
-                rest = length - len(parts) * block
-                prompt = texts.joined([*parts, *([texts.make(rest)] if rest > 0 else [])])
-            yield Ask(float(at) * unit, prompt, max(int(output), 1))
-
-
-def recorded(asks: Iterator[Ask], speed: float) -> list[Session]:
-    """Return a trace's requests in order of time, the first at 0, `speed` times as fast."""
-    ordered = sorted(asks, key=lambda ask: ask.after)
-    if not ordered:
-        raise ValueError("the trace holds no request")
-    begin = ordered[0].after
-    return [Session((Ask((ask.after - begin) / speed, ask.prompt, ask.output),)) for ask in ordered]
 
 
 def rate_of(sessions: list[Session]) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention import chunk_limit, decode_limit
+from engine_choices import engine_options
 from limits import Limits, limits_of
+from shapes import config_of
 
-from gpu import SHAPES, engine_option, parser
-from mizzen.models.registry import read_config
+from gpu import parser
+from mizzen.attention.base import Geometry
 
 ROOT = Path(__file__).parents[2]
 COMMON = (
@@ -58,20 +61,24 @@ def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(LADDERS))
-def test_a_ladder_tells_figure_limit_and_share(name: str) -> None:
+def test_a_ladder_tells_figures_and_on_a_cpu_no_limit(name: str) -> None:
     options, result = LADDERS[name]
     told, lines = ladder(name, *options)
     assert told[result]
     assert told["options"]["shape"] == "tiny"
     assert lines[1].split() == ["work", "measured", "limit", "of", "limit"]
-    assert any(line.split()[-1].endswith("%") or "% " in line for line in lines[2:])
+    assert lines[2].split()[-1] != "0%" and " - " in f"{lines[2]} "
+    assert not any("limit" in line or "% " in f"{line} " for line in lines[2:])
 
 
-def test_limits_of_several_ranks_are_told_with_collectives_too() -> None:
-    told, lines = ladder("decode", "--tensor", "2", "--batch", "2", "--context", "20")
-    step = told["steps"]["2"]
-    assert step["limit_with_collectives_ms"] > step["limit_ms"] + 5 * 2.9e-3
-    assert any("with collectives: " in line for line in lines)
+def test_several_ranks_leave_the_table_clear_of_their_logs() -> None:
+    done = benchmark("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
+    *lines, last = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[0] == "tiny, 2 GPUs"
+    step = json.loads(last)["steps"]["2"]
+    assert step["ms"] > 0
+    assert step["limit_ms"] is step["limit_with_collectives_ms"] is step["share"] is None
 
 
 def test_backends_of_attention_are_compared() -> None:
@@ -80,9 +87,19 @@ def test_backends_of_attention_are_compared() -> None:
     assert list(told["attention"]) == ["decode 1 x 40", "decode 2 x 40", "chunk 0+16"]
     for found in told["attention"].values():
         assert found["auto"] == "cpu" and set(found["backends"]) == {"cpu", "reference"}
-    # A window of 24 tokens is read: 2 KV heads of 16 numbers, keys and values, 2 bytes each.
-    assert told["attention"]["decode 2 x 40"]["limit_us"] == pytest.approx(2 * 24 * 128 / 4.28e6)
+        assert found["limit_us"] is None
     assert sum(line.endswith("auto") for line in lines) == 3
+
+
+def test_limits_of_attention_are_those_of_the_window() -> None:
+    args = parser("limits").parse_args([])
+    args.prefix = 10
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=16, windows=(24,))
+    # A window of 24 tokens is read: 2 KV heads of 16 numbers, keys and values, 2 bytes each.
+    assert decode_limit(args, geometry, 2, 40) == pytest.approx(2 * 24 * 128 / 4.28e12)
+    assert chunk_limit(args, geometry, 3) == pytest.approx(4 * 8 * 16 * (11 + 12 + 13) / 799e12)
+    args.device = "cpu"
+    assert math.isnan(decode_limit(args, geometry, 2, 40))
 
 
 def test_what_does_not_run_is_said_and_passed_over() -> None:
@@ -126,41 +143,46 @@ def test_wrong_options_are_named(options: tuple[str, ...], message: str) -> None
     assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_parts_are_turned_off_one_by_one() -> None:
+def test_parts_are_turned_off_one_by_one_where_they_are() -> None:
     told, lines = ladder("prefill", "--work", "1x16", "--ablate")
-    assert list(told["variants"]) == ["all on", "graphs off", "overlap off", "prefix cache off", "fusion off"]
+    assert list(told["variants"]) == ["all on", "overlap off", "prefix cache off"]
     assert [line for line in lines if line.startswith("tiny")] == [
         f"tiny, {name}" for name in told["variants"]
     ]
 
 
-def limits(shape: str, tmp_path: Path, *options: str) -> Limits:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
-    return limits_of(parser("limits").parse_args(options), read_config(tmp_path))
+def limits(shape: str, *options: str) -> Limits:
+    args = parser("limits").parse_args(options)
+    return limits_of(args, config_of(shape), engine_options(args))
 
 
-def test_limits_are_those_of_bytes_and_operations(tmp_path: Path) -> None:
-    small, large = limits("qwen3-0.6b", tmp_path), limits("qwen3-8b", tmp_path)
+def test_limits_are_those_of_bytes_and_operations() -> None:
+    small, large = limits("qwen3-0.6b"), limits("qwen3-8b")
     # 1.19 GB of weights and 114,688 bytes of KV a token, at 4.28 TB/s.
     assert small.decode(1, 1096) * 1e3 == pytest.approx(0.31, abs=0.005)
     assert small.decode(256, 1096) * 1e3 == pytest.approx(7.9, abs=0.02)
     assert large.decode(1, 1096) * 1e3 == pytest.approx(3.58, abs=0.03)
     assert large.prefill(8192) * 1e3 == pytest.approx(167, abs=1)
-    big = limits("qwen3-32b", tmp_path, "--tensor", "4")
+    big = limits("qwen3-32b", "--tensor", "4")
     assert big.decode(1, 1024) * 1e3 == pytest.approx(3.74, abs=0.03)
     assert big.collectives(1, 1) * 1e6 == pytest.approx(129 * 7.0, rel=0.01)
     # 2.6 MB a sum, of which a GPU gets three quarters twice, and the logits of three others.
     assert big.sum(256) * 1e6 == pytest.approx(8.74, abs=0.01)
     assert big.collectives(256, 256) * 1e3 == pytest.approx(1.26, abs=0.01)
-    assert limits("qwen3-32b", tmp_path, "--tensor", "4", "--least-sum", "20").sum(1) == pytest.approx(20e-6)
+    assert limits("qwen3-32b", "--tensor", "4", "--least-sum", "20").sum(1) == pytest.approx(20e-6)
     assert large.collectives(256, 256) == 0
-    assert limits("qwen3-8b", tmp_path, "--kv-cache-dtype", "fp8").token_bytes * 2 == large.token_bytes
+    assert limits("qwen3-8b", "--kv-cache-dtype", "fp8").token_bytes * 2 == large.token_bytes
+    assert math.isnan(limits("qwen3-8b", "--device", "cpu", "--tensor", "2").collectives(1, 1))
 
 
-def test_engine_options_have_their_kinds() -> None:
-    assert engine_option("kv-cache-tokens=12") == ("kv_cache_tokens", 12)
-    assert engine_option("memory_fraction=0.5") == ("memory_fraction", 0.5)
-    assert engine_option("check_integrity=true") == ("check_integrity", True)
-    assert engine_option("policy=lpm") == ("policy", "lpm")
-    with pytest.raises(argparse.ArgumentTypeError, match="'speed=9' is no NAME=VALUE"):
-        engine_option("speed=9")
+def test_limits_are_those_of_the_options_that_the_engine_gets() -> None:
+    def same(flags: tuple[str, ...], *named: str) -> None:
+        by_flag, by_name = limits("qwen3-8b", *flags), limits("qwen3-8b", "--engine", *named)
+        assert by_flag.decode(8, 1000) == by_name.decode(8, 1000) != limits("qwen3-8b").decode(8, 1000)
+        assert by_flag.collectives(8, 8) == by_name.collectives(8, 8)
+
+    same(("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8")
+    same(("--tensor", "2"), "tensor=2")
+    half, whole = limits("qwen3-8b"), limits("qwen3-8b", "--engine", "dtype=float32")
+    assert whole.weights_read() == 2 * half.weights_read()
+    assert whole.token_bytes == 2 * half.token_bytes

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from online_parts.replay import Record, Target, replay
+from online_parts.replay import MOST_REASON, Record, Target, reason_of, replay
 from online_parts.summary import summarize
 from online_parts.trace import (
     Ask,
@@ -25,9 +24,6 @@ from online_parts.trace import (
     Workload,
     arrivals,
     generate,
-    rate_of,
-    read,
-    recorded,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -84,27 +80,6 @@ def test_generated_sessions_share_prefixes_and_have_turns() -> None:
     words = generate(workload(), texts(None))[0].asks[0].prompt
     assert isinstance(words, str)
     assert 3 <= len(words.split()) <= 9
-
-
-def test_a_recorded_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
-    lines = [
-        {"timestamp": 3000, "input_length": 20, "output_length": 5, "hash_ids": [1, 2, 9]},
-        {"timestamp": 1000, "input_length": 17, "output_length": 4, "hash_ids": [1, 2, 7]},
-        {"at": 2000, "prompt": [5, 6], "max_tokens": 3},
-    ]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    asks = read(path, texts(), unit=1e-3, block=8, limit=None)
-    sessions = recorded(asks, speed=2.0)
-    prompts = [session.asks[0].prompt for session in sessions]
-    assert [session.asks[0].after for session in sessions] == [0, 0.5, 1]
-    assert [len(prompt) for prompt in prompts] == [17, 2, 20]
-    assert prompts[0][:16] == prompts[2][:16]
-    assert [session.asks[0].output for session in sessions] == [4, 3, 5]
-    assert rate_of(sessions) == 2.0
-    path.write_text('{"at": 1}\n')
-    with pytest.raises(ValueError, match=r"trace.jsonl:1: needs at, max_tokens"):
-        list(read(path, texts(), unit=1, block=8, limit=None))
 
 
 class Server:
@@ -218,7 +193,7 @@ def test_each_failure_is_counted_by_its_kind() -> None:
         number = (await request.json())["prompt"][0]
         match number:
             case 0:
-                return web.Response(status=503)
+                return web.json_response({"error": {"message": "busy"}}, status=503)
             case 1:
                 return await stream(request, ["a"], {"error": {"message": "no"}})
             case 2:
@@ -241,8 +216,27 @@ def test_each_failure_is_counted_by_its_kind() -> None:
         "no usage": 1,
         "ServerDisconnectedError": 1,
     }
+    assert result["error_details"] == {
+        "status 503": "busy", "error in the stream": "no", "ServerDisconnectedError": "Server disconnected",
+    }  # fmt: skip
     assert result["requests"] == 7  # a session ends with its first error
     assert result["output_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"error": {"message": "too\\nlong", "code": 400}}', "too long"),
+        (b'{"object": "error", "message": "no model"}', "no model"),
+        (b'{"detail": [{"loc": ["body"]}]}', '[{"loc": ["body"]}]'),
+        (b"<html>bad gateway</html>", "<html>bad gateway</html>"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"", ""),
+        (b"x" * 1000, "x" * MOST_REASON + "..."),
+    ],
+)
+def test_the_reason_of_an_error_is_found(body: bytes, reason: str) -> None:
+    assert reason_of(body) == reason
 
 
 def test_an_answer_that_takes_too_long_is_an_error() -> None:

@@ -1,0 +1,145 @@
+"""The engine's options as the GPU benchmarks are told them, settled once for engine, limits and titles."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from mizzen.engine.config import EngineOptions
+
+ELSEWHERE = {"device": "--device", "model": "--shape"}
+"""Options of the engine that a benchmark needs to know before: each has a flag alone."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all on": {},
+    "graphs off": {"cuda_graph": "off"},
+    "overlap off": {"steps_in_flight": 1},
+    "prefix cache off": {"prefix_cache": "none"},
+    "fusion off": {"fusion": "off"},
+}
+"""What `--ablate` measures, by what each changes."""
+ON_GPUS = ("graphs off", "fusion off")
+"""Variants that change nothing on a CPU, which has neither."""
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def kind_of(name: str) -> type:
+    """Return the type of an engine option's values; that of None is left out."""
+    kind = typing.get_type_hints(EngineOptions)[name]
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    return kind
+
+
+def accepted(kind: type, rules: Mapping[str, Any]) -> str:
+    """Say which values an engine option takes."""
+    if rules["choices"]:
+        return f"one of {', '.join(rules['choices'])}"
+    bounds = [
+        f"{word} {rules[end]}" for end, word in (("low", "from"), ("high", "to")) if rules[end] is not None
+    ]
+    return " ".join([KINDS[kind], *bounds])
+
+
+def value_of(kind: type, text: str) -> Any:
+    """Read a value.
+
+    Raises:
+        ValueError: it is none of this kind.
+    """
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(text)
+        return text == "true"
+    return kind(text)
+
+
+def engine_option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, an option of the engine."""
+    name, _, given = text.partition("=")
+    name = name.replace("-", "_")
+    rules = {field.name: field.metadata for field in dataclasses.fields(EngineOptions)}
+    if name not in rules or not given:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE of an engine option")
+    if name in ELSEWHERE:
+        raise argparse.ArgumentTypeError(f"{text!r} is chosen by {ELSEWHERE[name]} alone")
+    kind, rule = kind_of(name), rules[name]
+    try:
+        value = value_of(kind, given)
+        low, high = rule["low"], rule["high"]
+        if rule["choices"] and value not in rule["choices"]:
+            raise ValueError
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: {name} must be {accepted(kind, rule)}") from None
+    return name, value
+
+
+def smoke(args: argparse.Namespace) -> bool:
+    """Tell whether a run only tells whether all works."""
+    return args.device == "cpu" and args.shape == "tiny"
+
+
+def flagged(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the engine that have a flag of their own."""
+    return {
+        "skip_tokenizer": True,
+        "tensor": args.tensor,
+        "page_size": args.page_size,
+        "attention_prefill": args.attention,
+        "attention_decode": args.attention_decode,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "steps_in_flight": 1 if args.no_overlap else args.depth,
+        "cuda_graph": "off" if args.no_graphs else "auto",
+        "fusion": "off" if args.no_fusion else "auto",
+        "prefix_cache": "none" if args.no_prefix_cache else "radix",
+        "prefill_chunk_tokens": args.chunk,
+    }
+
+
+def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """Return the chosen options of the engine: a benchmark's own are `more`, and `--engine` is above all.
+
+    Whatever asks for an option has to ask here, so that limits and titles are those of what runs.
+    """
+    # Products of the tiny shape are too short to share: threads would only wait for one another.
+    alone = {"threads": 1} if smoke(args) else {}
+    return alone | flagged(args) | more | dict(args.engine)
+
+
+def varied(args: argparse.Namespace, variant: str) -> argparse.Namespace:
+    """Return the options of a variant, whatever `--engine` says."""
+    return argparse.Namespace(**vars(args) | {"engine": [*args.engine, *VARIANTS[variant].items()]})
+
+
+def off_already(args: argparse.Namespace) -> list[str]:
+    """Return the variants that the chosen options are without `--ablate`."""
+    options = engine_options(args)
+    return [name for name, change in VARIANTS.items() if change and change.items() <= options.items()]
+
+
+def read(made: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
+    """Read the command line; `small` are defaults where a run only tells whether all works."""
+    args = made.parse_args()
+    if not smoke(args):
+        return args
+    made.set_defaults(**small)
+    return made.parse_args()
+
+
+def parsed(made: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
+    """Read the command line like `read`, and check the engine's options.
+
+    `--engine` and a flag that say different things of the same option are refused.
+    """
+    usual = flagged(made.parse_args([]))
+    args = read(made, **small)
+    flags = flagged(args)
+    for name, value in dict(args.engine).items():
+        if flags.get(name) not in (usual.get(name), value):
+            made.error(f"--engine {name}={value}: a flag says {flags[name]}: leave one of them out")
+    return args

@@ -1,0 +1,86 @@
+"""Shapes of models that the GPU benchmarks run with random weights."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mizzen.models.config import ModelConfig
+from mizzen.models.registry import read_config
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "dtype": "bfloat16",
+    "eos_token_id": 151645,
+}
+LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "dtype": "bfloat16",
+    "eos_token_id": 128001,
+}
+
+
+def shape(
+    base: dict[str, Any], hidden: int, middle: int, layers: int, heads: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        **base,
+        "hidden_size": hidden,
+        "intermediate_size": middle,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        **more,
+    }
+
+
+def llama_rope(factor: float) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
+    "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
+    "qwen3-32b": shape(QWEN3, 5120, 25600, 64, 64, tie_word_embeddings=False),
+    "llama-3.2-1b": shape(
+        LLAMA3, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_scaling=llama_rope(32.0)
+    ),
+    "llama-3.1-8b": shape(
+        LLAMA3, 4096, 14336, 32, 32, head_dim=128, tie_word_embeddings=False, rope_scaling=llama_rope(8.0)
+    ),
+    "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
+}
+"""config.json of the checkpoints that these names stand for; tiny is none, and tells whether all works."""
+
+
+@contextmanager
+def shape_folder(shape: str) -> Iterator[Path]:
+    """Have a model folder of a shape, without weights, for a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+        yield Path(folder)
+
+
+def config_of(shape: str) -> ModelConfig:
+    """Return the configuration of a shape."""
+    with shape_folder(shape) as folder:
+        return read_config(folder)

@@ -1,0 +1,133 @@
+"""The options of the GPU benchmarks: what they accept, what wins, and what is measured with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+import pytest
+from arguments import above_zero, natural, plain, positive
+from engine_choices import VARIANTS, engine_option, engine_options, off_already, parsed, varied
+from rank_logs import passed_on
+
+from gpu import Table, parser, title, variants
+
+
+def args_of(monkeypatch: pytest.MonkeyPatch, *options: str, **small: object) -> argparse.Namespace:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *options])
+    return parsed(parser("options"), **small)
+
+
+def test_engine_options_have_their_kinds() -> None:
+    assert engine_option("kv-cache-tokens=12") == ("kv_cache_tokens", 12)
+    assert engine_option("memory_fraction=0.5") == ("memory_fraction", 0.5)
+    assert engine_option("check_integrity=true") == ("check_integrity", True)
+    assert engine_option("check_integrity=false") == ("check_integrity", False)
+    assert engine_option("policy=lpm") == ("policy", "lpm")
+    assert engine_option("max_step_milliseconds=inf") == ("max_step_milliseconds", math.inf)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed=9", "'speed=9' is no NAME=VALUE"),
+        ("page_size=", "is no NAME=VALUE"),
+        ("page_size=abc", "page_size must be a whole number from 1 to 256"),
+        ("page_size=0", "page_size must be a whole number from 1 to 256"),
+        ("memory_fraction=nan", "memory_fraction must be a number from 0.05 to 0.99"),
+        ("check_integrity=yes", "check_integrity must be true or false"),
+        ("check_integrity=True", "check_integrity must be true or false"),
+        ("policy=best", "policy must be one of fcfs, lpm"),
+        ("device=cpu", "is chosen by --device alone"),
+        ("model=x", "is chosen by --shape alone"),
+    ],
+)
+def test_other_engine_options_are_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        engine_option(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [(positive, ["1", "7"], ["0", "-5", "x", "1.5"]), (natural, ["0"], ["-1"]),
+     (above_zero, ["0.1"], ["0", "-1", "nan", "inf", "x"])],
+)  # fmt: skip
+def test_numbers_are_checked_where_they_are_read(kind: type, good: list[str], bad: list[str]) -> None:
+    assert [float(kind(text)) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}'"):
+            kind(text)
+
+
+def test_an_engine_option_says_the_same_as_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = args_of(monkeypatch, "--engine", "tensor=2", "steps_in_flight=4", "max_running_requests=7")
+    options = engine_options(args, max_running_requests=64, load_format="dummy")
+    assert (options["tensor"], options["steps_in_flight"], options["max_running_requests"]) == (2, 4, 7)
+    assert title(args, "all on") == "qwen3-0.6b, 2 GPUs"
+
+
+def test_a_flag_and_an_engine_option_may_not_contradict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        args_of(monkeypatch, "--no-graphs", "--engine", "cuda_graph=auto")
+    assert "--engine cuda_graph=auto: a flag says off: leave one of them out" in capsys.readouterr().err
+    assert args_of(monkeypatch, "--no-graphs", "--engine", "cuda_graph=off").no_graphs
+
+
+def test_a_variant_wins_over_engine_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = args_of(monkeypatch, "--ablate", "--engine", "steps_in_flight=4", "cuda_graph=auto", "fusion=auto")
+    assert variants(args, ()) == list(VARIANTS)
+    for name in VARIANTS:
+        options = engine_options(varied(args, name))
+        assert options.items() >= VARIANTS[name].items()
+        assert options["steps_in_flight"] == (1 if name == "overlap off" else 4)
+
+
+def test_what_would_change_nothing_is_no_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = args_of(monkeypatch, "--ablate", "--engine", "cuda_graph=off")
+    assert off_already(args) == ["graphs off"]
+    assert variants(args, ("prefix cache off",)) == ["all on", "overlap off", "fusion off"]
+    assert title(args, "fusion off") == "qwen3-0.6b, fusion off (off throughout: graphs)"
+    args = args_of(monkeypatch, "--ablate", "--device", "cpu")
+    assert variants(args, ()) == ["all on", "overlap off", "prefix cache off"]
+
+
+def test_small_defaults_are_those_of_a_smoke_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = ("--device", "cpu", "--shape", "tiny")
+    assert args_of(monkeypatch, *smoke, rounds=1).rounds == 1
+    assert args_of(monkeypatch, *smoke, "--rounds", "5", rounds=1).rounds == 5
+    assert args_of(monkeypatch, "--shape", "tiny", rounds=1).rounds == 3
+    assert engine_options(args_of(monkeypatch, *smoke))["threads"] == 1
+    assert engine_options(args_of(monkeypatch, *smoke, "--engine", "threads=2"))["threads"] == 2
+    assert "threads" not in engine_options(args_of(monkeypatch))
+
+
+def test_a_limit_that_is_not_known_has_no_share(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("work")
+    assert table.row("known", 4.0, 1.0, "ms") == 0.25
+    assert table.row("rate", 4.0, 8.0, "tok/s") == 0.5
+    assert table.row("unknown", 4.0, math.nan, "ms") is None
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["unknown", "4.00", "ms", "-", "-"]
+
+
+def test_results_become_json_that_others_read() -> None:
+    told = plain({1: [math.inf, 2.0, (math.nan,)], "a": "x", "b": None})
+    assert json.loads(json.dumps(told, allow_nan=False)) == {"1": [None, 2.0, [None]], "a": "x", "b": None}
+
+
+def test_of_what_ranks_log_warnings_are_passed_on() -> None:
+    def line(**fields: str) -> str:
+        return json.dumps(fields) + "\n"
+
+    assert passed_on(line(level="info", event="loaded")) is None
+    warning = line(level="warning", event="slow")
+    assert passed_on(warning) == warning
+    for text in ("Fatal Python error\n", "[1, 2]\n", "{half\n"):
+        assert passed_on(text) == text
+    wrong = passed_on(line(level="error", reason="no", traceback="Traceback\n  x\nValueError: no"))
+    assert wrong is not None and json.loads(wrong) == {"level": "error", "reason": "no"}
+    broken = line(level="error", traceback="Traceback\nRuntimeError: no")
+    assert passed_on(broken) == broken

@@ -1,0 +1,157 @@
+"""The command line of benchmarks/online.py: what it refuses, what it replays, and what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import online
+import pytest
+from online_parts.recorded import asked, read, recorded
+from online_parts.replay import Record
+from online_parts.summary import summarize
+from online_parts.trace import Texts, rate_of
+
+URL = "http://127.0.0.1:1"
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Run the command, which has to end before it asks the server anything; return its message."""
+    monkeypatch.setattr(sys, "argv", ["online.py", URL, *options])
+    with pytest.raises(SystemExit) as caught:
+        online.main()
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--rate", "0"), "--rate: '0' must be above 0"),
+        (("--rate", "1", "-1"), "--rate: '-1' must be above 0"),
+        (("--requests", "0"), "--requests: '0' is no whole number"),
+        (("--turns", "0"), "--turns: '0' is no whole number"),
+        (("--shared", "10", "--groups", "0"), "--groups: '0' is no whole number"),
+        (("--speed", "0"), "--speed: '0' must be above 0"),
+        (("--body", "{bad"), "--body: '{bad' is no JSON: "),
+        (("--body", "[1]"), "--body: '[1]' is no JSON object"),
+        (("--processes", "0"), "--processes: '0' is no whole number"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    assert f"error: argument {message}" in refused(monkeypatch, capsys, *options)
+
+
+GOOD = {"at": 1, "max_tokens": 2, "input_length": 33}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "no JSON object: "),
+        ("[1]", "no JSON object"),
+        (json.dumps({"at": 1}), "needs at, max_tokens, and prompt or input_length"),
+        (json.dumps({**GOOD, "max_tokens": "x"}), "max_tokens is 'x', no number"),
+        (json.dumps({**GOOD, "max_tokens": -1}), "max_tokens is -1, no whole number of at least 0"),
+        (json.dumps({**GOOD, "at": math.nan}), "at is nan, no number"),
+        (json.dumps({**GOOD, "input_length": 1.5}), "input_length is 1.5, no whole number of at least 1"),
+        (json.dumps({**GOOD, "prompt": [1, "a"]}), "prompt is neither text nor a list of token ids"),
+        (json.dumps({**GOOD, "hash_ids": 7}), "hash_ids is no list of names"),
+        (json.dumps({**GOOD, "input_length": 900, "hash_ids": [1, 2]}),
+         "2 hash_ids of --hash-block 16 tokens are 32 tokens, but input_length is 900: give the trace's "
+         "--hash-block (about 450; Mooncake's is 512)"),
+        (json.dumps({**GOOD, "hash_ids": [1, 2, 3]}), None),
+        (json.dumps({**GOOD, "hash_ids": [1, 2, 3, 4]}), "4 hash_ids of --hash-block 16 tokens are 64"),
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    line: str,
+    message: str | None,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"\n{json.dumps(GOOD)}\n  \n{line}\n")
+    if message is None:
+        assert len(read(path, block=16)) == 2
+        return
+    assert f"error: {path}:4: {message}" in refused(monkeypatch, capsys, "--trace", str(path))
+
+
+def test_an_empty_trace_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n")
+    assert f"error: {path} holds no request" in refused(monkeypatch, capsys, "--trace", str(path))
+    path.write_text(json.dumps({**GOOD, "prompt": [1]}))
+    options = ("--text", "--chat", "--trace", str(path))
+    assert "prompts of token ids, which --chat cannot send" in refused(monkeypatch, capsys, *options)
+
+
+def test_a_recorded_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 3000, "input_length": 20, "output_length": 5, "hash_ids": [1, 2, 9]},
+        {"timestamp": 1000, "input_length": 17, "output_length": 4, "hash_ids": [1, 2, 7]},
+        {"at": 2000, "prompt": [5, 6], "max_tokens": 3},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    texts = Texts(np.random.default_rng(0), 1000)
+    sessions = recorded(asked(read(path, block=8), texts, unit=1e-3, block=8), speed=2.0)
+    prompts = [session.asks[0].prompt for session in sessions]
+    assert [session.asks[0].after for session in sessions] == [0, 0.5, 1]
+    assert [len(prompt) for prompt in prompts] == [17, 2, 20]
+    assert prompts[0][:16] == prompts[2][:16]
+    assert [session.asks[0].output for session in sessions] == [4, 3, 5]
+    assert rate_of(sessions) == 2.0
+
+
+def test_a_trace_is_cut_in_order_of_time_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, count = tmp_path / "trace.jsonl", 250
+    path.write_text("\n".join(json.dumps({**GOOD, "at": -at}) for at in range(count)))
+    args = online.parser().parse_args([URL, "--trace", str(path)])
+    assert len(online.entries_of(args)) == count
+    assert not capsys.readouterr().out
+    args.requests = 3
+    assert [entry.at for entry in online.entries_of(args)] == [-249, -248, -247]
+    assert capsys.readouterr().out == "3 of 250 requests of the trace, the first by time\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "option"),
+    [
+        ("status 400", "prompt holds the token id 9999; ids go from 0 to 511", "--vocabulary"),
+        ("status 400", "Token id 9999 is out of vocabulary", "--vocabulary"),
+        ("status 404", "the model 'x' does not exist here; there is demo", "--model"),
+        ("status 404", "The model `x` does not exist.", "--model"),
+        ("status 400", "max_tokens must be at least 1", ""),
+        ("status 503", "the model is loading", ""),
+    ],
+)
+def test_errors_hint_at_the_option(kind: str, detail: str, option: str) -> None:
+    told = online.hint(kind, detail)
+    assert option in told and bool(told) == bool(option)
+
+
+def test_what_went_wrong_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record(0.5, sent=0.5, end=1.0, error="status 404", detail="no")
+    result: dict[str, Any] = summarize([record], warm=9.0, most_first=None, most_token=None)
+    online.show("rate 1", result, 9.0)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [
+        "1 x status 404: no",
+        "no latency counts: --warm is 9 s, the last request was due at 0.5 s",
+    ]

@@ -1,0 +1,106 @@
+"""What cannot be measured is told as an error, not as a figure, and nothing waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import decode
+import mixed
+import numpy as np
+import prefix
+import pytest
+from prefill import prefill
+from shapes import shape_folder
+
+from mizzen import LLM, SamplingParams
+
+LONG = "prompt refused: prompt has {} tokens; the KV capacity of 512 leaves room for 511: "
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    options = {"kv_cache_tokens": 512, "threads": 1, "load_format": "dummy", "max_running_requests": 4}
+    with shape_folder("tiny") as folder, LLM(folder, device="cpu", skip_tokenizer=True, **options) as made:
+        yield made
+
+
+def prompts(count: int, length: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(0).integers(0, 512, (count, length)).astype(np.int32))
+
+
+def said(caught: pytest.ExceptionInfo[SystemExit]) -> str:
+    return str(caught.value.code)
+
+
+def test_prompts_alone_that_are_refused_have_no_time(llm: LLM) -> None:
+    assert prefill(llm, 1, 40, 0) > 0
+    with pytest.raises(SystemExit) as caught:
+        prefill(llm, 1, 600, 0)
+    assert said(caught).startswith("error: 1x600: " + LONG.format(600))
+    assert "kv_cache_tokens" in said(caught)
+
+
+def test_first_tokens_that_never_come_have_no_time(llm: LLM) -> None:
+    with pytest.raises(SystemExit) as caught:
+        prefix.first_token(llm, prompts(1, 700))
+    assert said(caught).startswith("error: 1 of 700 tokens: " + LONG.format(700))
+
+
+def test_a_hit_has_to_be_one(llm: LLM) -> None:
+    shared, own = prompts(2, 200)
+    prefix.first_token(llm, [shared])
+    _, cached = prefix.first_token(llm, [np.concatenate([shared, own[:8]])])
+    prefix.check_hit(llm, 200, 8, cached)
+    assert cached == 192  # whole pages
+    _, cached = prefix.first_token(llm, [own])
+    with pytest.raises(SystemExit, match="error: 0 of 200 tokens of the prefix were in the cache"):
+        prefix.check_hit(llm, 200, 8, cached)
+
+
+def test_a_hit_runs_one_token_at_least(llm: LLM) -> None:
+    (shared,) = np.random.default_rng(3).integers(0, 512, (1, 64)).astype(np.int32)
+    prefix.first_token(llm, [shared])
+    _, cached = prefix.first_token(llm, [shared])
+    assert cached == prefix.reusable(64, 0, 16) == 48
+    prefix.check_hit(llm, 64, 0, cached)
+
+
+@pytest.mark.parametrize(
+    ("streams", "length", "message"),
+    [
+        (2, 600, "prompts beside 2 streams: " + LONG.format(600)),
+        (1, 400, "a stream ended after 312 tokens, before the prompts: use fewer --streams"),
+    ],
+)
+def test_streams_wait_for_no_prompt_that_never_comes(
+    llm: LLM, streams: int, length: int, message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        mixed.stream(llm, streams, prompts(3, length), np.random.default_rng(0))
+    assert said(caught).startswith("error: " + message)
+    for rid in range(streams + 3):
+        llm.engine.abort(rid)
+    while llm.engine.busy:
+        llm.engine.step(0.0)
+    llm.engine.take_ended()
+
+
+def test_an_engine_that_has_nothing_to_do_is_not_waited_for(llm: LLM) -> None:
+    with pytest.raises(SystemExit, match="error: the engine has nothing more to do beside 3 streams"):
+        mixed.step(llm, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "message"),
+    [
+        (1, 600, "batch 1: " + LONG.format(600)),
+        (1, 500, "a prompt and 34 tokens behind it are beyond the 512 that fit: lower --context"),
+        (6, 20, "max_running_requests is 4: raise it for a batch of 6"),
+        (4, 300, "KV has no room for a batch of 4: lower --batch or --context"),
+    ],
+)
+def test_a_batch_that_never_ran_says_why(llm: LLM, count: int, length: int, message: str) -> None:
+    sampling = SamplingParams(max_tokens=decode.LAST + 2, ignore_eos=True)
+    with pytest.raises(SystemExit) as caught:
+        decode.step_seconds(llm, prompts(count, length), sampling)
+    assert said(caught).startswith("error: " + message)
