@@ -117,15 +117,17 @@ def test_ports_that_are_chosen_together_differ() -> None:
         other.bind(("127.0.0.1", port))
 
 
-def test_a_port_in_use_is_named_with_the_way_out() -> None:
+@pytest.mark.parametrize("option", ["--port", "--http-port", "--admin-port"])
+def test_a_port_in_use_is_named_with_the_way_out(option: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = run("serve", MODEL, f"--port={port}")
+        result = run("serve", MODEL, f"{option}={port}")
     assert result.exit_code == 2
-    assert f"port {port}" in result.stderr
-    assert "--port" in result.stderr
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert f"port {port}" in said
+    assert f"choose another with {option}," in said
 
 
 def test_nobody_at_the_url_has_an_exit_code_of_its_own() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,41 @@ def test_a_killed_engine_ends_serve_with_the_reason(serve: Callable[..., Served]
     assert code == 128 + signal.SIGKILL
     assert "the engine was ended by SIGKILL" in errors
     assert gone(tree)
+
+
+def test_a_lost_engine_holds_up_nobody(serve: Callable[..., Served]) -> None:
+    """Streams and requests without a token get an error within seconds, and the reason is said before."""
+    served = serve("--tensor=2", "--kv-cache-tokens=8192")
+    client, ends = served.client(), []
+
+    def wait() -> None:
+        with pytest.raises(openai.APIStatusError) as error:
+            client.chat.completions.create(
+                model="demo", messages=question(STORY), max_tokens=2000, extra_body={"ignore_eos": True}
+            )
+        ends.append((time.monotonic(), error.value.status_code))
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    stream = client.chat.completions.create(
+        model="demo", messages=question(STORY), extra_body={"ignore_eos": True}, stream=True
+    )
+    next(stream)
+    (rank,) = (one for one in served.tree() if "mizzen.server.follower" in one.cmdline())
+    began = time.monotonic()
+    rank.kill()
+    with pytest.raises(openai.APIError):
+        list(stream)
+    waits.join(60)
+    code, errors = served.end()
+    assert code == 1
+    assert time.monotonic() - began < 15
+    assert ends[0][1] == 503
+    lines = errors.splitlines()
+    why = f"mizzen: the engine ended with exit code 1: rank_died: rank 1 (process {rank.pid}) was killed by"
+    first, last = (index for index, line in enumerate(lines) if line.startswith(why))
+    assert lines[first].endswith("; open requests end with an error")
+    assert last == len(lines) - 1
 
 
 def test_a_dead_rank_is_named(serve: Callable[..., Served]) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mizzen.parallel.group import ENVIRONMENT, Group, Place
+from ports import free_ports
 
 
 class Met(Exception):
@@ -40,6 +41,27 @@ def join(folder: Path) -> None:
     place = Place(rank=0, size=1, rendezvous=f"file://{folder}/meet", device=torch.device("cuda", 0))
     with pytest.raises(Met):
         Group(place)
+
+
+@pytest.mark.parametrize(
+    ("address", "rendezvous", "where"),
+    [("", "file:///{}/meet", "127.0.0.1"), ("127.0.0.3", "tcp://127.0.0.3:{}/x", "127.0.0.3")],
+)
+def test_sums_on_the_cpu_are_exchanged_where_nobody_else_reaches(
+    address: str, rendezvous: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo by itself listens at whatever the host's name stands for."""
+    device, used = dist.ProcessGroupGloo.create_device, []
+
+    def create_device(*, hostname: str) -> Any:
+        used.append(hostname)
+        return device(hostname=hostname)
+
+    monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", create_device)
+    meeting = rendezvous.format(free_ports("127.0.0.3") if address else tmp_path)
+    place = Place(rank=0, size=1, rendezvous=meeting, device=torch.device("cpu"), address=address)
+    Group(place).close()
+    assert used == [where]
 
 
 def test_multicast_is_off_before_nccl_and_symmetric_memory_look(meet: dict[str, str], tmp_path: Path) -> None:

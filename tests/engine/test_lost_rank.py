@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 LAUNCH = """
 import sys, time
 import psutil
@@ -40,6 +42,27 @@ raise SystemExit(7)
 """
 
 
+THREAD = """
+import sys, threading, time
+from mizzen import LLM, SamplingParams
+
+made = []
+
+
+def make():
+    llm = LLM(sys.argv[1], device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024, threads=1)
+    made.append(llm)
+
+
+thread = threading.Thread(target=make)
+thread.start()
+thread.join()
+time.sleep(0.5)
+print(len(made[0].generate([[3, 4, 5]], SamplingParams(max_tokens=5, ignore_eos=True))[0].token_ids))
+CLOSE
+"""
+
+
 def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -51,6 +74,19 @@ def test_a_launch_that_never_returns_ends_the_program(kit: SimpleNamespace, tmp_
     assert done.returncode == 1, done.stderr
     assert "the program ends, for its GPU waits for a rank that is gone: rank 1 (process" in done.stderr
     assert "ended with code -9" in done.stderr
+
+
+@pytest.mark.parametrize("close", ["", "made[0].close()"])
+def test_ranks_outlive_the_thread_that_made_them_and_nothing_outlives_the_program(
+    close: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `asyncio.to_thread(LLM, ...)` and pools of threads."""
+    kit.save_model(tmp_path / "model", "llama")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    done = run(THREAD.replace("CLOSE", close), str(tmp_path / "model"))
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+    assert not list((tmp_path / "temporary").glob("mizzen*"))
 
 
 def test_an_end_that_never_comes_is_made() -> None:

@@ -130,7 +130,7 @@ async def test_what_an_engine_refuses(model: Path) -> None:
             (Sampling(logit_bias=((1000, 1.0),)), "logit_bias holds 1000; token ids go from 0 to 999"),
             (Sampling(logprobs=1, logprob_token_ids=(-1,)), "logprob_token_ids holds -1"),
             (Sampling(frequency_penalty=3.0), "frequency_penalty must be between -2 and 2"),
-            (Sampling(repetition_penalty=float("nan")), "repetition_penalty must be above 0"),
+            (Sampling(repetition_penalty=float("nan")), "repetition_penalty must be between 0.01 and 10"),
             (Sampling(min_tokens=-1), "min_tokens must be 0 or more"),
             (Sampling(grammar=("yaml", "")), "grammar must be one of json_object, json_schema"),
         ):

@@ -17,9 +17,11 @@ from mizzen.server.ends import End
 from mizzen.server.node_follower import Follower
 from mizzen.server.node_leader import Leader
 from mizzen.server.nodes import differences, settings
+from mizzen.server.plan_room import plan_room
 from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.keys import KeyFolder, find_pair, write_keys
 from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, RankReport, Refused
+from mizzen.wire.plan_ring import CAPACITY
 from ports import free_ports
 
 LEADER = "127.0.0.2"
@@ -145,6 +147,40 @@ def test_nobody_joins_a_group_that_runs(meeting: Meeting) -> None:
     assert "all of its nodes have to start anew" in end.reason
 
 
+def test_a_node_number_that_is_given_twice_is_refused_and_the_first_stays(meeting: Meeting) -> None:
+    leader, first = meeting.leader(nodes=3), meeting.follower(nodes=3)
+    meeting.until(lambda: first.group, leader, first)
+    second = meeting.follower(nodes=3)
+
+    def told() -> End | None:
+        meeting.now += 0.02
+        return second.verdict(None, meeting.now)
+
+    end = meeting.until(told, leader, first, second)
+    assert (end.code, end.kind) == (1, "refused")
+    assert "another node 1 is there already: give each its own --node-rank" in end.reason
+    assert first.verdict(None, meeting.now) is None
+    third = meeting.follower(2, nodes=3)
+    meeting.until(lambda: first.began and third.began, leader, first, third)
+
+
+def test_a_node_that_was_started_again_takes_its_own_place(meeting: Meeting) -> None:
+    """Even at once, while node 0 does not know yet that the one before is gone."""
+    leader, first = meeting.leader(nodes=3), meeting.follower(nodes=3)
+    meeting.until(lambda: first.group, leader, first)
+    first.close(End(0))
+    meeting.made.remove(first)
+    again = meeting.follower(nodes=3)
+
+    def let_in() -> bool:
+        meeting.now += 0.02
+        assert again.verdict(None, meeting.now) is None
+        return bool(again.group)
+
+    meeting.until(let_in, leader, again)
+    assert leader.waits_for() == "waits for nodes 2 of 3"
+
+
 def test_a_node_0_that_has_started_anew_does_not_know_the_group(meeting: Meeting) -> None:
     leader, other = meeting.begun()
     leader._server.close()
@@ -250,6 +286,28 @@ def test_a_node_that_is_asked_to_end_waits_for_node_0(meeting: Meeting) -> None:
     leader.close(End(0))
     meeting.made.remove(leader)
     assert meeting.until(lambda: other.verdict(None, meeting.now), other) == End(0)
+
+
+def test_ranks_of_nodes_that_have_not_told_of_them_have_their_places_too(meeting: Meeting) -> None:
+    leader, others = meeting.leader(nodes=3), [meeting.follower(rank, nodes=3) for rank in (1, 2)]
+    meeting.until(lambda: leader.began, leader, *others)
+    assert len(leader.pulses(meeting.now)) == 2
+    meeting.until(lambda: all(pulse.serves for pulse in leader.pulses(meeting.now)), leader, *others)
+
+
+def test_steps_that_ranks_cannot_share_are_refused() -> None:
+    config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 20, prefill_chunk_tokens=10**8)
+    with pytest.raises(
+        ValueError, match=r"--prefill-chunk-tokens 100000000 .* with --tensor, 33554432 at most"
+    ):
+        check_config(config)
+
+
+def test_ranks_share_room_for_the_largest_plan() -> None:
+    """Every slot begins with a cached prefix as long as can be, and tells its pages."""
+    config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 17)
+    assert plan_room(config) > 2 * 12 * config.max_running_requests * (1 << 17) // config.page_size
+    assert plan_room(EngineConfig(model=str(DEMO), tensor=2)) == CAPACITY
 
 
 def test_between_machines_keys_are_needed() -> None:

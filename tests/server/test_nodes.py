@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,15 @@ def test_any_loss_ends_the_whole_group_with_the_reason(
     for each in nodes:
         assert each.process.wait(SECONDS) != 0
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_taken_port_of_a_group_is_named_with_its_option(offset: int, pair: Pair) -> None:
+    with socket.create_server((LEADER, pair.port + offset)):
+        leader = pair.node(0)
+        if offset:
+            pair.node(1)  # without it, nothing begins
+        code, words = leader.ended()
+    assert code == 1
+    assert f"{LEADER}:{pair.port + offset}" in words
+    assert "--ranks-port" in words, words

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine_process import SECONDS, EngineProcess
-from mizzen.server.pulse import Pulse, PulseReader, PulseWriter, RankWatch, create_pulses
+from engine_process import DEMO, SECONDS, EngineProcess
+from mizzen.server import supervisor
+from mizzen.server.config import EngineConfig
 
 
 class Ranks(EngineProcess):
@@ -114,6 +115,67 @@ def test_a_rank_that_fails_or_hangs_ends_the_engine_and_is_blamed(
     assert re.match(reason, engine.message.read_text()), engine.message.read_text()
 
 
+PAUSED = """
+import sys
+if "mizzen.server.follower" in " ".join(sys.orig_argv):
+    import os, signal
+    from mizzen.parallel import group
+
+    def pause(*given):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    group.open_store = pause
+elif "engine" in sys.orig_argv:
+    from mizzen.server import rank_watch
+
+    rank_watch.START_SECONDS = 5.0
+"""
+"""Stops a follower as it begins to load."""
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(
+    start: Callable[..., Ranks], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(PAUSED)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    engine = start(rank_deadline_seconds=3)
+    assert engine.process.wait(SECONDS) == 1
+    told = engine.message.read_text()
+    assert re.match(r"watchdog: rank 1 \(process \d+\) has not run for [56]\.\d s: it is stopped", told), told
+
+
+def test_a_pause_of_all_is_nobodys_fault_and_a_stop_after_it_is(start: Callable[..., Ranks]) -> None:
+    engine = start(rank_deadline_seconds=2, watchdog_seconds=3)
+    engine.until(lambda: engine.get("/readyz").get("wire"))
+    whole = psutil.Process(engine.process.pid)
+    all_of_it = [whole, *whole.children()]
+    for process in all_of_it:
+        process.suspend()
+    time.sleep(5)
+    for process in all_of_it:
+        process.resume()
+    time.sleep(1)
+    assert engine.get("/readyz").get("state") == "serving", engine.log.read_text()
+    follower = engine.follower
+    follower.suspend()
+    began = time.monotonic()
+    assert engine.process.wait(SECONDS) == 1
+    assert time.monotonic() - began < 10
+    assert engine.message.read_text().startswith(f"watchdog: rank 1 (process {follower.pid}) has not run for")
+
+
+def test_a_taken_http_port_leaves_nothing_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = EngineConfig(model=str(DEMO), tensor=2, device="cpu", http_port=taken.getsockname()[1])
+        before = psutil.Process().num_fds()
+        with pytest.raises(OSError, match="in use"):
+            supervisor.Supervisor(config).run()
+        gc.collect()
+        assert psutil.Process().num_fds() == before
+
+
 def test_sigterm_ends_all_ranks_well(start: Callable[..., Ranks]) -> None:
     engine = start()
     engine.until(lambda: engine.get("/readyz").get("wire"))
@@ -132,69 +194,3 @@ def test_heads_that_do_not_divide_end_it_before_any_rank_starts(start: Callable[
     engine = start(tensor=3)
     assert engine.process.wait(SECONDS) == 2
     assert "num_attention_heads (4) must be a multiple of the tensor ranks (3)" in engine.message.read_text()
-
-
-# ── what the watch makes of pulses ──
-
-
-def pulses(*ranks: tuple[float, int, int]) -> list[Pulse]:
-    return [Pulse(alive, launched, done, 100 + i) for i, (alive, launched, done) in enumerate(ranks)]
-
-
-def test_ranks_that_keep_up_are_left_alone() -> None:
-    watch = RankWatch(2, 5.0, 5.0)
-    for now in range(1, 60):
-        step = 3 * now
-        assert watch.look(pulses((now, step, step - 2), (now, step - 1, step - 3)), float(now)) is None
-
-
-def test_idle_ranks_are_left_alone() -> None:
-    watch = RankWatch(2, 5.0, 5.0)
-    assert all(watch.look(pulses((now, 9, 9), (now, 9, 9)), float(now)) is None for now in range(1, 60))
-
-
-def test_ranks_that_do_not_serve_yet_are_left_alone() -> None:
-    watch = RankWatch(2, 5.0, 5.0)
-    assert watch.look(pulses((1.0, 0, 0), (0.0, 0, 0)), 1000.0) is None
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (lambda now: pulses((now, 9, 7), (2.0, 7, 7)), r"rank 1 (process 101) has not run for"),
-        (lambda now: pulses((now, 9, 7), (now, 7, 7)), r"rank 1 (process 101) is at step 7 for"),
-        (lambda now: pulses((now, 9, 7), (now, 9, 7)), r"rank 0 (process 100) has run step 8 for"),
-    ],
-)
-def test_who_holds_up_the_others_is_named(fault: Callable[[float], list[Pulse]], said: str) -> None:
-    watch = RankWatch(2, 5.0, 8.0)
-    found = [watch.look(fault(now), now) for now in (2.0, 4.0, 6.9)]
-    assert found == [None] * 3
-    told = [watch.look(fault(now), now) for now in (8.0, 12.0)]
-    assert (told[0] or told[1] or "").startswith(said)
-
-
-@settings(max_examples=100)
-@given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
-def test_no_rank_that_moves_in_time_is_at_fault(steps: list[tuple[int, int]]) -> None:
-    """Ranks move by any steps, at least by one each in any four seconds in which they are behind."""
-    watch, done = RankWatch(2, 5.0, 5.0), [0, 0]
-    for now, moves in enumerate(steps, 1):
-        done = [at + move + (now % 4 == 0) for at, move in zip(done, moves, strict=True)]
-        found = watch.look(pulses(*((now, at + 1, at) for at in done)), float(now))
-        assert found is None
-
-
-def test_a_pulse_is_read_as_it_was_written() -> None:
-    descriptor = create_pulses(2)
-    reader, writer = PulseReader(descriptor, 2), PulseWriter(descriptor, 1)
-    assert reader.read()[1].alive == 0.0
-    writer.start()
-    writer.launched(5)
-    writer.done(4)
-    pulse = reader.read()[1]
-    assert (pulse.launched, pulse.done) == (5, 4)
-    assert 0 < pulse.alive <= time.monotonic()
-    writer.close()
-    assert reader.read()[1].alive == 0.0
-    assert reader.read()[0].process == 0

@@ -18,9 +18,11 @@ from mizzen.wire.plan_ring import (
     RingHandles,
     RingReader,
     RingWriter,
+    _Ring,
     create_ring,
+    padded,
 )
-from mizzen.wire.ring import MalformedPlan
+from mizzen.wire.ring import MalformedPlan, encode_plan
 
 SECONDS = 60.0
 
@@ -108,6 +110,46 @@ def test_what_is_no_plan_is_refused(ring: RingHandles) -> None:
     RingWriter(ring)._write(b"x" * 80)
     with pytest.raises(MalformedPlan):
         RingReader(ring, 0).receive(SECONDS)
+
+
+def written_but_late(handles: RingHandles, writer: RingWriter, frame: StepPlan | None) -> tuple[int, bytes]:
+    """Let a frame count as written while its bytes do not show; return where they belong, and them.
+
+    So a reader on a processor that orders stores weakly may find it: the place is as it was before.
+    """
+    ring = _Ring(handles)
+    at, before = int(ring.written[0]), bytes(ring.data)
+    writer.end() if frame is None else writer.send(frame)
+    size = int(ring.written[0]) - at
+    shown = ring.get(at, size)
+    ring.data[:] = before
+    return at, shown
+
+
+@pytest.mark.parametrize("laps", [0, 1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_frame_that_shows_late_is_waited_for(
+    laps: int, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its place is nothing, or what was there a lap ago: frames of one size, each sound by itself."""
+    monkeypatch.setattr("mizzen.wire.plan_ring.REREAD_SECONDS", SECONDS)
+    frames = 4
+    size = padded(len(encode_plan(plan(7, 50))))
+    handles = create_ring(1, capacity=frames * size)
+    try:
+        writer, reader, step = RingWriter(handles), RingReader(handles, 0), 0
+        for step in range(1, laps * frames + 1):
+            writer.send(plan(7 * step, 50))
+            assert reader.receive(SECONDS) is not None
+        at, shown = written_but_late(handles, writer, None if last else plan(7 * (step + 1), 50))
+        shows = threading.Timer(0.2, lambda: _Ring(handles).put(at, shown))
+        shows.start()
+        found = reader.receive(SECONDS)
+        shows.join()
+        assert reader.ended == last
+        assert (found and found.step) == (None if last else 7 * (step + 1))
+    finally:
+        handles.close()
 
 
 def test_another_process_reads(ring: RingHandles) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
 """What a child may take beyond its own drain timeout before it is killed."""
+AGAIN_SECONDS = 0.25
+"""Between two signals to a child: those that come at the same time are one."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,7 +35,14 @@ class Stop:
     signal: int
 
 
-Event = Ended | Stop
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """This process got a signal that does not end it."""
+
+    signal: int
+
+
+Event = Ended | Stop | Wake
 
 
 def follow_parent() -> None:
@@ -53,10 +62,10 @@ class Children:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._former: dict[int, object] = {}
 
-    def catch(self, *signals: int) -> None:
+    def catch(self, *signals: int, event: Callable[[int], Event] = Stop) -> None:
         """Turn signals into events until `close`."""
         for number in signals:
-            self._former[number] = signal.signal(number, lambda got, _: self._events.put(Stop(got)))
+            self._former[number] = signal.signal(number, lambda got, _: self._events.put(event(got)))
 
     def start(self, name: str, command: Sequence[str], on_line: Callable[[str], None] | None = None) -> None:
         """Start a process in a group of its own, so that a terminal's Ctrl-C reaches this process alone.
@@ -89,19 +98,35 @@ class Children:
             self._running.pop(event.name, None)
         return event
 
-    def stop(self, name: str, seconds: float) -> None:
-        """End a child by SIGTERM, and after `seconds` or at a second signal to this process by SIGKILL."""
+    def signal(self, name: str, number: int) -> None:
+        """Send a child a signal; one that ended gets none."""
+        if name in self._running:
+            self._running[name].send_signal(number)
+
+    def stop(self, name: str, seconds: float, *, hurry: bool = False) -> None:
+        """End a child by SIGTERM, and after `seconds` or at a second signal to this process by SIGKILL.
+
+        With `hurry` the child gets SIGTERM twice, as from somebody who does not want to wait.
+        """
         process = self._running.get(name)
         if process is None:
             return
         process.terminate()
+        if hurry and not self._ends(name, AGAIN_SECONDS):
+            process.terminate()
+        if not self._ends(name, seconds):
+            _kill_group(process)
+            process.wait()
+            self._running.pop(name, None)
+
+    def _ends(self, name: str, seconds: float) -> bool:
+        """Wait until a child has ended; tell whether it has before the time is over or a signal comes."""
         deadline = time.monotonic() + seconds
         while name in self._running:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
             if event is None or isinstance(event, Stop):
-                _kill_group(process)
-                process.wait()
-                self._running.pop(name, None)
+                return False
+        return True
 
     def close(self) -> None:
         """Kill what still runs and give the signals back."""

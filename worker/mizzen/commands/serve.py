@@ -18,7 +18,15 @@ from typing import Annotated, Any
 import typer
 
 from mizzen.commands import options
-from mizzen.commands.children import KILL_GRACE_SECONDS, Children, Ended, Stop, describe_end, exit_code
+from mizzen.commands.children import (
+    KILL_GRACE_SECONDS,
+    Children,
+    Ended,
+    Stop,
+    Wake,
+    describe_end,
+    exit_code,
+)
 from mizzen.commands.progress import Progress, make_progress
 from mizzen.commands.readiness import Readiness
 from mizzen.gateway.config import GatewayConfig
@@ -68,11 +76,11 @@ def offered() -> list[options.Setting]:
     return list(found.values())
 
 
-def free_port(held: contextlib.ExitStack, host: str, port: int) -> int:
+def free_port(held: contextlib.ExitStack, host: str, port: int, option: str = "--port") -> int:
     """Return `port`, or a free one for 0, which no other gets before `held` is closed.
 
     Raises:
-        typer.BadParameter: the address cannot be listened on.
+        typer.BadParameter: the address cannot be listened on; names the option that chooses another port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = held.enter_context(socket.socket(family))
@@ -81,7 +89,7 @@ def free_port(held: contextlib.ExitStack, host: str, port: int) -> int:
         listener.bind((host, port))
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --port, "
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose another with {option}, "
             "or 0 for any free one"
         ) from error
     return listener.getsockname()[1]
@@ -111,8 +119,8 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
             **values,
             "served_name": values["served_name"] or model.resolve().name,
             "port": free_port(held, values["host"], values["port"]),
-            "http_port": free_port(held, local, values["http_port"]),
-            "admin_port": free_port(held, local, values["admin_port"]),
+            "http_port": free_port(held, local, values["http_port"], "--http-port"),
+            "admin_port": free_port(held, local, values["admin_port"], "--admin-port"),
         }
         wire_port = free_port(held, local, 0)
     write_keys(folder)
@@ -165,6 +173,7 @@ def run(plan: Plan, progress: Progress) -> int:
     """Run both processes until one ends or this one is told to; return the exit code."""
     children = Children()
     children.catch(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    children.catch(signal.SIGUSR2, event=Wake)
     try:
         # Both start before the progress display does: a child follows the thread that started it.
         children.start("engine", program("engine", plan.engine), progress.on_line("engine"))
@@ -186,9 +195,10 @@ def _watch(children: Children, plan: Plan, progress: Progress) -> int:
             _stop(children, plan)
             return 0
         if isinstance(event, Ended):
-            _stop(children, plan)
-            _report(event, plan, progress)  # last, where people look first
+            _end(event, children, plan, progress, ready)
             return exit_code(event.code)
+        if isinstance(event, Wake):
+            _trace(children, plan, progress, ready)
         if ready:
             continue
         ready = readiness.check()
@@ -205,16 +215,37 @@ def _watch(children: Children, plan: Plan, progress: Progress) -> int:
             return 1
 
 
+def _end(event: Ended, children: Children, plan: Plan, progress: Progress, ready: bool) -> None:
+    """End what is left when one process has ended, and say why: at once where others wait, and at last."""
+    words = _obituary(event, plan)
+    if event.name == "engine":
+        if ready:
+            progress.note(f"{words}; open requests end with an error")
+        children.stop("gateway", KILL_GRACE_SECONDS, hurry=True)  # the engine that it waits for never comes
+    _stop(children, plan)
+    progress.note(words)  # last, where people look first
+
+
 def _stop(children: Children, plan: Plan) -> None:
     """End the gateway first: its open streams still need the engine."""
     children.stop("gateway", plan.gateway.drain_timeout_seconds + KILL_GRACE_SECONDS)
     children.stop("engine", plan.engine.drain_timeout_seconds + KILL_GRACE_SECONDS)
 
 
-def _report(event: Ended, plan: Plan, progress: Progress) -> None:
+def _trace(children: Children, plan: Plan, progress: Progress, ready: bool) -> None:
+    """Have the engine take a trace; one that starts could not take the signal yet, and would end."""
+    if ready and plan.engine.profile:
+        children.signal("engine", signal.SIGUSR2)
+    else:
+        progress.note(
+            "SIGUSR2 takes a trace of a model that is served with --profile FOLDER; nothing is done"
+        )
+
+
+def _obituary(event: Ended, plan: Plan) -> str:
     reason = plan.folder / "reason"
     why = f": {reason.read_text().strip()}" if event.name == "engine" and reason.is_file() else ""
-    progress.note(f"the {event.name} {describe_end(event.code)}{why}")
+    return f"the {event.name} {describe_end(event.code)}{why}"
 
 
 def _serve(

@@ -25,6 +25,8 @@ from mizzen.parallel.collectives import Collectives, GlooCollectives
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+LOCAL = "127.0.0.1"
+"""Where ranks of one pod exchange sums on the CPU: gloo knows no authentication."""
 ENVIRONMENT = {
     # Whoever watches the ranks ends them.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -84,7 +86,11 @@ def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.S
     if place.rank:
         return dist.TCPStore(host, port, place.size, False, timeout, wait_for_workers=False)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family)
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        text = f"cannot listen on {host}:{port}, where ranks meet: {error.strerror}"
+        raise OSError(f"{text} (it is --ranks-port and two more)") from error
     return dist.TCPStore(
         host,
         port,
@@ -179,10 +185,11 @@ class Group:
 
 
 def _gloo(place: Place, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
-    """Join the ranks over gloo, at the pod's own address where it is known."""
-    if not place.address:
+    """Join the ranks over gloo: at the pod's own address, or where nobody outside of it can reach them."""
+    address = place.address or (LOCAL if place.rendezvous.startswith("file:") else "")
+    if not address:
         return dist.ProcessGroupGloo(store, place.rank, place.size, timeout)
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=place.address)]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, place.rank, place.size, options)

@@ -9,6 +9,7 @@ from mizzen.models.shares import check_shares
 from mizzen.server.config import EngineConfig
 from mizzen.server.files import ModelFolderError
 from mizzen.server.nodes import endpoint
+from mizzen.server.plan_room import plan_room
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.keys import KeyFolder
 
@@ -23,6 +24,7 @@ def check_config(config: EngineConfig) -> None:
         raise ModelFolderError(f"--model {config.model} is no folder")
     if config.tensor > 1:
         check_shares(read_config(Path(config.model)), config.tensor)
+        plan_room(config)
     keys = open_keys(config)
     require_safe(config.wire_bind, keys)
     if config.nodes > 1:

@@ -46,11 +46,12 @@ def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: P
     place = local_place(options, rank, links.rendezvous, links.address)
     take_processors(place)
     plans = plans_of(rank, links, keys)
+    pulse = PulseWriter(links.pulses, rank - links.first)
+    pulse.start()
     follower = load_follower(options, lambda: Group(place), status.report, status.progress)
     gc.collect()
     gc.freeze()  # a collection over all of torch would hold up a step
-    pulse = PulseWriter(links.pulses, rank - links.first)
-    pulse.start()
+    pulse.serves()
     status.phase(Phase.SERVING)
     follower.run(plans, pulse)
     pulse.close()
@@ -80,7 +81,7 @@ def main() -> int:
     for name in ("status-fd", "control-fd"):
         parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
     args = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
     die_with_parent(args.parent)
     set_up_logging(process=f"rank{args.rank}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mizzen.server.config import EngineConfig
 from mizzen.server.links import Links
-from mizzen.server.pulse import Pulse, PulseReader, RankWatch
+from mizzen.server.pulse import Pulse, PulseReader
+from mizzen.server.rank_watch import RankWatch
 from mizzen.server.status import StatusReader
 from mizzen.wire.nodes import RankReport
 

@@ -6,12 +6,19 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
 
 _PR_SET_PDEATHSIG = 1
+Made = TypeVar("Made")
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the one of id `parent` dies, even while it cannot run Python.
+
+    To the kernel, the parent is the thread that started this process: see `Starter`.
 
     Raises:
         ProcessLookupError: the parent has died already.
@@ -23,3 +30,31 @@ def die_with_parent(parent: int) -> None:
             raise OSError(number, os.strerror(number))
     if os.getppid() != parent:
         raise ProcessLookupError(f"the supervisor (process {parent}) is gone")
+
+
+class Starter(Generic[Made]):
+    """A thread that starts processes and outlives them, whatever becomes of the thread that wants them."""
+
+    def __init__(self, start: Callable[[], Made]) -> None:
+        """Call `start` in the thread.
+
+        Raises:
+            Exception: `start` did, and the thread has ended.
+        """
+        self._made: Future[Made] = Future()
+        self._over = threading.Event()
+        threading.Thread(target=self._run, args=(start,), name="mizzen-starter", daemon=True).start()
+        self.made = self._made.result()
+        """What `start` returned."""
+
+    def close(self) -> None:
+        """End the thread, and with it what still runs."""
+        self._over.set()
+
+    def _run(self, start: Callable[[], Made]) -> None:
+        try:
+            self._made.set_result(start())
+        except BaseException as error:
+            self._made.set_exception(error)
+            return
+        self._over.wait()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from mizzen.engine.config import EngineOptions
 from mizzen.server.config import EngineConfig
+from mizzen.server.plan_room import plan_room
 from mizzen.server.pulse import create_pulses
 from mizzen.server.status import create_block
 from mizzen.wire.plan_ring import RingHandles, create_ring
@@ -22,7 +21,9 @@ class Links:
     size: int
     """Ranks of this pod."""
     rendezvous: str
-    """file:///path of a file that all ranks write to at start-up; between pods tcp://host:port/group."""
+    """file:///path of `meeting`, the same in all ranks; between pods tcp://host:port/group."""
+    meeting: int
+    """A file in memory that all ranks write to at start-up. It has no name, so nothing is left of it."""
     ring: RingHandles
     """Plans."""
     pulses: int
@@ -41,7 +42,7 @@ class Links:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What a rank inherits."""
-        return (*self.ring.all, self.pulses, self.status)
+        return (*self.ring.all, self.pulses, self.status, self.meeting)
 
     def to_json(self) -> str:
         """Return it as an argument of a rank's command line."""
@@ -49,6 +50,7 @@ class Links:
             {
                 "size": self.size,
                 "rendezvous": self.rendezvous,
+                "meeting": self.meeting,
                 "ring": [self.ring.memory, *self.ring.wake],
                 "pulses": self.pulses,
                 "status": self.status,
@@ -67,20 +69,30 @@ class Links:
         return cls(ring=RingHandles(memory, tuple(wake)), **values)
 
     def close(self) -> None:
-        """Close the descriptors in this process, and remove the meeting place."""
+        """Close the descriptors in this process, which is no rank."""
         for descriptor in self.descriptors:
             os.close(descriptor)
-        if self.rendezvous.startswith("file://"):
-            shutil.rmtree(Path(self.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
+
+    def close_met(self) -> None:
+        """Close them in a rank: all but where it met, which torch may write to until the process ends."""
+        for descriptor in self.descriptors:
+            if descriptor != self.meeting:
+                os.close(descriptor)
 
 
-def create_links(size: int) -> Links:
-    """Make the links of a new pod with so many ranks; the caller closes them."""
-    folder = tempfile.mkdtemp(prefix="mizzen-ranks-")  # private: mkdtemp makes it 0700
+def create_links(options: EngineOptions) -> Links:
+    """Make the links of a new pod; the caller closes them.
+
+    Raises:
+        ValueError: the options ask for steps too large to share.
+    """
+    size, room = options.local_ranks, plan_room(options)
+    meeting = os.memfd_create("mizzen-ranks")
     return Links(
         size=size,
-        rendezvous=f"file://{folder}/meet",
-        ring=create_ring(size - 1),
+        rendezvous=f"file:///proc/self/fd/{meeting}",  # a rank inherits it under the same number
+        meeting=meeting,
+        ring=create_ring(size - 1, room),
         pulses=create_pulses(size),
         status=create_block(size),
     )
@@ -90,7 +102,6 @@ def between_pods(links: Links, config: EngineConfig, group: str, key: str) -> Li
     """Return the links of a pod whose ranks meet those of others, in a group of this name under this key."""
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
     host = f"[{host}]" if ":" in host else host
-    shutil.rmtree(Path(links.rendezvous.removeprefix("file://")).parent, ignore_errors=True)
     return replace(
         links,
         first=config.node_rank * config.local_ranks,

@@ -16,8 +16,10 @@ from mizzen.parallel.group import Group, RanksFailed
 from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
 from mizzen.server.launch_guard import LaunchGuard, end_in_time
+from mizzen.server.lifeline import Starter
 from mizzen.server.links import create_links
-from mizzen.server.pulse import PulseReader, PulseWriter, RankWatch
+from mizzen.server.pulse import PulseReader, PulseWriter
+from mizzen.server.rank_watch import RankWatch
 from mizzen.server.status import StatusReader
 from mizzen.wire.plan_ring import RingWriter
 
@@ -37,19 +39,22 @@ class LocalRanks:
             raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
         size = options.tensor
         self._options = options
-        self._links = create_links(size)
+        self._links = create_links(options)
         self._readers = [StatusReader(self._links.status, rank) for rank in range(size)]
         self._pulse = PulseWriter(self._links.pulses, 0)
         self._pulses = PulseReader(self._links.pulses, size)
-        self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS)
+        self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS, itself=0)
         self._looked = 0.0
         self._fault: str | None = None
-        self._processes = [self._spawn(rank) for rank in range(1, size)]
+        # The thread that makes this object may end long before the ranks do.
+        self._starter = Starter(lambda: [self._spawn(rank) for rank in range(1, size)])
+        self._processes = self._starter.made
         self._guard = LaunchGuard(lambda: self._look(time.monotonic()))
 
     def lead(self) -> Lead:
         """Return how rank 0 reaches the others."""
         self._pulse.start()
+        self._pulse.serves()
         plans = RingWriter(self._links.ring)
         return Lead(join=self._join, plans=plans, pulse=self._pulse, check=self.check, guard=self._guard)
 
@@ -77,7 +82,8 @@ class LocalRanks:
             except subprocess.TimeoutExpired:
                 pass
         self._kill()
-        self._links.close()
+        self._starter.close()
+        self._links.close_met()
 
     def _look(self, now: float) -> str | None:
         """Return what is wrong with the other ranks, if anything is; they were ended then."""

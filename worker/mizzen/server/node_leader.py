@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
 from mizzen.server.ends import End
-from mizzen.server.nodes import BLAME_SECONDS, WEAK, differences, endpoint, settings
+from mizzen.server.nodes import BLAME_SECONDS, WEAK, differences, endpoint, naming_port, settings
 from mizzen.server.pulse import Pulse
 from mizzen.wire.keys import KeyFolder
 from mizzen.wire.nodes import PROTOCOL, Join, NodeServer, RankReport, Refused, Report, Word
@@ -32,6 +32,8 @@ class _Member:
     report: Report | None = None
     at: float = 0.0
     """When the report came."""
+    rival: tuple[str, float] = ("", 0.0)
+    """The life of another one that says it is this node, and since when."""
 
 
 @dataclass
@@ -54,7 +56,8 @@ class Leader:
         self._weak_since: float | None = None
 
     def _listen(self) -> NodeServer:
-        return NodeServer(endpoint(self.config.ranks_address, self.config.ranks_port), self._pair)
+        with naming_port(self.config.ranks_port):
+            return NodeServer(endpoint(self.config.ranks_address, self.config.ranks_port), self._pair)
 
     @property
     def key(self) -> str:
@@ -126,11 +129,14 @@ class Leader:
         """Return how far the ranks of nodes 1 and up are, by this machine's clock."""
         found: list[Pulse] = []
         for _, member in sorted(self._members.items()):
-            ranks = member.report.ranks if member.report else []
+            if member.report is None or not member.report.ranks:
+                found += [Pulse(0.0, 0, 0, 0, serves=False)] * self.config.local_ranks
+                continue
             quiet = now - member.at > QUIET_SECONDS
-            for rank in ranks:
+            for rank in member.report.ranks:
                 alive = 0.0 if rank.idle < 0 else now if quiet else member.at - rank.idle
-                found.append(Pulse(alive, rank.launched, rank.done, rank.process))
+                serves = rank.phase >= Phase.SERVING
+                found.append(Pulse(alive, rank.launched, rank.done, rank.process, serves))
         return found
 
     def waits_for(self) -> str:
@@ -155,11 +161,22 @@ class Leader:
             self._server.send(name, Refused(code, reason))
             return
         known = self._members.get(join.node)
+        if known is not None and known.life != join.life and self._lives(known, join, now):
+            return  # it asks again
         if known is None or known.life != join.life:
             log.info("a node has come", extra={"fields": {"node": join.node}})
             self._members[join.node] = _Member(name, join.life, now)
         else:
             known.heard = now
+
+    def _lives(self, known: _Member, join: Join, now: float) -> bool:
+        """Tell whether a node is there whose place another one asks for: a pod that was restarted has it.
+
+        One that is still heard some time after the other came is there, and no echo of what has ended.
+        """
+        if known.rival[0] != join.life:
+            known.rival = (join.life, now)
+        return now - known.heard <= QUIET_SECONDS
 
     def _objection(self, join: Join) -> tuple[str, int]:
         if join.protocol != PROTOCOL:
@@ -172,6 +189,8 @@ class Leader:
         known = self._members.get(join.node)
         if self.began and (known is None or known.life != join.life):
             return f"the group runs with another node {join.node}: all of its nodes have to start anew", 1
+        if known is not None and known.rival[0] == join.life and known.heard > known.rival[1] + QUIET_SECONDS:
+            return f"another node {join.node} is there already: give each its own --node-rank", 1
         return "", 0
 
     def _hear(self, name: bytes, report: Report, now: float) -> None:

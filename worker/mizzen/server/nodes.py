@@ -7,9 +7,10 @@ lost ends whole, and whoever runs its nodes makes a new one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
 from mizzen.server.ends import End
 from mizzen.server.pulse import Pulse
+from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.nodes import RankReport
 
 BLAME_SECONDS = 1.5
@@ -82,6 +84,17 @@ class Others(Protocol):
 def endpoint(address: str, port: int) -> str:
     """Return the ZMQ endpoint of a host and port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+@contextlib.contextmanager
+def naming_port(port: int) -> Iterator[None]:
+    """Say of an endpoint that cannot be used which option chooses another."""
+    try:
+        yield
+    except UnsafeEndpoint:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{error} (--ranks-port {port} takes that port and the next two)") from error
 
 
 def settings(config: EngineConfig) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from mizzen.core.plan import StepPlan
 from mizzen.server.config import EngineConfig
 from mizzen.server.links import Links
+from mizzen.server.nodes import naming_port
 from mizzen.wire.keys import find_pair
 from mizzen.wire.plan_ring import RingWriter
 from mizzen.wire.plan_wire import PlanServer
@@ -60,4 +61,5 @@ def open_plans(config: EngineConfig, links: Links) -> Plans:
     if not links.plans:
         return Plans(ring, None)
     keys = find_pair(Path(config.keys), "engine", links.key) if config.keys and links.key else None
-    return Plans(ring, PlanServer(links.plans, keys, range(local, config.tensor)))
+    with naming_port(config.ranks_port):
+        return Plans(ring, PlanServer(links.plans, keys, range(local, config.tensor)))

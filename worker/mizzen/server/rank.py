@@ -210,11 +210,12 @@ def import_engine(links: Links | None) -> Load[EngineConfig]:
         place = local_place(config, 0, links.rendezvous, links.address)
         take_processors(place)
         pulse = PulseWriter(links.pulses, 0)
+        pulse.start()
         plans = open_plans(config, links)
         lead = Lead(join=lambda: Group(place), plans=plans, pulse=pulse)
         engine = load_engine(config, startup.report, startup.progress, lead=lead)
         plans.wait(place.timeout_seconds)
-        pulse.start()
+        pulse.serves()
         return _traceable(config, engine)
 
     return load

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mizzen.server.awake import Awake
 from mizzen.server.blame import culprit
 from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config, open_keys
@@ -55,10 +56,13 @@ class Supervisor:
         self._started = time.monotonic()
         self._others: Others | None = None
         self._first = config.node_rank * config.local_ranks
-        self._links = create_links(config.local_ranks) if config.tensor > 1 else None
+        self._links = create_links(config) if config.tensor > 1 else None
         self._block = self._links.status if self._links else create_block(1)
         self._readers = [StatusReader(self._block, rank) for rank in range(config.local_ranks)]
         self._watch = GroupWatch(config, self._links) if self._links else None
+        self._awake = Awake()
+        self._heartbeat = 0.0
+        """When rank 0's loop last turned, as far as can be blamed on it."""
         self._ranks: list[RankProcess] = []
         self._end: End | None = None
         self._draining = False
@@ -70,10 +74,11 @@ class Supervisor:
         with SignalQueue(*SIGNALS) as signals:
             metrics = registry(self._model, self._view, config.page_size)
             routes = Routes(self._healthy, self._ready, self._drain, metrics)
-            http = HttpServer(config.http_host, config.http_port, routes)
-            address = f"{http.server_name}:{http.server_port}"
-            log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
+            http: HttpServer | None = None
             try:
+                http = HttpServer(config.http_host, config.http_port, routes)
+                address = f"{http.server_name}:{http.server_port}"
+                log.info("engine starts", extra={"fields": {"http": address, "model": config.model}})
                 self._others = _others(config, self._started)
                 while (end := self._end) is None:
                     if not self._ranks and (self._others is None or self._others.began):
@@ -84,7 +89,8 @@ class Supervisor:
                 kill_all(self._ranks)
                 if self._others:
                     self._others.close(self._end or End(1, "rank_failed", "the supervisor failed"))
-                http.stop()
+                if http:
+                    http.stop()
                 if self._links:
                     self._links.close()
                 else:
@@ -119,6 +125,7 @@ class Supervisor:
             elif number == signal.SIGUSR2:
                 self._profile()
         now = time.monotonic()
+        self._hear(now)
         own = self._end or self._ended_rank() or self._late(now)
         if self._others is not None:
             self._others.turn(
@@ -200,9 +207,9 @@ class Supervisor:
                     return End(1, "startup_timeout", reason)
             elif number or status["phase"] > Phase.DRAINING:
                 continue  # the pulses tell of ranks behind the first
-            elif now - status["heartbeat"] > config.watchdog_seconds:
+            elif (silence := self._silence()) > config.watchdog_seconds:
                 reason = (
-                    f"rank {number} made no progress for {now - status['heartbeat']:.1f} s "
+                    f"rank {number} made no progress for {silence:.1f} s "
                     f"(--watchdog-seconds {config.watchdog_seconds:g}) with {status['live']:.0f} requests"
                 )
                 return End(1, "watchdog", reason)
@@ -237,7 +244,12 @@ class Supervisor:
         """Return the seconds since the last turn of rank 0's loop, where it is here."""
         if not self._leads:
             return 0.0
-        return time.monotonic() - self._readers[0].read()["heartbeat"]
+        return time.monotonic() - max(self._heartbeat, self._readers[0].read()["heartbeat"])
+
+    def _hear(self, now: float) -> None:
+        """Note rank 0's heartbeat; time in which this process did not run either does not count."""
+        heard = max(self._heartbeat, self._readers[0].read()["heartbeat"])
+        self._heartbeat = min(now, heard + self._awake.slept(now))
 
     def _healthy(self) -> Health:
         state = self._state()

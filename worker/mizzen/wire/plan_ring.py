@@ -1,10 +1,11 @@
 """Plans from rank 0 to the other ranks of a pod, through shared memory: one writer, several readers.
 
     header    how many bytes were ever written; of each reader, how many it has read, and whether it sleeps
-    data      frames of a length (8 bytes) and a plan's bytes, padded to 8, around a ring
+    data      frames of a head (number, length, checksum) and a plan's bytes, padded to 8, around a ring
 
-Nothing is overwritten before every reader has it. A frame of length 0 is the end. The checksum of plans
-covers what memory models leave open: a reader that sees a length before the bytes reads them again.
+Nothing is overwritten before every reader has it. The end is a frame of its own. The checksum, which covers
+head and bytes, makes up for what memory models leave open: a reader that sees that there is a frame before it
+sees the frame finds the one of a lap ago, or a part of it, under another number, and reads again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import mmap
 import os
 import select
+import struct
 import time
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +31,10 @@ SPIN_SECONDS = 50e-6
 """How long a reader looks again and again before it sleeps."""
 REREAD_SECONDS = 0.05
 FULL_SECONDS = 50e-6
+HEAD = struct.Struct("<QQQ")
+"""Of a frame: its number, counted from 1, its length, and the checksum of both and of what follows."""
+END = b"MZPLEND1"
+"""What the last frame holds."""
 
 
 class PlanChannelStalled(RuntimeError):
@@ -95,7 +102,12 @@ class _Ring:
 
 def padded(size: int) -> int:
     """Return what a frame of a content of so many bytes takes."""
-    return 8 + -(-size // 8) * 8
+    return HEAD.size + -(-size // 8) * 8
+
+
+def checksum(number: int, content: bytes) -> int:
+    """Return the CRC-32 of a frame, its number and length included."""
+    return zlib.crc32(content, zlib.crc32(struct.pack("<QQ", number, len(content))))
 
 
 class RingWriter:
@@ -106,6 +118,7 @@ class RingWriter:
         self._wake = handles.wake
         self._timeout = timeout_seconds
         self._at = 0
+        self._number = 0
 
     def send(self, plan: StepPlan) -> None:
         """Hand a plan to all readers; waits while one is far behind.
@@ -119,7 +132,7 @@ class RingWriter:
     def end(self) -> None:
         """Tell readers that nothing more comes; one that is stuck is not waited for."""
         try:
-            self._write(b"")
+            self._write(END)
         except PlanChannelStalled:
             pass
 
@@ -136,7 +149,9 @@ class RingWriter:
                 late = 1 + int(ring.read.argmin())
                 raise PlanChannelStalled(f"rank {late} has taken no plan for {self._timeout:g} s")
             time.sleep(FULL_SECONDS)
-        ring.put(self._at, len(content).to_bytes(8, "little") + content)
+        self._number += 1
+        head = HEAD.pack(self._number, len(content), checksum(self._number, content))
+        ring.put(self._at, head + content)
         self._at += size
         ring.written[0] = self._at
         # Of a copy: readers write there meanwhile, and numpy counts first and collects then.
@@ -153,6 +168,8 @@ class RingReader:
         self._reader = reader
         self._wake = handles.wake[reader]
         self._at = 0
+        self._number = 1
+        """Of the frame that comes next."""
         self.ended = False
         """Nothing more comes."""
 
@@ -164,8 +181,10 @@ class RingReader:
         """
         if self.ended or not self._wait(seconds):
             return None
-        plan, size = self._read()
-        self._at += size
+        content = self._read()
+        plan = None if content == END else decode_plan(content)
+        self._at += padded(len(content))
+        self._number += 1
         self._ring.read[self._reader] = self._at
         self.ended = plan is None
         return plan
@@ -193,16 +212,22 @@ class RingReader:
             pass
         return int(ring.written[0]) != self._at
 
-    def _read(self) -> tuple[StepPlan | None, int]:
+    def _read(self) -> bytes:
+        """Return what the next frame holds, which may show a little later than that it is there.
+
+        Raises:
+            MalformedPlan: it does not show.
+        """
         deadline = time.monotonic() + REREAD_SECONDS
-        while True:
-            size = int.from_bytes(self._ring.get(self._at, 8), "little")
-            try:
-                if not size:
-                    return None, padded(0)
-                if padded(size) > self._ring.capacity:
-                    raise MalformedPlan(f"a frame of {size} bytes")
-                return decode_plan(self._ring.get(self._at + 8, size)), padded(size)
-            except MalformedPlan:
-                if time.monotonic() > deadline:
-                    raise
+        while (content := self._look()) is None:
+            if time.monotonic() > deadline:
+                raise MalformedPlan(f"frame {self._number} is damaged")
+        return content
+
+    def _look(self) -> bytes | None:
+        """Return what the next frame holds; None while something else, or a part of it, is in its place."""
+        number, size, check = HEAD.unpack(self._ring.get(self._at, HEAD.size))
+        if number != self._number or padded(size) > self._ring.capacity:
+            return None
+        content = self._ring.get(self._at + HEAD.size, size)
+        return content if checksum(number, content) == check else None
