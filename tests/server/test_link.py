@@ -131,7 +131,7 @@ async def test_what_an_engine_refuses(model: Path) -> None:
             (Sampling(logprobs=1, logprob_token_ids=(-1,)), "logprob_token_ids holds -1"),
             (Sampling(frequency_penalty=3.0), "frequency_penalty must be between -2 and 2"),
             (Sampling(repetition_penalty=float("nan")), "repetition_penalty must be between 0.01 and 10"),
-            (Sampling(min_tokens=-1), "min_tokens must be 0 or more"),
+            (Sampling(min_tokens=-1), "min_tokens must be between 0 and 2147483647"),
             (Sampling(grammar=("yaml", "")), "grammar must be one of json_object, json_schema"),
         ):
             with pytest.raises(EngineRefused, match=message) as refused:
