@@ -15,6 +15,7 @@ import transformers
 
 from mizzen.core.params import Grammar, GrammarKind, SamplingParams
 from mizzen.core.request import FinishReason, Request
+from mizzen.engine import warm
 from mizzen.engine.grammar.compiler import GrammarCompiler
 
 pytestmark = [
@@ -130,6 +131,41 @@ def test_graphs_and_overlap_keep_outputs_conforming(
                 assert re.fullmatch(REGEX, found[rid].decode())
             else:
                 assert re.match(r"(\d{3}-)+", found[rid].decode())
+
+
+def test_filters_beside_grammars_in_graphs_give_the_eager_twins_tokens(
+    folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without padding both run the same shapes, and so the very same kernels.
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    kinds = [
+        {"top_p": 0.9},
+        {"top_k": 20, "frequency_penalty": 1.0},
+        {"min_p": 0.05, "logprobs": 3},
+        {},
+    ]
+    each = [
+        SamplingParams(
+            temperature=1.0,
+            seed=i,
+            max_tokens=30,
+            ignore_eos=True,
+            grammar=Grammar(GrammarKind.REGEX, REGEX) if i % 2 else None,
+            **kinds[i // 2 % 4],
+        )
+        for i in range(24)
+    ]
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(4, 250, rng.integers(1, 60)).astype(np.int32) for _ in each]
+    requests, found = gk.requests_of(prompts, each), []
+    for graphs in ("auto", "off"):
+        options = {**OPTIONS, "dtype": "float32", "cuda_graph": graphs, "cuda_graph_max_tokens": 0}
+        tokens, ends = gk.run(gk.make(folder, compiler, **options), requests)
+        assert all(end.reason is not FinishReason.ERROR for end in ends.values())
+        found.append(tokens)
+    assert found[0] == found[1]
+    said = gk.texts(folder, found[0])
+    assert all(re.match(r"\d{3}-", said[r.rid].decode()) for r in requests if r.sampling.grammar)
 
 
 def test_retraction_keeps_outputs_conforming(folder: Path, compiler: GrammarCompiler) -> None:
