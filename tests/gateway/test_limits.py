@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter, deque
 from typing import Any
@@ -18,6 +19,8 @@ from mizzen.gateway.tenants.fair import FairQueue
 from mizzen.gateway.tenants.keys import Grant
 from mizzen.gateway.tenants.limits import Bucket
 from mizzen.gateway.tenants.tenant import Tenant
+from mizzen.gateway.text.model import HUGE_AT_ONCE, HUGE_CHARACTERS, build
+from mizzen.gateway.text.tokenizer import Tokenizer
 
 # ── the queue ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -325,6 +328,55 @@ async def test_what_no_context_holds_keeps_nobody_waiting(live: Any, scripted: A
         assert not first.done()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", ["chat/completions", "completions", "embeddings"])
+async def test_a_prompt_that_no_context_holds_is_not_even_tokenized(
+    live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A token takes some hundred bytes while it is made: a few such prompts would fill the memory."""
+    gateway, encode = await live(scripted(context_length=2048)), Tokenizer.encode
+
+    def encoded(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert len(text) < 100_000
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", encoded)
+    text = "hello " * 500_000
+    given = {
+        "chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "completions": {"prompt": ["a", text]},
+        "embeddings": {"input": text},
+    }
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/{kind}", json={"model": "demo", **given[kind]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded"), error
+    assert "the context length is 2048 tokens, but the prompt has at least " in error["message"]
+    assert error["param"] == next(iter(given[kind]))
+
+
+async def test_huge_texts_are_tokenized_by_two_at_a_time(
+    tokenizer_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def encoded(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return [1]
+
+    monkeypatch.setattr(Tokenizer, "encode", encoded)
+    text = build("demo", tokenizer_files)
+    await asyncio.gather(*(text.text_prompt("a" * (HUGE_CHARACTERS + 1)) for _ in range(8)))
+    assert most == HUGE_AT_ONCE
+    await asyncio.gather(*(text.text_prompt("a" * HUGE_CHARACTERS) for _ in range(8)))
+    assert most > HUGE_AT_ONCE
 
 
 async def test_tokens_are_reserved_at_the_start_and_charged_exactly_at_the_end() -> None:

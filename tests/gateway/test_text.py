@@ -37,6 +37,23 @@ def test_pieces_join_to_the_whole_decoding_of_any_tokens(
     assert "".join([*pieces, detokenizer.flush()]) == any_tokenizer.decode(ids, skip)
 
 
+SIGNS = "e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345", "a", "  ", "\n\n", "hello ", "\U0001f600"
+"""Some of them are composed to fewer characters."""
+
+
+@settings(max_examples=100)
+@given(signs=st.lists(st.sampled_from(SIGNS), max_size=8), times=st.integers(1, 200), text=TEXTS)
+def test_a_token_stands_for_no_more_characters_than_told(
+    any_tokenizer: Tokenizer, signs: list[str], times: int, text: str
+) -> None:
+    whole, most = "".join(signs) * times + text, any_tokenizer.characters_per_token
+    assert not most or len(whole) <= most * len(any_tokenizer.encode(whole, False))
+
+
+def test_a_byte_level_tokenizer_tells_a_bound(tokenizer_files: dict[str, bytes]) -> None:
+    assert 8 <= Tokenizer.from_files(tokenizer_files).characters_per_token <= 512
+
+
 @settings(max_examples=100)
 @given(text=TEXTS, data=st.data())
 def test_pieces_join_to_the_whole_decoding_of_encoded_text(

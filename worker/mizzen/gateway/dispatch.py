@@ -21,6 +21,7 @@ from mizzen.gateway.resume import ResumeLimits, Resumes
 from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, RouteRequest
 from mizzen.gateway.route.router import Route, Router, Verdict
 from mizzen.gateway.running import Running
+from mizzen.gateway.text.model import TooManyTokens
 from mizzen.wire.messages import RefusalCode
 from mizzen.wire.stream import EngineOverloaded, EngineRefused, StreamLost
 
@@ -331,9 +332,12 @@ class Dispatcher:
         text = job.text if job.given else self._table.choose_text(job.text, job.tried)
         if text is None:
             return None
-        if text is not job.text:
-            await job.tokenize(text)
         context = self._table.longest_context(text)
+        if text is not job.text:
+            try:
+                await job.tokenize(text, 0 if job.given else context)
+            except TooManyTokens as error:
+                raise too_long(job, context, error.least) from error
         if job.needed_tokens > context > 0 and not job.given:
             raise too_long(job, context)
         warmer = self._table.warmer
@@ -357,8 +361,14 @@ def described(route: Route[Engine]) -> str:
     return f"engine={name}; reason={route.reason}; matched={route.matched_tokens}"
 
 
-def too_long(job: Job, context: int) -> ApiError:
-    """Return the 400 of a request that does not fit the context."""
+def too_long(job: Job, context: int, least: int = 0) -> ApiError:
+    """Return the 400 of a request that does not fit the context; `least` tokens are in a prompt not made."""
+    if least:
+        return invalid(
+            f"the context length is {context} tokens, but the prompt has at least {least}",
+            job.wish.prompt_field,
+            "context_length_exceeded",
+        )
     prompt, wanted = len(job.prompt), job.wish.sampling.max_tokens if job.wish.max_tokens_given else None
     asked = f"{prompt} in the prompt" + (f" and {wanted} to be generated" if wanted else "")
     return invalid(

@@ -102,14 +102,15 @@ class Job:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return sampling
 
-    async def tokenize(self, text: TextModel) -> None:
-        """Make the prompt for engines of a text model.
+    async def tokenize(self, text: TextModel, context: int = 0) -> None:
+        """Make the prompt for engines of a text model, and of a context length (0 where none is known).
 
         Raises:
             ApiError: 400, it cannot be made.
+            TooManyTokens: it is longer than the context, which was clear before it was made.
         """
         began = time.monotonic()
-        self.prompt = await prompt_ids(self.wish, text)
+        self.prompt = await prompt_ids(self.wish, text, context)
         if self.record is not None:
             self.record.phase("tokenize", began)
         self.text, self.sampling, self.blocks = text, None, ()

@@ -14,16 +14,17 @@ from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 
 
-async def prompt_ids(wish: Wish, text: TextModel) -> Int32:
+async def prompt_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
     """Return the token ids [n] of a request's prompt.
 
     Raises:
         ApiError: 400 when the chat template refuses the messages, or the prompt is empty.
+        TooManyTokens: there are more than `most` (not 0), which was clear before they were made.
     """
     if wish.messages is not None:
-        ids = await chat_ids(wish, text)
+        ids = await chat_ids(wish, text, most)
     elif isinstance(wish.prompt, str):
-        ids = await text.text_prompt(wish.prompt, wish.add_special_tokens)
+        ids = await text.text_prompt(wish.prompt, wish.add_special_tokens, most)
     else:
         ids = given_ids(wish.prompt)
     if not len(ids):
@@ -36,11 +37,12 @@ def given_ids(prompt: array[int] | None) -> Int32:
     return np.frombuffer(prompt, dtype=np.int32) if prompt else np.empty(0, np.int32)
 
 
-async def chat_ids(wish: Wish, text: TextModel) -> Int32:
+async def chat_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
     """Return the token ids [n] of a conversation.
 
     Raises:
         ApiError: 400 when the template refuses the messages, or there is none.
+        TooManyTokens: as in `prompt_ids`.
     """
     arguments, messages = dict(wish.template_arguments), wish.messages or ()
     if wish.form is not None:
@@ -53,6 +55,7 @@ async def chat_ids(wish: Wish, text: TextModel) -> Int32:
             add_generation_prompt=wish.add_generation_prompt,
             continue_final_message=wish.continue_final_message,
             add_special_tokens=wish.add_special_tokens,
+            most=most,
         )
     except (TemplateError, NoChatTemplate) as error:
         raise invalid(str(error), wish.prompt_field, "chat_template") from error

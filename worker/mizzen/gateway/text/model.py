@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,21 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG_CHARACTERS = 4096
 """Longer texts are tokenized off the event loop."""
+HUGE_CHARACTERS = 1 << 19
+"""Longer ones by few at a time: while it is made, a token takes some hundred bytes."""
+HUGE_AT_ONCE = 2
 VALUE_CHARACTERS = 16
 """About what a value takes in a rendered text, beside what it holds."""
 KEPT = 4
 """Text models that stay loaded, whether or not an engine still has them."""
+
+
+class TooManyTokens(ValueError):
+    """A text has more tokens than are wanted, at least `least`."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"the text has at least {least} tokens")
+        self.least = least
 
 
 class NoChatTemplate(ValueError):
@@ -37,6 +48,10 @@ class TextModel:
     template: ChatTemplate | None
     pooling: Pooling | None = Pooling.LAST
     """What the model's embeddings are by default; None where it is none that is served."""
+    turns: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(HUGE_AT_ONCE), compare=False, repr=False
+    )
+    """Of huge texts."""
 
     async def chat_prompt(
         self,
@@ -46,11 +61,13 @@ class TextModel:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        most: int = 0,
     ) -> Int32:
         """Return the token ids [n] of a conversation; `arguments` are variables of the template.
 
         Raises:
             NoChatTemplate: the model has none.
+            TooManyTokens: there are more than `most` (not 0), which was clear before they were made.
             TemplateError: the template refuses the messages.
         """
 
@@ -63,27 +80,38 @@ class TextModel:
                 continue_final_message=continue_final_message,
                 **(arguments or {}),
             )
-            return self._ids(text, add_special_tokens)
+            return self._ids(text, add_special_tokens, most)
 
         return await self._run(characters((messages, arguments or {})), work)
 
-    async def text_prompt(self, text: str, add_special_tokens: bool = True) -> Int32:
-        """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for."""
-        return await self._run(len(text), lambda: self._ids(text, add_special_tokens))
+    async def text_prompt(self, text: str, add_special_tokens: bool = True, most: int = 0) -> Int32:
+        """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for.
+
+        Raises:
+            TooManyTokens: as in `chat_prompt`.
+        """
+        return await self._run(len(text), lambda: self._ids(text, add_special_tokens, most))
 
     async def _run(self, size: int, work: Callable[[], Int32]) -> Int32:
+        if size > HUGE_CHARACTERS:
+            async with self.turns:
+                return await asyncio.to_thread(work)
         if size > LONG_CHARACTERS:
             return await asyncio.to_thread(work)
         return work()
 
-    def _ids(self, text: str, add_special_tokens: bool) -> Int32:
+    def _ids(self, text: str, add_special_tokens: bool, most: int) -> Int32:
+        if most and len(text) > LONG_CHARACTERS and (each := self.tokenizer.characters_per_token):
+            least = -(-len(text) // each)
+            if least > most:
+                raise TooManyTokens(least)
         return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
 
 def characters(value: object) -> int:
-    """Return about how long the text of a JSON value is; nothing is counted beyond LONG_CHARACTERS."""
+    """Return about how long the text of a JSON value is; nothing is counted beyond HUGE_CHARACTERS."""
     waiting, total = [value], 0
-    while waiting and total <= LONG_CHARACTERS:
+    while waiting and total <= HUGE_CHARACTERS:
         one = waiting.pop()
         total += VALUE_CHARACTERS
         if isinstance(one, str):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders, models, normalizers
 
 from mizzen.gateway.text.detokenize import DecoderForm, Detokenizer, Pieces, special_tokens
 from mizzen.gateway.text.pooling import FILE as POOLING_FILE
@@ -20,6 +22,8 @@ FILES = (
 """Files that a tokenizer, its chat template and the pooling are read from; the first is required."""
 MANY_TOKENS = 4096
 """More are decoded with other threads running."""
+COMPOSED = 4
+"""Characters that NFC makes one of, at most (Unicode Standard Annex 15, table 4)."""
 
 
 class TokenizerError(ValueError):
@@ -73,6 +77,22 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of token ids, added tokens among them."""
         return self._inner.get_vocab_size(with_added_tokens=True)
+
+    @functools.cached_property
+    def characters_per_token(self) -> int:
+        """Characters of a text that one token stands for at most; 0 where there is no bound.
+
+        There is one for byte-level BPE: no byte of a text is left out there, and no run of them unknown.
+        """
+        inner = self._inner
+        if not isinstance(inner.model, models.BPE) or not isinstance(inner.decoder, decoders.ByteLevel):
+            return 0
+        if not isinstance(inner.normalizer, normalizers.NFC | None):
+            return 0
+        if any(token.lstrip or token.rstrip for token in inner.get_added_tokens_decoder().values()):
+            return 0  # such tokens take any number of spaces along
+        longest = max(map(len, inner.get_vocab()), default=0)  # a character of a token is a byte
+        return longest * (COMPOSED if inner.normalizer else 1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text.
