@@ -178,8 +178,12 @@ def test_a_value_that_the_operator_fails_on_is_told_too(
     other_release()
     demo.patch(model={"parameters": "many"}, accelerator={"memory": "80Gi"})
     demo.api.apply_any(ours, CRDS)
-    demo.eventually(lambda: says(demo, "Failed", "True", "OperatorError"))
-    assert "ValueError" in demo.condition("Failed")["message"]
+
+    def told() -> bool:  # a look at what a watch has of the other CRD may come between
+        words = demo.condition("Failed")["message"]
+        return says(demo, "Failed", "True", "OperatorError") and "ValueError" in words
+
+    demo.eventually(told)
     assert says(demo, "Available", "True", "Serving") and len(demo.live()) == 1
     demo.patch(model={"parameters": "1B"})
     demo.settle(1)
