@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -374,6 +375,38 @@ async def test_a_request_that_is_on_its_way_when_the_server_ends_is_answered(
     assert answered.startswith(b"HTTP/1.1 200 ")
     assert b"\r\nconnection: close\r\n" in answered
     assert answered.endswith(b"/next ")
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["end of the server", "end of keep-alive"])
+async def test_a_request_that_came_while_the_process_was_held_up_is_answered(line: Any, ends: bool) -> None:
+    """Its loop may run timers before it reads: the request has come, and the connection counts as idle."""
+    one = await line(Echoing())
+    one.server.leaving_seconds = 60.0
+    one.writer.write(GET)
+    assert await one.answer() == (200, b"/next ")
+    if ends:
+        one.server.shutdown()
+    os.write(one.writer.get_extra_info("socket").fileno(), GET)
+    (one.server._leave if ends else one.server.timeout_keep_alive_handler)()
+    if not ends:
+        assert await one.answer() == (200, b"/next ")
+        return
+    answered = await one.ended()
+    assert b"\r\nconnection: close\r\n" in answered
+    assert answered.endswith(b"/next ")
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["end of the server", "end of keep-alive"])
+async def test_an_idle_connection_that_its_client_has_left_is_closed(line: Any, ends: bool) -> None:
+    one = await line(Echoing())
+    one.server.leaving_seconds = 0.05
+    one.writer.write(GET)
+    assert await one.answer() == (200, b"/next ")
+    if ends:
+        one.server.shutdown()
+    one.writer.write_eof()
+    (one.server._leave if ends else one.server.timeout_keep_alive_handler)()
+    assert await one.ended() == b""
 
 
 async def test_a_request_right_behind_an_answer_that_did_not_say_that_it_was_the_last(line: Any) -> None:

@@ -7,6 +7,7 @@ When the server ends they lose no request that is on its way.
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import Any
 
 import httptools
@@ -20,6 +21,8 @@ UNTAKEN_SECONDS = 60.0
 """A connection whose client takes nothing of what waits for it for this long is cut off."""
 LEAVING_SECONDS = 1.0
 """So long an idle connection is open yet when the server ends: a request may be on its way over it."""
+UNREAD_SECONDS = 0.05
+"""So soon an idle connection over which something has come is looked at again, once that was read."""
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
@@ -159,6 +162,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that was idle."""
+        if self._unread:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                UNREAD_SECONDS, self.timeout_keep_alive_handler
+            )
+            return
         super().timeout_keep_alive_handler()
         self._closes()
 
@@ -187,9 +195,26 @@ class BoundedProtocol(HttpToolsProtocol):
             self._leave()
 
     def _leave(self) -> None:
-        if self._idle and not (self._in_head and self._bare_bytes):
-            self.transport.close()
-            self._closes()
+        if not self._idle or (self._in_head and self._bare_bytes):
+            return
+        if self.leaving_seconds and self._unread:
+            self.loop.call_later(UNREAD_SECONDS, self._leave)
+            return
+        self.transport.close()
+        self._closes()
+
+    @property
+    def _unread(self) -> bool:
+        """Whether something has come that was not read yet.
+
+        A process that was held up may run a timer before it reads what came meanwhile (libuv does), and to
+        close the connection then would lose a request that its client has sent long ago.
+        """
+        if self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def _idle(self) -> bool:
