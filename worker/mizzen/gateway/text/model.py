@@ -82,7 +82,7 @@ class TextModel:
             )
             return self._ids(text, add_special_tokens, most)
 
-        return await self._run(characters((messages, arguments or {})), work)
+        return await self._run(lambda most: characters((messages, arguments or {}), most), work)
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True, most: int = 0) -> Int32:
         """Return the token ids [n] of a text; the tokenizer's own special tokens around it if asked for.
@@ -90,15 +90,16 @@ class TextModel:
         Raises:
             TooManyTokens: as in `chat_prompt`.
         """
-        return await self._run(len(text), lambda: self._ids(text, add_special_tokens, most))
+        return await self._run(lambda _: len(text), lambda: self._ids(text, add_special_tokens, most))
 
-    async def _run(self, size: int, work: Callable[[], Int32]) -> Int32:
-        if size > HUGE_CHARACTERS:
-            async with self.turns:
-                return await asyncio.to_thread(work)
-        if size > LONG_CHARACTERS:
+    async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
+        """Do the work where its text's size allows; `size` counts characters, up to a number."""
+        if size(LONG_CHARACTERS) <= LONG_CHARACTERS:
+            return work()
+        if await asyncio.to_thread(size, HUGE_CHARACTERS) <= HUGE_CHARACTERS:
             return await asyncio.to_thread(work)
-        return work()
+        async with self.turns:
+            return await asyncio.to_thread(work)
 
     def _ids(self, text: str, add_special_tokens: bool, most: int) -> Int32:
         if most and len(text) > LONG_CHARACTERS and (each := self.tokenizer.characters_per_token):
@@ -108,10 +109,10 @@ class TextModel:
         return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
 
-def characters(value: object) -> int:
-    """Return about how long the text of a JSON value is; nothing is counted beyond HUGE_CHARACTERS."""
+def characters(value: object, most: int = LONG_CHARACTERS) -> int:
+    """Return about how long the text of a JSON value is; nothing is counted beyond `most`."""
     waiting, total = [value], 0
-    while waiting and total <= HUGE_CHARACTERS:
+    while waiting and total <= most:
         one = waiting.pop()
         total += VALUE_CHARACTERS
         if isinstance(one, str):
