@@ -6,6 +6,7 @@ so that a rank out of step is a barrier that breaks.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import torch.distributed._symmetric_memory as symmetric
 from mizzen.kernels import reduce, share
 from mizzen.kernels.nvrtc import CompileError
 from mizzen.parallel.device import TABLE, make_norm
-from mizzen.parallel.peers import PeerMemory
+from mizzen.parallel.peers import PeerMemory, reaches
 from mizzen.parallel.rooms import make_rooms
 from mizzen.parallel.shares import make_lookup, make_tokens
 
@@ -75,6 +76,8 @@ class Fault:
     """Number of the one that fails; the first is the buffer of the memory itself."""
     compilation: int = -1
     wrong: bool = False
+    deaf: bool = False
+    """What others write to its memory is lost."""
 
 
 class Stage:
@@ -109,7 +112,9 @@ class Stage:
         self.here.latest_of_rank_0 = all_of_them[0]
 
         def buffer(rank: int, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            return all_of_them[rank].view(dtype).view(sizes)
+            found = all_of_them[rank].view(dtype)[: math.prod(sizes)].view(sizes)
+            lost = self.fault.deaf and rank == self.fault.rank != group.own
+            return found.clone() if lost else found
 
         return SimpleNamespace(
             buffer_ptrs=[one.data_ptr() for one in all_of_them], get_buffer=buffer, kept=all_of_them
@@ -154,13 +159,13 @@ class Stage:
         out.copy_(torch.nn.functional.rms_norm(residual, (len(weight),), weight, epsilon))
         self.spoil(residual)
 
-    def on_ranks(self, make: Callable[[int], Make]) -> list[Any]:
+    def on_ranks(self, make: Callable[[int], Make], size: int = 1024) -> list[Any]:
         """Make something on every rank, and hear that all are in step behind it."""
 
         def one(rank: int) -> Any:
             self.here.group = self.groups[rank]
             with torch.inference_mode():
-                memory = PeerMemory(self.groups[rank], DEVICE, 1024)  # type: ignore[arg-type]
+                memory = PeerMemory(self.groups[rank], DEVICE, size)  # type: ignore[arg-type]
                 made = make(rank)(memory)
             assert self.exchange("done") == ["done"] * len(self.groups)
             return made
@@ -180,8 +185,8 @@ def maker(kind: str, rank: int, ranks: int) -> Make:
     return make_tokens if kind == "tokens" else make_rooms
 
 
-def made_by_all(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int, fault: Fault) -> list[Any]:
-    """Return what each rank has."""
+def stand_ins(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stage:
+    """Put the stand-ins in place."""
     stage = Stage(ranks, fault)
     monkeypatch.setattr(dist, "all_reduce", stage.all_reduce)
     monkeypatch.setattr(symmetric, "empty", stage.empty)
@@ -189,7 +194,25 @@ def made_by_all(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int, fault: F
     for module in (share, reduce):
         monkeypatch.setattr(module, "compiled", stage.compiled)
         monkeypatch.setattr(module, "launch", stage.launch)
-    return stage.on_ranks(lambda rank: maker(kind, rank, ranks))
+    return stage
+
+
+def made_by_all(monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int, fault: Fault) -> list[Any]:
+    """Return what each rank has."""
+    return stand_ins(monkeypatch, ranks, fault).on_ranks(lambda rank: maker(kind, rank, ranks))
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_find_whether_what_they_write_arrives(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, deaf: bool
+) -> None:
+    stage = stand_ins(monkeypatch, ranks, Fault(rank=ranks - 1, deaf=deaf))
+
+    def tried(rank: int) -> Make:
+        return lambda memory: reaches(memory, stage.groups[rank], DEVICE)  # type: ignore[arg-type]
+
+    assert stage.on_ranks(tried, size=1 << 16) == [not deaf] * ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

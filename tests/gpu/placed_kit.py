@@ -43,7 +43,7 @@ def on_ranks(size: int, folder: Path, work: Callable[..., Given], *given: Any) -
 
 def ranked(rank: int, size: int, rendezvous: str, work: Callable[..., Given], *given: Any) -> Given:
     """Meet the others and do a rank's work."""
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     group = Group(Place(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=SECONDS))
     with torch.inference_mode():
         done = work(group, *given)

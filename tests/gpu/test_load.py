@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -17,12 +16,9 @@ import pytest
 import torch
 from random_load import KINDS, RandomLoad
 
+from gpu import SHAPES
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import FinishReason, Request
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from gpu import SHAPES
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
 pytestmark = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,13 @@ import pytest
 import torch
 import transformers
 
+from gpu import SHAPES
 from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine import parts
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
 from mizzen.models.registry import read_config
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from gpu import SHAPES
 
 pytestmark = [
     pytest.mark.gpu,

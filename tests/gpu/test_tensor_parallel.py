@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import allreduce
 import numpy as np
 import pytest
 import tensor_kit
+from placed_kit import on_ranks
 from small_models import FAMILIES, make_model
-from tensor_kit import RANKS, apart, generated, generated_twice, log_probabilities
+from tensor_kit import RANKS, apart, generated, generated_twice, log_probabilities, with_nccl
 
 pytestmark = tensor_kit.several_gpus
-ALLREDUCE = Path(__file__).parents[2] / "benchmarks/allreduce.py"
 HEADS = 4
 """Of the small models."""
 
@@ -52,7 +51,7 @@ def test_ranks_give_the_tokens_of_one(family: str, size: int, alone: Alone) -> N
     assert apart(generated, alone.model(family), {"tensor": size}) == alone[family]
 
 
-@pytest.mark.parametrize("way", ["nccl", "one-shot", "two-shot"])
+@pytest.mark.parametrize("way", [pytest.param("nccl", marks=with_nccl), "one-shot", "two-shot"])
 @pytest.mark.parametrize("size", RANKS[:2])
 def test_every_way_of_float32_gives_the_same_tokens(size: int, way: str, alone: Alone) -> None:
     """The ways that are fused with the norm add up bfloat16 alone."""
@@ -60,16 +59,15 @@ def test_every_way_of_float32_gives_the_same_tokens(size: int, way: str, alone: 
     assert apart(generated, alone.model("qwen3"), options) == alone["qwen3"]
 
 
+@with_nccl
 def test_a_process_can_have_one_group_after_another(alone: Alone) -> None:
     found = apart(generated_twice, alone.model("qwen3"), {"tensor": 2})
     assert found == [alone["qwen3"]] * 2
 
 
-@pytest.mark.parametrize("size", RANKS[:2])
-def test_fused_sums_are_those_of_plain_operations(size: int) -> None:
-    command = [sys.executable, str(ALLREDUCE), "--ranks", str(size), "--part", "check"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert run.returncode == 0, run.stderr
+@pytest.mark.parametrize("size", RANKS)
+def test_fused_sums_are_those_of_plain_operations(size: int, tmp_path: Path) -> None:
+    on_ranks(size, tmp_path, allreduce.check)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +80,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarra
     return folder, apart(log_probabilities, folder, {})
 
 
-@pytest.mark.parametrize("way", ["auto", "push", "fused", "fused-two-shot", "nccl"])
+@pytest.mark.parametrize(
+    "way", ["auto", "push", "fused", "fused-two-shot", pytest.param("nccl", marks=with_nccl)]
+)
 @pytest.mark.parametrize("size", RANKS)
 def test_log_probabilities_on_real_shapes_are_those_of_one_rank(
     size: int, way: str, wide: tuple[Path, list[np.ndarray]]

@@ -18,6 +18,8 @@ ALIGNMENT = 16
 """Bytes that kernels over peer memory move at once: messages are multiples of it, for each rank."""
 LARGEST = 16 << 20
 """Bytes of the peer buffer."""
+TRIAL_WORDS = 512
+"""Numbers that each rank writes to each, where it is tried whether they arrive."""
 Made = TypeVar("Made")
 
 
@@ -33,7 +35,7 @@ class PeerMemory:
         self.group = group
         self.device = device
         self.name = group.group_name
-        self.buffer, _ = self.region(size)
+        self.buffer, self._handle = self._allocate(size)
 
     def region(self, size: int) -> tuple[torch.Tensor, list[int]]:
         """Allocate so many bytes of zeros on every rank; return this one's, and the addresses of all.
@@ -71,6 +73,10 @@ class PeerMemory:
         everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
         return memory, handle
 
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return the beginning of a rank's buffer."""
+        return self._handle.get_buffer(rank, shape, dtype)
+
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Return the part of the buffer that x goes through."""
         return self.buffer[: x.numel() * x.element_size()].view(x.dtype).view(x.shape)
@@ -107,7 +113,10 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
     if not everywhere(memory is not None, group, device):
         log.warning("all-reduce goes by NCCL alone: no peer memory %s", fault or "on another rank")
         return None
-    if memory is not None and not everywhere(agrees(memory, group, device), group, device):
+    if memory is None or not reaches(memory, group, device):
+        log.warning("all-reduce goes by NCCL alone: what ranks write to peer memory does not arrive")
+        return None
+    if not everywhere(agrees(memory, group, device), group, device):
         log.warning("all-reduce goes by NCCL alone: sums over peer memory are wrong")
         return None
     return memory
@@ -144,6 +153,24 @@ def agreed(
         return made
     log.warning("%s: it was tried, and what came was wrong", what)
     return None
+
+
+def reaches(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Tell whether plain copies to all ranks' memory, and from it, arrive; all ranks learn the same.
+
+    Kernels over peer memory wait for what the others write: where wiring loses it, such as between GPUs whose
+    traffic a virtual machine's IOMMU turns away, they would wait for ever. Copies wait for nobody.
+    """
+    rank, size = group.rank(), group.size()
+    shape, dtype = (size, TRIAL_WORDS), torch.int64
+    expected = torch.arange(size * TRIAL_WORDS, device=device).view(shape) * 7919 + 1
+    for peer in range(size):
+        memory.of(peer, shape, dtype)[rank].copy_(expected[rank])
+    everywhere(True, group, device)  # behind the copies of all
+    good = True
+    for peer in range(size):
+        good = torch.equal(memory.of(peer, shape, dtype).to(device), expected) and good
+    return everywhere(good, group, device)
 
 
 def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
