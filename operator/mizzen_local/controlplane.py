@@ -16,7 +16,7 @@ from pathlib import Path
 from mizzen_local import assets, process
 from mizzen_local.addresses import Addresses, claim, free_port
 from mizzen_local.errors import LocalError
-from mizzen_local.pki import Authority, Pair, write_kubeconfig
+from mizzen_local.pki import KUBELET_CLIENT, Authority, Pair, write_kubeconfig
 from mizzen_local.process import Process, Registry
 
 # The endpoint controllers are left out: EndpointSlices refuse loopback addresses, so the proxy follows pods.
@@ -145,6 +145,7 @@ class _Start:
         if scheduler:
             self.scheduler(authority)
         node = self.identity(authority, "node.kubeconfig", f"system:node:{NODE}", ["system:nodes"])
+        authority.issue("kubelet", f"system:node:{NODE}", ["system:nodes"], hosts=[self.addresses.host, NODE])
         return ControlPlane(
             self.folder,
             admin,
@@ -205,6 +206,7 @@ class _Start:
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         pair = authority.issue("apiserver", "kube-apiserver", hosts=[*names, host, first_service])
         ca = authority.pair.certificate
+        client = authority.issue("apiserver-kubelet-client", KUBELET_CLIENT)
         self.launch(
             "kube-apiserver",
             [
@@ -219,6 +221,10 @@ class _Start:
                 f"--tls-cert-file={pair.certificate}",
                 f"--tls-private-key-file={pair.key}",
                 f"--client-ca-file={ca}",
+                f"--kubelet-certificate-authority={ca}",
+                f"--kubelet-client-certificate={client.certificate}",
+                f"--kubelet-client-key={client.key}",
+                "--kubelet-preferred-address-types=InternalIP",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 # The node is there before its lifecycle controller would lift the taint.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from mizzen_local.state import PARTS
 
@@ -48,10 +48,34 @@ def find(folder: Path, target: str, namespace: str, container: str, *, previous:
     found: list[Log] = []
     for pod in sorted(pods, key=lambda path: path.stat().st_mtime):
         for folder in sorted(pod.glob(container or "*")):
-            runs = sorted(folder.glob("*.log"), key=lambda path: int(path.stem))
-            if len(runs) > previous:
-                found.append(Log(f"{pod.name.split('_')[1]}/{folder.name}", runs[-2 if previous else -1]))
+            logs = _in_order(folder)
+            if len(logs) > previous:
+                found.append(Log(f"{pod.name.split('_')[1]}/{folder.name}", logs[-2 if previous else -1]))
     return found
+
+
+def runs(folder: Path, namespace: str, pod: str, container: str) -> list[Path]:
+    """The log of each run of a container, the last one last; of the newest of several pods of the name."""
+    pods = (folder / "pods").glob(f"{namespace}_{pod}_*")
+    newest = max(pods, key=lambda path: path.stat().st_mtime, default=None)
+    return _in_order(newest / container) if newest is not None else []
+
+
+def _in_order(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"), key=lambda path: int(path.stem))
+
+
+def tail_start(path: Path, lines: int | None) -> int:
+    """Where the last so many lines of a file begin; 0 when None."""
+    if lines is None:
+        return 0
+    with path.open("rb") as file:
+        data = file.read()
+    return len(data) - len(_tail(data, lines))
+
+
+def _tail(data: bytes, lines: int | None) -> bytes:
+    return data if lines is None else b"".join(data.splitlines(keepends=True)[-lines:] if lines else [])
 
 
 def known(folder: Path) -> list[str]:
@@ -73,7 +97,7 @@ def show(logs: Sequence[Log], out: TextIO, *, tail: int | None, follow: bool) ->
     last: Log | None = None
     try:
         for log, file in files:
-            last = _print(log, _end(file, tail), out, last, several=len(logs) > 1)
+            last = _print(log, _tail(file.read(), tail), out, last, several=len(logs) > 1)
         while follow:
             time.sleep(POLL_SECONDS)
             for log, file in files:
@@ -82,11 +106,6 @@ def show(logs: Sequence[Log], out: TextIO, *, tail: int | None, follow: bool) ->
     finally:
         for _, file in files:
             file.close()
-
-
-def _end(file: BinaryIO, tail: int | None) -> bytes:
-    data = file.read()
-    return data if tail is None else b"".join(data.splitlines(keepends=True)[-tail:] if tail else [])
 
 
 def _print(log: Log, data: bytes, out: TextIO, last: Log | None, *, several: bool) -> Log:

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME = datetime.timedelta(days=365)
+KUBELET_CLIENT = "kube-apiserver-kubelet-client"
+"""Common name by which nodes know the API server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,27 @@ class Refused(Exception):
         self.reason = reason
 
 
-def name_taken(live: Mapping[str, Any]) -> Refused:
-    """The refusal for an object that is not ours."""
-    kind, name = live.get("kind", "object"), live["metadata"]["name"]
-    return Refused("NameTaken", f"{kind} {name} belongs to something else: delete or rename it")
+def name_taken(live: Mapping[str, Any], service: str = "") -> Refused:
+    """The refusal for an object that is not ours; `service` is the one that needs its name."""
+    what = f"{live.get('kind', 'object')} {live['metadata']['name']}"
+    other = _service_of(live)
+    if other and other == service:
+        message = f"{what} is left of a service {other} that was deleted, and goes as soon as that has gone"
+        return Refused("NameTaken", message)
+    if other:  # it needs the object, and makes it again: one of the two cannot be here
+        return Refused(
+            "NameTaken",
+            f"{what} belongs to InferenceService {other}, which has a child of that name, too: leave it, for "
+            "that service needs it, and apply this one under another name, or in another namespace",
+        )
+    return Refused("NameTaken", f"{what} belongs to something else: delete or rename it")
+
+
+def _service_of(live: Mapping[str, Any]) -> str:
+    """Name of the service whose child an object is; empty where it is none's."""
+    references = live["metadata"].get("ownerReferences", [])
+    owners = [one for one in references if one["kind"] == labels.KIND and one.get("controller")]
+    return owners[0]["name"] if owners else ""
 
 
 class Applier:
@@ -83,6 +100,21 @@ class Applier:
             if kind == "Deployment":
                 deployment = live
         return deployment
+
+    async def identity(
+        self,
+        manifest: dict[str, Any],
+        digests: dict[tuple[str, str], str],
+        require: Callable[[Mapping[str, Any]], None],
+        *,
+        fresh: bool = False,
+    ) -> str:
+        """Apply a child that no watch follows, where it differs; returns its uid. As `apply`."""
+        kind, meta = manifest["kind"], manifest["metadata"]
+        if not self._children.uid(kind, meta["namespace"], meta["name"]):
+            digests.pop((kind, meta["name"]), None)
+        await self.apply([manifest], {}, digests, require, fresh=fresh)
+        return self._children.uid(kind, meta["namespace"], meta["name"])
 
     async def keep(
         self,
@@ -140,12 +172,32 @@ class Applier:
     ) -> Mapping[str, Any]:
         if live is not None:
             require(live)
+            if _binds_another_role(live, manifest):
+                await self._unbind(manifest, live)
+                live = None
+        if live is not None:
             live = await self._corrected(manifest, live, digests)
             applied = live["metadata"].get("annotations", {}).get(labels.APPLIED)
             if applied == manifest["metadata"]["annotations"][labels.APPLIED] and covers(live, manifest):
                 return live
         self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
         return await self._kube.apply(manifest)
+
+    async def _unbind(self, manifest: dict[str, Any], live: Mapping[str, Any]) -> None:
+        """Delete a binding of another role than it should bind, for it cannot be given another one.
+
+        Nothing goes before the API server has said that this operator may bind the role that is wanted.
+        """
+        meta = manifest["metadata"]
+        try:
+            await self._kube.check(manifest)
+        except KubeError as error:
+            if error.code != 409:  # its name is taken, and nothing else is wrong
+                raise
+        ref, role = Ref(manifest["kind"], meta["namespace"], meta["name"]), live["roleRef"]["name"]
+        logger.info("%s/%s: bind another role than %s", ref.namespace, ref.name, role)
+        self._metrics.actions.labels(f"Delete{ref.kind}").inc()
+        await self._kube.delete(ref, live["metadata"]["uid"])
 
     async def _corrected(
         self, manifest: dict[str, Any], live: Mapping[str, Any], digests: dict[tuple[str, str], str]
@@ -176,6 +228,10 @@ class Applier:
             )
             digests[left] = _what(remains)
         return after
+
+
+def _binds_another_role(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
+    return "roleRef" in manifest and live.get("roleRef") != manifest["roleRef"]
 
 
 def _what(patch: Mapping[str, Any]) -> str:

@@ -69,6 +69,11 @@ class Children:
             name, child = msgspec.convert(body["metadata"], _Metadata).read()
             self._known[body["kind"]][name] = child
 
+    def uid(self, kind: str, namespace: str, name: str) -> str:
+        """Which object was as it should be when it was compared last; empty when none was, or it strayed."""
+        child = self._known[kind].get(Name(namespace, name))
+        return child.uid if child is not None else ""
+
     def removed(self, kind: str, namespace: str, name: str) -> None:
         """Note that an object is not wanted any more."""
         self._known.get(kind, {}).pop(Name(namespace, name), None)

@@ -7,36 +7,62 @@ from dataclasses import replace
 from mizzen_operator import labels
 from mizzen_operator.download import Download
 from mizzen_operator.facts import Facts
+from mizzen_operator.needs import engine_needs, explained
 from mizzen_operator.render.front import LABELLED_VOLUME
-from mizzen_operator.serving import Condition, available, gateway_ready, of, scheduled
+from mizzen_operator.serving import Condition, available, failing_gateway, gateway_ready, of, scheduled
+from mizzen_operator.trouble import UNSCHEDULABLE
+
+TYPES = frozenset(
+    {
+        "Ready",
+        "Available",
+        "Progressing",
+        "Scheduled",
+        "GatewayReady",
+        "Failed",
+        "ModelCached",
+        "Conflict",
+        "ScalingActive",
+        "KeysRotating",
+        "ApiKeysInForce",
+    }
+)
+"""Conditions that are the operator's."""
 
 
 def conditions(facts: Facts) -> list[Condition]:
     """All conditions, Ready first."""
     gateway = _gateway_ready(facts)
-    failed = _failed(facts)
+    failed = _failed(facts, gateway)
     progressing = _progressing(facts, gateway, failed)
+    scheduled = _scheduled(facts)
     conflict = _conflict(facts)
     return [
-        _ready(facts, gateway, failed, progressing),
+        _ready(facts, gateway, failed, progressing, scheduled),
         _available(facts),
         progressing,
-        _scheduled(facts),
+        scheduled,
         gateway,
         failed,
         *([_cached(facts.download)] if facts.download is not None else []),
         *([conflict] if conflict is not None else []),
         *([_scaling(facts)] if facts.service.autoscaling is not None else []),
         *_keys_rotating(facts),
+        *_api_keys(facts),
     ]
 
 
-def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Condition) -> Condition:
+def _ready(
+    facts: Facts, gateway: Condition, failed: Condition, progressing: Condition, scheduled: Condition
+) -> Condition:
     """True when the spec as it is now is in force."""
     if failed.status:
         return Condition("Ready", False, failed.reason, failed.message)
     if gateway.reason in _GATEWAY_TROUBLE and not facts.service.suspend:
         return Condition("Ready", False, gateway.reason, gateway.message)
+    waits = progressing.status or progressing.reason == _OVERDUE
+    if waits and scheduled.reason == UNSCHEDULABLE:
+        return Condition("Ready", False, scheduled.reason, scheduled.message)
     if progressing.status or progressing.reason in _STANDSTILLS:
         return Condition("Ready", False, progressing.reason, progressing.message)
     if facts.service.suspend:
@@ -45,6 +71,8 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
         return Condition("Ready", False, gateway.reason, gateway.message)
     if facts.taken:
         return Condition("Ready", False, "NameConflict", _names_taken(facts))
+    if facts.api_keys is not None and facts.api_keys.problem:
+        return Condition("Ready", False, "ApiKeysUnusable", _unusable(facts.api_keys.problem))
     if facts.service.groups == 0:
         words = "spec.replicas is 0; a request waits for a group, and gets 503 when none comes"
         return Condition("Ready", True, "ScaledToZero", words)
@@ -54,7 +82,8 @@ def _ready(facts: Facts, gateway: Condition, failed: Condition, progressing: Con
 
 
 _GATEWAY_TROUBLE = ("GatewayFailing", "GatewayRejected")
-_STANDSTILLS = ("Paused", "ProgressDeadlineExceeded")
+_OVERDUE = "ProgressDeadlineExceeded"
+_STANDSTILLS = ("Paused", _OVERDUE)
 
 
 def _scaling(facts: Facts) -> Condition:
@@ -90,6 +119,26 @@ def _keys_rotating(facts: Facts) -> list[Condition]:
         return []
     words = f"the keys of generation {keys.engine.generation} are in use alone"
     return [Condition("KeysRotating", False, "KeysRotated", words)]
+
+
+def _api_keys(facts: Facts) -> list[Condition]:
+    """Whether the gateway accepts the API keys that the Secrets hold; nothing where it does not say."""
+    told = facts.api_keys
+    if told is None:
+        return []
+    if told.problem:
+        return [Condition("ApiKeysInForce", False, "ApiKeysUnusable", _unusable(told.problem))]
+    if not told.in_force:
+        words = "the Secrets with API keys hold no key, so every request is 401: add one to them"
+        return [Condition("ApiKeysInForce", False, "NoApiKeys", words)]
+    return [Condition("ApiKeysInForce", True, "KeysRead", f"{told.in_force} API keys are accepted")]
+
+
+def _unusable(problem: str) -> str:
+    return (
+        f"the API keys cannot be read, and those before stay in force: {problem}; mend the Secret, whose "
+        "name is the folder's"
+    )
 
 
 def _available(facts: Facts) -> Condition:
@@ -148,7 +197,9 @@ def _cached(download: Download) -> Condition:
 def _scheduled(facts: Facts) -> Condition:
     if facts.fit is not None and not facts.fit.fits:
         return Condition("Scheduled", False, "WillNotFit", facts.fit.words)
-    found = scheduled(facts.groups)
+    found = scheduled(facts.groups, facts.service.groups)
+    if found.reason == UNSCHEDULABLE:
+        return replace(found, message=explained(found.message, engine_needs(facts.service)))
     if found.status and facts.fit is not None:
         return replace(found, message=f"{found.message}; {facts.fit.words}")
     return found
@@ -198,7 +249,7 @@ def _names_taken(facts: Facts) -> str:
     )
 
 
-def _failed(facts: Facts) -> Condition:
+def _failed(facts: Facts, gateway: Condition) -> Condition:
     """True when the newest spec cannot come into force without a change."""
     if facts.failure is not None:
         return Condition("Failed", True, facts.failure.reason, facts.failure.message)
@@ -213,6 +264,13 @@ def _failed(facts: Facts) -> Condition:
     failing = [group for group in (*facts.current, *resting) if group.failing]
     if failing:
         first = min(failing, key=lambda group: group.name)
-        words = first.message or "it gave no reason"
+        words = explained(first.message, engine_needs(facts.service)) or "it gave no reason"
         return Condition("Failed", True, first.reason or "Ended", f"{first.name}: {words}")
+    if facts.absent:
+        return Condition("Failed", True, "ReferenceMissing", "; ".join(one.words for one in facts.absent))
+    if gateway.reason == "GatewayRejected" and not facts.service.suspend:
+        return Condition("Failed", True, "GatewayRejected", gateway.message)
+    pod = failing_gateway(facts.gateways)
+    if gateway.reason == "GatewayFailing" and pod is not None and not facts.service.suspend:
+        return Condition("Failed", True, "GatewayFailing", pod.words)
     return Condition("Failed", False, "AsExpected", "nothing stands in the way")

@@ -34,4 +34,4 @@ def cause_of(reason: str, message: str) -> str:
         return kind
     if message.startswith(CONFIGURATION):
         return "configuration"
-    return "out_of_memory" if reason == OUT_OF_MEMORY else "other"
+    return "out_of_memory" if reason == OUT_OF_MEMORY or message.startswith(OUT_OF_MEMORY) else "other"

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.failure import TERMINATING
 from mizzen_operator.kube import Kube, KubeError
 from mizzen_operator.memory import stamp
 from mizzen_operator.subject import Subject
@@ -50,7 +51,7 @@ def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
         if (old.get("status"), old.get("reason")) == (one["status"], one["reason"]):
             continue
         kind, true = one["type"], one["status"] == "True"
-        if (kind == "Failed" and true) or (
+        if (kind, true) in (("Failed", True), ("ApiKeysInForce", False)) or (
             kind == "Available" and not true and old.get("status") == "True" and one["reason"] not in QUIET
         ):
             told.append(Event(one["reason"], one["message"], warning=True))
@@ -96,6 +97,8 @@ class Recorder:
             try:
                 await self._kube.create(_manifest(service, event))
             except KubeError as error:
+                if TERMINATING in str(error):
+                    return
                 logger.warning("%s/%s: no event %s: %s", service.namespace, service.name, event.reason, error)
                 continue
             if event.warning:

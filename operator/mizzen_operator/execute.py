@@ -25,7 +25,8 @@ from mizzen_operator.queue import Key
 from mizzen_operator.render.budget import engine_budget, gateway_budget
 from mizzen_operator.render.engine import engine_pods, ranks_service
 from mizzen_operator.render.front import dedicated
-from mizzen_operator.render.gateway import gateway_manifests
+from mizzen_operator.render.gateway import gateway_account, gateway_manifests
+from mizzen_operator.render.origin import in_words_of
 from mizzen_operator.render.policy import fetch_policy, policies
 from mizzen_operator.revisions import Revisions
 
@@ -155,10 +156,10 @@ class Executor:
         seen = {"Deployment": observed.deployment, "Service": observed.endpoint}
         front = dedicated(service)
         front = replace(front, labelled=await self._labelled.find(front))
-        manifests = gateway_manifests(front, self._config)
-        digests = self._memory(service).digests
-        require = partial(require_ours, service)
+        digests, require = self._memory(service).digests, partial(require_ours, service)
         wanted, fresh = front.disruption_budgets, not service.status
+        account = await self._applier.identity(gateway_account(front), digests, require, fresh=fresh)
+        manifests = gateway_manifests(replace(front, account=account), self._config)
         live = await self._applier.apply(manifests, seen, digests, require, fresh=fresh)
         await self._applier.keep([gateway_budget(front)], digests, require, wanted=wanted, fresh=fresh)
         return live
@@ -255,7 +256,7 @@ class Executor:
         if len(pods) > 1:
             await self._names(service)
         for rank in action.ranks or range(len(pods)):
-            if not await self._create_pod(pods[rank]):
+            if not await self._create_pod(service, pods[rank]):
                 await self._explain(service, pods[rank]["metadata"]["name"], leads=rank == 0)
 
     async def _names(self, service: InferenceService) -> None:
@@ -263,12 +264,13 @@ class Executor:
         digests, require = self._memory(service).digests, partial(require_ours, service)
         await self._applier.keep([ranks_service(service)], digests, require, wanted=True)
 
-    async def _create_pod(self, pod: dict[str, Any]) -> bool:
+    async def _create_pod(self, service: InferenceService, pod: dict[str, Any]) -> bool:
         try:
             return await self._kube.create(pod)
         except KubeError as error:
             if error.code in REJECTED:
-                raise Refused("PodRejected", f"the API server rejects the pod: {error}") from error
+                words = in_words_of(service, pod, str(error))
+                raise Refused("PodRejected", f"the API server rejects the pod: {words}") from error
             raise
 
     async def _explain(self, service: InferenceService, name: str, *, leads: bool) -> None:

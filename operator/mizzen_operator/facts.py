@@ -11,9 +11,11 @@ from mizzen_operator.api import Gateway, InferenceService
 from mizzen_operator.download import Download
 from mizzen_operator.failure import Failure
 from mizzen_operator.fit import Fit
+from mizzen_operator.gateways import ApiKeys
 from mizzen_operator.groups import Group
 from mizzen_operator.keys import Keys, Rotation
 from mizzen_operator.memory import Memory
+from mizzen_operator.needs import Need
 from mizzen_operator.observe import GatewayPod
 from mizzen_operator.shared import Sharing
 
@@ -36,6 +38,8 @@ class Facts:
         rotation: how far a rotation of keys is; None while there is none.
         fit: whether the model may fit into the GPUs; None when nobody says how large they are.
         download: how far the model is; None where it is not fetched.
+        api_keys: what the gateway says of its API keys; None when it says nothing, or nobody needs one.
+        absent: what the spec names and is not there, where a pod waits for it.
         cold_start: `status.coldStart` of a group that has just come to serve; empty when none has.
     """
 
@@ -56,6 +60,8 @@ class Facts:
     fit: Fit | None = None
     download: Download | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
+    api_keys: ApiKeys | None = None
+    absent: Sequence[Need] = ()
 
     @property
     def gateway(self) -> Gateway:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mizzen_operator.ends import cause_of
+from mizzen_operator.memory import Progress, recall
 from mizzen_operator.queue import Key
 
 if TYPE_CHECKING:  # what it sees: the clients that observe count in a registry that this one is a part of
@@ -27,6 +28,10 @@ ROLLOUT_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 SERVICE = ("namespace", "service")
 CLEAN = "Completed"
 """The node's word for a container that ended with exit code 0."""
+OVERDUE = "ProgressDeadlineExceeded"
+COMPLETE = ("Settled", "PartitionReached")
+"""Reasons of Progressing by which a change has come to its end."""
+_Conditions = Mapping[str, Mapping[str, Any]]
 GROUP_STATES = ("wanted", "present", "ready", "updated", "available")
 
 
@@ -37,6 +42,8 @@ class _Service:
     groups: dict[str, float]
     conditions: dict[str, bool]
     rollout_since: datetime | None = None
+    overdue_since: datetime | None = None
+    """When its change has got no further for as long as its spec allows."""
     oldest_start: datetime | None = None
     restarts: int = 0
     failures: dict[str, int] = field(default_factory=dict)
@@ -78,6 +85,7 @@ class Fleet:
         wanted: int,
         groups: Sequence[Group],
         status: Mapping[str, Any],
+        deadline: int | None = None,
         now: datetime | None = None,
     ) -> None:
         """Note a look at a service.
@@ -87,6 +95,8 @@ class Fleet:
             wanted: groups that its spec asks for.
             groups: its engine pods.
             status: the status that the look made.
+            deadline: seconds after which a change that gets no further is overdue; None where nothing of the
+                spec is acted on.
             now: the time, in UTC.
         """
         now = now or datetime.now(UTC)
@@ -101,7 +111,10 @@ class Fleet:
             "available": status["availableReplicas"],
         }
         service.conditions = {name: entry["status"] == "True" for name, entry in conditions.items()}
-        self._rollout(service, conditions, now)
+        progress = recall(status).progress
+        self._rollout(service, conditions, progress, now)
+        since = _stands_still_since(conditions, progress) if deadline is not None else None
+        service.overdue_since = since + timedelta(seconds=deadline or 0) if since is not None else None
         self._groups(service, groups, now, first=before is None)
         self._services[key] = service
 
@@ -146,6 +159,11 @@ class Fleet:
             "How long a service's change is under way; 0 without",
             labels=SERVICE,
         )
+        overdue = GaugeMetricFamily(
+            f"{PREFIX}rollout_overdue_seconds",
+            "How much longer than progressDeadlineSeconds a service's change has got no further; 0 without",
+            labels=SERVICE,
+        )
         start = GaugeMetricFamily(
             f"{PREFIX}oldest_start_seconds",
             "How long the service's oldest group that has never served is starting; 0 without",
@@ -156,6 +174,7 @@ class Fleet:
             for cause, count in sorted(service.failures.items()):
                 failures.add_metric((*key, cause), count)
             rollout.add_metric(key, _age(service.rollout_since, now))
+            overdue.add_metric(key, _age(service.overdue_since, now))
             start.add_metric(key, _age(service.oldest_start, now))
         keys = GaugeMetricFamily(
             f"{PREFIX}keys_age_seconds",
@@ -164,16 +183,24 @@ class Fleet:
         )
         for key, made in list(self._keys.items()):
             keys.add_metric(key, _age(made, now))
-        yield from (groups, conditions, restarts, failures, rollout, start, keys)
+        yield from (groups, conditions, restarts, failures, rollout, overdue, start, keys)
 
-    def _rollout(self, service: _Service, conditions: Mapping[str, Mapping[str, Any]], now: datetime) -> None:
+    def _rollout(
+        self, service: _Service, conditions: _Conditions, progress: Progress | None, now: datetime
+    ) -> None:
+        """Follow a change: what stands still goes on trying, and what was held or left has no result."""
         progressing = conditions["Progressing"]
         if progressing["status"] == "True":
             service.rollout_since = service.rollout_since or _time(progressing["lastTransitionTime"])
-        elif service.rollout_since is not None:
-            result = "failed" if conditions["Failed"]["status"] == "True" else "complete"
+            return
+        if progressing["reason"] == OVERDUE:
+            service.rollout_since = service.rollout_since or (progress.time if progress is not None else now)
+            return
+        failed = conditions["Failed"]["status"] == "True"
+        if service.rollout_since is not None and (failed or progressing["reason"] in COMPLETE):
+            result = "failed" if failed else "complete"
             self.rollouts.labels(result).observe(_age(service.rollout_since, now))
-            service.rollout_since = None
+        service.rollout_since = None
 
     def _groups(self, service: _Service, groups: Sequence[Group], now: datetime, *, first: bool) -> None:
         starting: list[datetime] = []
@@ -201,6 +228,21 @@ class Fleet:
         if count and group.reason and group.reason != CLEAN:
             cause = cause_of(group.reason, group.message)
             service.failures[cause] = service.failures.get(cause, 0) + count
+
+
+def _stands_still_since(conditions: _Conditions, progress: Progress | None) -> datetime | None:
+    """When a change that is not done got further last; None where nothing is waited for.
+
+    A group that was lost begins such a change, too. The time that a download takes is no rollout's.
+    """
+    progressing = conditions["Progressing"]
+    if progressing["reason"] in ("Downloading", "DownloadFailed"):
+        return None
+    if progressing["status"] == "True":
+        began = _time(progressing["lastTransitionTime"])
+        return max(began, progress.time) if progress is not None else began
+    waits = conditions["Failed"]["status"] == "True" or progressing["reason"] == OVERDUE
+    return progress.time if waits and progress is not None and not progress.reached else None
 
 
 def _time(text: str) -> datetime:

@@ -23,7 +23,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.parse import ApiError, parse
 from mizzen_operator.render.budget import gateway_budget
 from mizzen_operator.render.front import Front
-from mizzen_operator.render.gateway import gateway_manifests
+from mizzen_operator.render.gateway import gateway_account, gateway_manifests
 from mizzen_operator.render.keys import (
     EngineKeys,
     begin,
@@ -171,14 +171,13 @@ class SharedGateways:
                 if service.name not in public_keys and (key := await self._engine_key(service)):
                     public_keys[service.name] = key
                     self.learn(service, key)
-            manifests = [
-                services_config_map(sharing, front, public_keys),
-                *gateway_manifests(front, self._config),
-            ]
+            listed = services_config_map(sharing, front, public_keys)
             seen = {"Deployment": deployment, "Service": endpoint}
             budgets, wanted = [gateway_budget(front)], front.disruption_budgets
             failure, live = None, deployment or {}
             try:
+                account = await self._applier.identity(gateway_account(front), memory.digests, require_shared)
+                manifests = [listed, *gateway_manifests(replace(front, account=account), self._config)]
                 live = await self._applier.apply(manifests, seen, memory.digests, require_shared)
                 await self._applier.keep(budgets, memory.digests, require_shared, wanted=wanted)
             except (Refused, KubeError) as error:

@@ -8,6 +8,19 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """What a gateway says of its API keys.
+
+    Attributes:
+        in_force: how many it accepts.
+        problem: why the files as they are now are not in force: those before stay so; empty when they are.
+    """
+
+    in_force: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a gateway said last.
 
@@ -20,6 +33,7 @@ class Answer:
         verifying: uids of pods that it could ask golden prompts.
         problems: uids of engines with what is wrong with each.
         strangers: uids of pods that speak another protocol than it.
+        api_keys: how it is about its API keys; None where nobody needs one, or it does not say.
     """
 
     serving: frozenset[str] | None
@@ -30,6 +44,7 @@ class Answer:
     verifying: frozenset[str] = frozenset()
     problems: frozenset[tuple[str, str]] = frozenset()
     strangers: frozenset[str] = frozenset()
+    api_keys: ApiKeys | None = None
 
 
 NO_ANSWER = Answer(None)
@@ -51,6 +66,7 @@ class Acknowledgements:
         keys: names of the keys with which any of them reaches a pod, by its uid.
         problems: what is wrong with a pod, by its uid; the first in order where several say.
         strangers: uids of pods that speak another protocol than every ready gateway; none without gateways.
+        api_keys: of the gateway that has the most trouble with them; None where none says anything.
     """
 
     asked: int = 0
@@ -64,6 +80,7 @@ class Acknowledgements:
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     problems: Mapping[str, str] = field(default_factory=dict[str, str])
     strangers: frozenset[str] = frozenset()
+    api_keys: ApiKeys | None = None
 
 
 def read_answer(body: Any) -> Answer:
@@ -72,7 +89,7 @@ def read_answer(body: Any) -> Answer:
     Raises:
         KeyError, TypeError: it is none.
     """
-    engines = body["engines"]
+    engines, told = body["engines"], body.get("apiKeys")
 
     def those(state: str) -> frozenset[str]:
         return frozenset(engine["uid"] for engine in engines if engine["state"] == state)
@@ -85,6 +102,7 @@ def read_answer(body: Any) -> Answer:
         keys=frozenset((engine["uid"], name) for engine in engines for name in engine.get("keys", ())),
         problems=frozenset((one["uid"], str(one["problem"])) for one in engines if one.get("problem")),
         strangers=frozenset(engine["uid"] for engine in engines if engine.get("otherProtocol") is True),
+        api_keys=ApiKeys(int(told["inForce"]), str(told["problem"])) if told else None,
     )
 
 
@@ -114,6 +132,11 @@ def acknowledged(answers: Sequence[Answer], silent: frozenset[str] = frozenset()
         keys=keys,
         problems=dict(sorted((pair for answer in answers for pair in answer.problems), reverse=True)),
         strangers=strangers - by_some,
+        api_keys=min(
+            (answer.api_keys for answer in answers if answer.api_keys is not None),
+            key=lambda told: (not told.problem, told.in_force, told.problem),
+            default=None,
+        ),
     )
 
 

@@ -17,6 +17,8 @@ from mizzen_operator.trouble import (
     disruption,
     failed_first,
     trouble,
+    unschedulable,
+    waits_to_begin,
 )
 
 
@@ -57,6 +59,7 @@ class Group:
         verified: it had to be verified, and was.
         refused_by: name of the verification that it failed last; empty when it failed none.
         refusal: what was wrong with its answer.
+        waits: it has a node, and none of its containers was made yet.
         unschedulable: why no node takes it; empty when one did, or nobody has tried yet.
         reason: why its container waits or ended last, such as `Error`; `CrashLoopBackOff` from the first
             restart until it serves for the first time; empty when it runs well.
@@ -81,6 +84,7 @@ class Group:
     refused_by: str = ""
     refusal: str = ""
     node: str = ""
+    waits: bool = False
     unschedulable: str = ""
     restarts: int = 0
     created: str = ""
@@ -187,6 +191,7 @@ def gang(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
         resting=ended and not known.was_routable and rests(created, known.incarnation, datetime.now(UTC)),
         containers_ready=complete and all(one.containers_ready for one in every),
         node=known.node if complete and all(one.node for one in every) else "",
+        waits=any(one.waits for one in every),
         unschedulable=f"{away.name}: {away.unschedulable}" if away else "",
         # Whatever fails, the group fails once: none of its pods is started again.
         restarts=int(not terminating and any(_failed(pod) for *_, pod in read)),
@@ -222,7 +227,6 @@ def group(pod: Mapping[str, Any]) -> Group:
     disrupted = conditions.get("DisruptionTarget", {})
     if disrupted.get("status") == "True":
         reason, message = disruption(pod, disrupted)
-    scheduled = conditions.get("PodScheduled", {})
     ended = status.get("phase") in ("Failed", "Succeeded") or bool(lost)
     gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
     verdict = conditions.get(labels.VERIFIED, {})
@@ -246,7 +250,8 @@ def group(pod: Mapping[str, Any]) -> Group:
         refused_by=refused_by,
         refusal=refusal,
         node=pod["spec"].get("nodeName", ""),
-        unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        waits=waits_to_begin(containers),
+        unschedulable=unschedulable(conditions),
         restarts=restarts,
         created=created,
         reason=reason,

@@ -134,8 +134,9 @@ class KeyKeeper:
         if not service.status and (made := await self._made(service, render.root_keys(service))):
             return made
         ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
-        if await self._kube.get(ref) is not None:
-            return await self._secret(service, render.root_keys(service))
+        # Read once: if it were lost between two reads, keys that fit nobody's would be made in its place.
+        if (live := await self._kube.get(ref)) is not None:
+            return self._ours(service, live)
         names = [labels.engine_keys(service.name)]
         if not service.shared:
             names.append(labels.gateway_keys(service.name))
@@ -163,6 +164,9 @@ class KeyKeeper:
             if made := await self._made(service, manifest):
                 return made
             live = await self._kube.get(ref) or manifest
+        return self._ours(service, live)
+
+    def _ours(self, service: InferenceService, live: Mapping[str, Any]) -> Mapping[str, Any]:
         require_ours(service, live)
         self._keys_made(service, live)
         return live
@@ -214,7 +218,7 @@ def require_ours(service: InferenceService, live: Mapping[str, Any]) -> None:
         Refused: it does not.
     """
     if not owned(live, service.uid):
-        raise name_taken(live)
+        raise name_taken(live, service.name)
 
 
 def due(wish: str, obeyed: str, made: str, days: float, now: datetime) -> bool:

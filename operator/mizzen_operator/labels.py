@@ -32,6 +32,9 @@ VERIFIED = "mizzen.dev/verified"
 APPLIED = "mizzen.dev/applied"
 """Annotation of a child: hash of the manifest that was applied last."""
 
+ACCOUNT = "mizzen.dev/service-account-uid"
+"""Annotation of gateway pods: the very ServiceAccount that their tokens are bound to."""
+
 ROTATE_KEYS = "mizzen.dev/rotate-keys"
 """Annotation of a service: another value asks for new keys. Of its Secrets: the value obeyed last."""
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"

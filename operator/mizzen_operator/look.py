@@ -19,6 +19,7 @@ from mizzen_operator.groups import Group
 from mizzen_operator.keys import Rotation
 from mizzen_operator.kube import KubeError
 from mizzen_operator.memory import Memory
+from mizzen_operator.needs import Need
 from mizzen_operator.observe import Observed
 from mizzen_operator.queue import Key
 
@@ -64,6 +65,7 @@ class Look:
         groups: the service's groups, with the readiness gates as they are now.
         entrance: the service's gateway; None until the look knows it, or where it cannot be made.
         failure: what kept the operator from its work, in words for the status.
+        absent: what the spec names and is not there, where a pod waits for it.
         learned: the memory counts what the groups show; until then a status keeps the groups that it has, for
             restarts that it tells of are taken for counted.
         error: what may succeed at the next look; the rest of this one was done, and it ends with this.
@@ -83,6 +85,7 @@ class Look:
     rotation: Rotation | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
+    absent: Sequence[Need] = ()
     learned: bool = False
     error: KubeError | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

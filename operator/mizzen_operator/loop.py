@@ -168,7 +168,7 @@ class Loop:
 
     def _failed(self, key: Key, reason: str, message: str) -> None:
         self._metrics.errors.labels(reason).inc()
-        delay = self._queue.retry(key)
+        delay = self._queue.fail(key)
         logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:

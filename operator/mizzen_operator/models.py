@@ -106,7 +106,7 @@ class Models:
             await self._remove(service, kept=name)
             await self._make(job)
         elif not owned(live, service.uid):
-            raise name_taken({"kind": "Job", "metadata": {"name": name}})
+            raise name_taken({**live, "kind": "Job"}, service.name)
         download = await self._look(service, live)
         if live is not None and _has_ended(live) and not download.cached:
             # Its pod is gone, and with it what it said: the next one finds all there.

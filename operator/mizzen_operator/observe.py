@@ -12,7 +12,7 @@ from mizzen_operator.groups import Group, groups
 from mizzen_operator.kube import Kube, Ref
 from mizzen_operator.render.rank import node_of
 from mizzen_operator.subject import Subject
-from mizzen_operator.trouble import trouble
+from mizzen_operator.trouble import UNSCHEDULABLE, loops, trouble, unschedulable, waits_to_begin
 
 MOST_PODS = 8
 """Of a group: `spec.parallelism.tensor` is no more."""
@@ -20,7 +20,17 @@ MOST_PODS = 8
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A gateway's pod; `answers` is False while it hangs, though Kubernetes may still call it ready."""
+    """A gateway's pod.
+
+    Attributes:
+        answers: False while it hangs, though Kubernetes may still call it ready.
+        reason: why it does not run, in Kubernetes' word; empty when it does, or goes.
+        message: its own last words about that, the node's or the scheduler's.
+        restarts: how often its containers were started again.
+        failing: it cannot run, or ends again and again.
+        waits: it has a node, and none of its containers was made yet.
+        template: names the Deployment's template that it was made of.
+    """
 
     name: str
     address: str
@@ -28,6 +38,18 @@ class GatewayPod:
     answers: bool = True
     reason: str = ""
     message: str = ""
+    restarts: int = 0
+    failing: bool = False
+    waits: bool = False
+    template: str = ""
+    created: str = ""
+
+    @property
+    def words(self) -> str:
+        """Which pod it is, and what is wrong with it."""
+        times = "once" if self.restarts == 1 else f"{self.restarts} times"
+        again = f", restarted {times}" if self.restarts else ""
+        return f"{self.name}: {self.reason}{again}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +145,22 @@ def holds(status: Mapping[str, Any], condition: str) -> bool:
 def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
     """Read a gateway's pod."""
     meta, status = pod["metadata"], pod.get("status", {})
-    reason, message = trouble(status, status.get("containerStatuses", []))
+    containers, leaves = status.get("containerStatuses", []), "deletionTimestamp" in meta
+    reason, message = trouble(status, containers) if not leaves else ("", "")
+    nowhere = unschedulable({one["type"]: one for one in status.get("conditions", [])})
+    if nowhere and not leaves:
+        reason, message = UNSCHEDULABLE, nowhere
     return GatewayPod(
         name=meta["name"],
         address=status.get("podIP", ""),
-        ready=holds(status, "Ready") and "deletionTimestamp" not in meta,
+        ready=holds(status, "Ready") and not leaves,
         reason=reason,
         message=message,
+        restarts=sum(entry.get("restartCount", 0) for entry in containers),
+        failing=not leaves and loops(containers),
+        waits=not leaves and waits_to_begin(containers),
+        template=meta.get("labels", {}).get("pod-template-hash", ""),
+        created=meta.get("creationTimestamp", ""),
     )
 
 

@@ -14,6 +14,9 @@ from mizzen_operator.turns import Lane, Turns
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0
+HOLD_SECONDS = 1.0
+"""How long a key that has failed waits at least, once its retries are so far apart, whatever happens
+meanwhile: each event of a pod would have the same tried again. Its status may be so old then."""
 
 
 class Key(NamedTuple):
@@ -44,6 +47,7 @@ class WorkQueue:
         self._later: list[tuple[float, Key]] = []
         self._running: set[Key] = set()
         self._attempts: dict[Key, int] = {}
+        self._held: dict[Key, float] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -57,7 +61,7 @@ class WorkQueue:
         """
         if self._closed:
             return
-        due = time.monotonic() + delay
+        due = max(time.monotonic() + delay, self._held.get(key, 0.0))
         known = self._due.get(key, float("inf"))
         ahead = not aside and key in self._aside and delay <= 0
         if due >= known and not ahead:
@@ -92,8 +96,18 @@ class WorkQueue:
         self._unpark([other for other in self._parked if other.slow] if lane.slow else [lane])
         self._changed.set()
 
+    def fail(self, key: Key) -> float:
+        """Add a key whose work has failed, as `retry` does; for HOLD_SECONDS nothing has it sooner."""
+        delay = self.retry(key)
+        held = time.monotonic() + min(delay, HOLD_SECONDS)
+        self._held[key] = held
+        if key in self._due and self._due[key] < held:  # it was added while it was worked on
+            self._due[key] = held
+        return delay
+
     def retry(self, key: Key, limit: float = MAX_BACKOFF_SECONDS) -> float:
         """Add a key with a delay that doubles with each retry, up to `limit` seconds; returns the delay."""
+        self._held.pop(key, None)
         attempt = self._attempts.get(key, 0)
         self._attempts[key] = attempt + 1
         delay = min(limit, FIRST_BACKOFF_SECONDS * 2 ** min(attempt, 16))
@@ -110,6 +124,7 @@ class WorkQueue:
     def forget(self, key: Key) -> None:
         """Let the next retry of a key be its first."""
         self._attempts.pop(key, None)
+        self._held.pop(key, None)
 
     def depth(self) -> int:
         """Number of keys that are due and wait."""

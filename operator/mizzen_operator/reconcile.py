@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.api import InferenceService
 from mizzen_operator.apply import Applier
 from mizzen_operator.autoscale.run import Autoscaler
 from mizzen_operator.cache import Name
@@ -14,7 +16,7 @@ from mizzen_operator.children import Children
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.entrance import Entrances
 from mizzen_operator.execute import Executor
-from mizzen_operator.failure import Failure
+from mizzen_operator.failure import Failure, namespace_terminating
 from mizzen_operator.gates import Gates
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.labelled import LabelledSecrets, Where
@@ -60,6 +62,8 @@ class Reconciler:
         self._executor = Executor(kube, config, metrics, self._labelled, revisions, applier)
         self._entrances = Entrances(kube, config, metrics, self._executor, self._labelled, applier)
         self._writer = StatusWriter(kube, metrics)
+        self._ending: dict[Key, str] = {}
+        """Uids of services whose namespace is being deleted."""
         self._steps = Steps(
             kube,
             config,
@@ -103,14 +107,16 @@ class Reconciler:
             self._forget(key)
             return Outcome(others=self._entrances.leave(key))
         if "deletionTimestamp" in body["metadata"]:
-            return await self._see_off(key, body)
+            return await self._see_off(key, body, _deleting())
+        if self._ending.get(key) == body["metadata"]["uid"]:
+            return await self._see_off(key, body, namespace_terminating())
         try:
             service = parse(body)
         except ApiError:
             # It may be as the CRD before had it, for what is stored has not changed, and no watch tells.
             return await self._unreadable(key)
         try:
-            return await self._steps.step(key, service)
+            return await self._step(key, service)
         except (KubeError, OSError):
             raise
         except Exception as error:
@@ -126,7 +132,16 @@ class Reconciler:
             service = parse(body)
         except ApiError as error:
             return await self._stand_by(key, body, Failure("InvalidSpec", str(error)))
-        return await self._steps.step(key, service)
+        return await self._step(key, service)
+
+    async def _step(self, key: Key, service: InferenceService) -> Outcome:
+        """Do the next step; where the namespace takes nothing any more it was the last one."""
+        outcome = await self._steps.step(key, service)
+        if outcome.failure != namespace_terminating():
+            return outcome
+        logger.info("%s/%s: the namespace is being deleted: nothing is made any more", *key)
+        self._ending[key] = service.uid
+        return Outcome(others=outcome.others)
 
     async def _stand_by(self, key: Key, body: Mapping[str, Any], failure: Failure) -> Outcome:
         """Leave a service as it is, and tell how that is: its spec cannot be acted on."""
@@ -138,15 +153,17 @@ class Reconciler:
         await self._writer.unread(key, seen)
         return Outcome(settled=seen.settled, failure=failure)
 
-    async def _see_off(self, key: Key, body: Mapping[str, Any]) -> Outcome:
+    async def _see_off(self, key: Key, body: Mapping[str, Any], why: Failure) -> Outcome:
         """Tell what is left of a service that is being deleted: its children go with it, nothing is made."""
         self._autoscaler.seen(key, None)
         others = self._entrances.leave(key)
-        seen = await self._bystander.look(key, unread(body), _deleting())
+        service = replace(unread(body), deleting=True, wanted=0)
+        seen = await self._bystander.look(key, service, why)
         await self._writer.unread(key, seen)
         return Outcome(others=others)
 
     def _forget(self, key: Key) -> None:
+        self._ending.pop(key, None)
         self._steps.forget(key)
         self._executor.forget(key)
         self._labelled.forget(Where(key.namespace, labels.gateway_name(key.name)))

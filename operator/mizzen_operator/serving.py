@@ -43,16 +43,26 @@ def available(gateways: Sequence[GatewayPod], groups: Sequence[Group], asleep: b
     return Condition("Available", True, "Serving", "a request is answered")
 
 
-def scheduled(groups: Sequence[Group]) -> Condition:
-    """Whether every group that is there to stay has a node."""
+def scheduled(groups: Sequence[Group], wanted: int = 0) -> Condition:
+    """Whether every group that is wanted, or there to stay, has a node.
+
+    Args:
+        groups: the service's.
+        wanted: how many there should be at least.
+    """
     live = [group for group in groups if group.live]
     for group in live:
         if group.unschedulable:
             return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
-    placed = sum(bool(group.node) for group in live)
+    placed, every = sum(bool(group.node) for group in live), max(wanted, len(live))
+    if not every:
+        return Condition("Scheduled", True, "NoGroupsWanted", "no group is there, and none is wanted")
     if placed < len(live):
-        return Condition("Scheduled", False, "Pending", of(placed, len(live), "have a node"))
-    return Condition("Scheduled", True, "AllGroupsHaveNodes", of(placed, placed, "have a node"))
+        return Condition("Scheduled", False, "Pending", of(placed, every, "have a node"))
+    if placed < every:
+        words = f"{of(placed, every, 'have a node')}; no pod is made of the others yet"
+        return Condition("Scheduled", False, "NotMade", words)
+    return Condition("Scheduled", True, "AllGroupsHaveNodes", of(placed, every, "have a node"))
 
 
 def gateway_ready(
@@ -80,9 +90,9 @@ def gateway_ready(
         refused = _refused(status)
         if refused:
             return not_ready("GatewayRejected", refused)
-        trouble = next((pod for pod in pods if pod.reason and not pod.ready), None)
-        if trouble is not None:
-            return not_ready("GatewayFailing", f"{trouble.name}: {trouble.reason}: {trouble.message}")
+        trouble = [pod for pod in pods if pod.reason and not pod.ready]
+        if trouble:
+            return not_ready("GatewayFailing", max(trouble, key=_newest).words)
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
         if secrets:  # a pod says nothing while one is missing
             counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
@@ -92,6 +102,20 @@ def gateway_ready(
         return not_ready("GatewayHangs", f"{hangs} does not answer, though Kubernetes still calls it ready")
     words = f"{ready} of {wanted} gateway pods are ready"
     return Condition("GatewayReady", True, "AllReplicasReady", words)
+
+
+def failing_gateway(pods: Sequence[GatewayPod]) -> GatewayPod | None:
+    """A gateway's pod that cannot run as the spec is now; None where there is none.
+
+    One of a former template does not count: its successor may be what mends it.
+    """
+    last = max((pod.created for pod in pods), default="")
+    newest = {pod.template for pod in pods if pod.created == last}  # two, where both came in one second
+    return max((pod for pod in pods if pod.failing and pod.template in newest), key=_newest, default=None)
+
+
+def _newest(pod: GatewayPod) -> tuple[str, str]:
+    return pod.created, pod.name
 
 
 def _refused(status: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mizzen_operator import labels
 from mizzen_operator.api import Gateway, InferenceService
-from mizzen_operator.conditions import conditions
+from mizzen_operator.conditions import TYPES, conditions
 from mizzen_operator.facts import Facts
 from mizzen_operator.groups import Group
 from mizzen_operator.memory import stamp
@@ -48,6 +48,42 @@ def build(facts: Facts, now: datetime) -> dict[str, Any]:
             for condition in conditions(facts)
         ],
     }
+
+
+def is_same(there: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a status says what it should; conditions of types that are not ours are their writers'."""
+    return _ours(there) == _ours(new)
+
+
+def without_others(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The merge patch that leaves of a status what it should say; None where nothing is there besides.
+
+    Server-side apply leaves alone what others have added, as whoever edits a status by hand does.
+
+    Args:
+        there: the status after `new` was applied.
+        new: what it should say.
+    """
+    if is_same(there, new):
+        return None
+    wanted = dict(new)
+    if "conditions" in new:
+        others = [one for one in there.get("conditions", []) if one["type"] not in TYPES]
+        wanted["conditions"] = [*_ours(new)["conditions"], *others]
+    return _replacing(there, wanted)
+
+
+def _replacing(there: Any, wanted: Any) -> Any:
+    if not (isinstance(there, Mapping) and isinstance(wanted, Mapping)):
+        return wanted
+    extra = dict.fromkeys(set(there) - set(wanted))
+    return {**{key: _replacing(there.get(key), value) for key, value in wanted.items()}, **extra}
+
+
+def _ours(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "conditions" not in status:
+        return status
+    return {**status, "conditions": [one for one in status["conditions"] if one["type"] in TYPES]}
 
 
 def _scales(before: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

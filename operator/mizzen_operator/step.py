@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -27,16 +28,21 @@ from mizzen_operator.groups import Group
 from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.listen import GatewayListener
 from mizzen_operator.look import Known, Look, Outcome, telling
-from mizzen_operator.memory import recall
+from mizzen_operator.memory import recall, stamp
 from mizzen_operator.models import LOOK_SECONDS, Models
+from mizzen_operator.needs import CONFIG_MAP, Need, engine_needs, fetch_needs, gateway_needs
 from mizzen_operator.observe import Observed, holds, observe
 from mizzen_operator.plan import plan
 from mizzen_operator.queue import Key
+from mizzen_operator.rehearsal import Rehearsal
 from mizzen_operator.render.revision import engine_image, revision
 from mizzen_operator.revisions import Revisions
 from mizzen_operator.session import brief
 from mizzen_operator.starts import cold_start
 from mizzen_operator.writer import StatusWriter
+
+WAITS_SECONDS = 5.0
+"""How long a pod may wait to begin before it is seen whether it lacks something."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +74,13 @@ class Steps:
         self._entrances = entrances
         self._writer = writer
         self._autoscaler = autoscaler
+        self._rehearsal = Rehearsal(kube, config)
         self._known: dict[Key, Known] = {}
 
     def forget(self, key: Key) -> None:
         """A service is gone."""
         self._known.pop(key, None)
+        self._rehearsal.forget(key)
 
     async def step(self, key: Key, service: InferenceService) -> Outcome:
         """Do what is next for a service, and write its status.
@@ -108,6 +116,7 @@ class Steps:
         await look.attempt(self._executor.policies(look.service))
         await look.attempt(self._executor.budget(look.service))
         await look.attempt(self._advance(key, look))
+        await look.attempt(self._miss(look))
 
     async def _advance(self, key: Key, look: Look) -> None:
         """Bring the gateway, the groups and the model a step further."""
@@ -127,22 +136,49 @@ class Steps:
         look.memory, look.download, look.learned = clocked(memory, download), download, True
         used = {memory.current, *(group.revision for group in groups)}
         recorded = await self._revisions.sync(service, newest, used)
-        actions = self._plan(look, restorable=memory.current in recorded)
+        refusal = await self._rehearse(look)
+        look.failure = look.failure or refusal
+        actions = self._plan(look, restorable=memory.current in recorded, refused=refusal is not None)
         if any(isinstance(action, DeleteGroup) for action in actions):
             async with look.writing:
                 service = look.service = await self._writer.remember(look.service, look.memory)
         await self._executor.groups(pinned(service, download), newest, actions)
 
-    def _plan(self, look: Look, *, restorable: bool) -> list[Action]:
+    async def _rehearse(self, look: Look) -> Failure | None:
+        """Why no group of the newest revision can be made; of one that there was, nobody asks."""
+        there = {group.revision for group in look.groups}
+        if look.newest in there or look.newest == look.memory.current:
+            return None
+        return await self._rehearsal.refusal(pinned(look.service, look.download), look.newest)
+
+    async def _miss(self, look: Look) -> None:
+        """Look for what the spec names where a pod waits to begin: the node tells nobody but in events."""
+        settings = look.entrance.shared if look.entrance is not None else None
+        gateway = settings.sharing.first.gateway if settings is not None else look.service.gateway
+        late = stamp(look.now - timedelta(seconds=WAITS_SECONDS))
+        needs: list[Need] = []
+        if any(one.waits and one.created <= late for one in look.observed.gateways):
+            needs += gateway_needs(gateway)
+        current = [one for one in look.groups if one.live and one.revision == look.newest]
+        if any(one.waits and one.created <= late for one in current):
+            needs += engine_needs(look.service)
+        if look.download is not None and look.download.waits and not look.download.total:
+            needs += fetch_needs(look.service)
+        sought = [one for one in needs if one.kind != CONFIG_MAP]  # of those it may read its own alone
+        refs = [Ref(one.kind, look.service.namespace, one.name) for one in sought]
+        there = await asyncio.gather(*map(self._kube.exists, refs), return_exceptions=True)
+        look.absent = tuple(one for one, found in zip(sought, there, strict=True) if found is False)
+
+    def _plan(self, look: Look, *, restorable: bool, refused: bool) -> list[Action]:
         service, newest = look.service, look.newest
         wanted = rollout.wanted(service, newest, look.memory, restorable=restorable)
         wanted = held(wanted, look.download)
-        will_not_fit = look.fits is not None and not look.fits.fits
-        if will_not_fit:  # nothing is made of it, and nothing goes for it
+        hopeless = refused or (look.fits is not None and not look.fits.fits)
+        if hopeless:  # nothing is made of it, and nothing goes for it
             wanted = replace(wanted, paused=True)
         taken = look.observed.taken | self._executor.passed(service)
         actions = plan(wanted, look.groups, look.acknowledged.by_all, taken)
-        if will_not_fit:
+        if hopeless:
             actions = without_new(actions, newest)
         return [*strays(look.observed.strays), *allowed(actions, newest, look.download)]
 
@@ -191,6 +227,8 @@ class Steps:
             look.fits,
             self._models.told(key, look.download),
             look.cold_start,
+            look.acknowledged.api_keys,
+            look.absent,
         )
         await self._writer.write(key, facts, counted=look.learned)
 

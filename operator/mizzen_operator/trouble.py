@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from mizzen_operator import labels
+from mizzen_operator.ends import KINDS, OUT_OF_MEMORY
 
 CRASH_LOOP = "CrashLoopBackOff"
 FAILING_REASONS = frozenset(
@@ -57,19 +59,82 @@ def trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str]
         state, last = entry.get("state", {}), entry.get("lastState", {})
         ended = state.get("terminated") or last.get("terminated") or {}
         waiting = state.get("waiting") or {}
+        if waiting.get("reason") == CRASH_LOOP:  # the node only says how long it waits
+            return CRASH_LOOP, _words(ended) or waiting.get("message", "")
         if waiting.get("reason") in FAILING_REASONS:
-            return waiting["reason"], ended.get("message") or _exit(ended) or waiting.get("message", "")
+            return waiting["reason"], waiting.get("message") or _words(ended)
         if state.get("terminated") or (ended and not entry.get("ready")):
-            return ended.get("reason", "Error"), ended.get("message") or _exit(ended)
+            return ended.get("reason", "Error"), _words(ended)
     if status.get("phase") == "Failed":
         return status.get("reason", "Failed"), status.get("message", "")
     return "", ""
+
+
+LOOP_SECONDS = 600.0
+"""A container that ran for longer before it ended does not loop: so the kubelet's back-off has it, too."""
+UNSCHEDULABLE = "Unschedulable"
+
+
+def loops(containers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a container cannot run, or ends again and again soon after it began.
+
+    Also while its next try runs: so far it has failed. One end is none yet, nor is one after a long time.
+    """
+
+    def fails(entry: Mapping[str, Any]) -> bool:
+        state, last = entry.get("state", {}), entry.get("lastState", {})
+        if (state.get("waiting") or {}).get("reason") in FAILING_REASONS:
+            return True
+        ended = state.get("terminated") or last.get("terminated")
+        return bool(ended) and entry.get("restartCount", 0) > 1 and _ran(ended) < LOOP_SECONDS
+
+    return any(fails(entry) for entry in containers if not entry.get("ready"))
+
+
+def waits_to_begin(containers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a node has taken a pod and made none of its containers yet, as while a volume is missing."""
+    return bool(containers) and all(
+        (entry.get("state", {}).get("waiting") or {}).get("reason") == "ContainerCreating"
+        for entry in containers
+    )
+
+
+def unschedulable(conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The scheduler's words for why no node takes a pod; empty where one does, or it was not asked yet."""
+    found = conditions.get("PodScheduled", {})
+    held = found.get("status") == "False" and found.get("reason") != "SchedulingGated"
+    return found.get("message", "") if held else ""
+
+
+def _ran(ended: Mapping[str, Any]) -> float:
+    """Seconds that a container ran; 0 where nobody says."""
+    began, end = ended.get("startedAt"), ended.get("finishedAt")
+    if not (began and end):
+        return 0.0
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(began)).total_seconds()
 
 
 def failed_first(status: Mapping[str, Any]) -> list[Any]:
     """Init containers that have not done their work."""
     given = status.get("initContainerStatuses", [])
     return [one for one in given if one.get("state", {}).get("terminated", {}).get("exitCode") != 0]
+
+
+def _words(ended: Mapping[str, Any]) -> str:
+    """A container's own last words, else how it ended.
+
+    Of one that was out of memory these are the end of its log, unless they begin with its word for an end.
+    """
+    message = ended.get("message", "")
+    if ended.get("reason") == OUT_OF_MEMORY and message.partition(":")[0] not in KINDS:
+        return ": ".join(filter(None, (_end(ended), message)))
+    return message or _end(ended)
+
+
+def _end(ended: Mapping[str, Any]) -> str:
+    """How a container ended, with the node's word for it where that says more than an exit code."""
+    reason = ended.get("reason", "")
+    return f"{reason} ({_exit(ended)})" if reason == OUT_OF_MEMORY and _exit(ended) else _exit(ended)
 
 
 def _exit(ended: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from mizzen_operator.api import InferenceService
 from mizzen_operator.events import Recorder, moves, news
 from mizzen_operator.facts import Facts
 from mizzen_operator.groups import Group
-from mizzen_operator.kube import Kube, KubeError
+from mizzen_operator.kube import Kube, KubeError, Ref
 from mizzen_operator.memory import Memory, recall
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.queue import Key
@@ -66,7 +66,8 @@ class StatusWriter:
         new = status.build(facts, datetime.now(UTC))
         if not counted:
             new["groups"] = service.status.get("groups", [])
-        await self._tell(key, service, new, service.groups, facts.groups)
+        deadline = service.rollout.progress_deadline
+        await self._tell(key, service, new, service.groups, facts.groups, deadline)
 
     async def unread(self, key: Key, seen: Seen) -> None:
         """Write the status of a service whose spec is not acted on, as `write` does.
@@ -78,26 +79,32 @@ class StatusWriter:
         await self._tell(key, seen.service, new, seen.service.wanted, seen.groups)
 
     async def _tell(
-        self, key: Key, service: Subject, new: Mapping[str, Any], wanted: int, groups: Sequence[Group]
+        self,
+        key: Key,
+        service: Subject,
+        new: Mapping[str, Any],
+        wanted: int,
+        groups: Sequence[Group],
+        deadline: int | None = None,
     ) -> None:
         self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
-        self._metrics.fleet.seen(key, wanted, groups, new)
-        if new == service.status or not await self._apply(service, new):
+        self._metrics.fleet.seen(key, wanted, groups, new, deadline)
+        if status.is_same(service.status, new) or not await self._apply(service, new):
             return
         old = service.status
         told = news(old.get("conditions", []), new["conditions"])
         await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
 
     async def _apply(self, service: Subject, new: Mapping[str, Any]) -> bool:
-        """Write a whole status; False when the service is gone."""
-        manifest = {
-            "apiVersion": labels.API_VERSION,
-            "kind": labels.KIND,
-            "metadata": {"name": service.name, "namespace": service.namespace, "uid": service.uid},
-            "status": new,
-        }
+        """Write a whole status, and take away what others have added; False when the service is gone."""
+        meta = {"name": service.name, "namespace": service.namespace, "uid": service.uid}
+        manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": meta, "status": new}
         try:
-            await self._kube.apply(manifest, "status")
+            answer = await self._kube.apply(manifest, "status")
+            patch = status.without_others(answer.get("status", {}), new)
+            if patch is not None:
+                ref = Ref(labels.KIND, service.namespace, service.name, "status")
+                await self._kube.patch(ref, {"metadata": {"uid": service.uid}, "status": patch})
         except KubeError as error:
             if error.code != 404:
                 raise

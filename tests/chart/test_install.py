@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mizzen"
 PREVIOUS = Path(__file__).parent / "mizzen-0.1.0"
 CRD = "inferenceservices.mizzen.dev"
+ROLE = "clusterrole.rbac.authorization.k8s.io/mizzen-gateway"
 WAIT = ("--wait", "--timeout", "3m")
 RENDERED: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -113,6 +114,7 @@ def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Call
     shipped = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())["spec"]["versions"][0]
     assert fields(served["schema"]) == fields(shipped["schema"])
 
+    kubectl("wait", "--for=create", "rolebinding/kept-gateway", "--timeout=60s")
     assert "Phase:          Succeeded" in helm("test", "mizzen", *here)
     pods = kubectl("get", "pods", *here, "-l", "app.kubernetes.io/component=operator", "-o", "name")
     assert len(pods.splitlines()) == 2
@@ -122,18 +124,41 @@ def test_an_installation_lives(helm: Any, kubectl: Kubectl, make_namespace: Call
     helm("rollback", "mizzen", "2", *here)
     helm("uninstall", "mizzen", *here, *WAIT)
     assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
-    gone_but({"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}, kubectl, home)
+    gone_but({"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", ROLE}, kubectl, home)
+    role = identity(kubectl, ROLE)
+    assert gateway_may(kubectl), "it still finds its engines"
 
     helm("install", "mizzen", CHART, *here)
     helm("uninstall", "mizzen", *here)
+    assert identity(kubectl, ROLE) == role, "taken back, and kept again"
     other = ("second", CHART, *here, "--set", "operator.replicas=1")
     with pytest.raises(Exception, match="invalid ownership metadata"):
         helm("install", *other)
     helm("upgrade", "--install", *other, *WAIT, "--take-ownership", "--force-conflicts")
     assert "Phase:          Succeeded" in helm("test", "second", *here)
+    is_bound_to("ClusterRole/second-gateway", kubectl, "default", "kept-gateway")
+    kubectl("delete", ROLE)  # as docs/install.md has it
+    assert gateway_may(kubectl), "by the role of the release that is there now"
     helm("uninstall", "second", *here, *WAIT)
     assert (identity(kubectl, "infsvc", "kept"), identity(kubectl, "crd", CRD)) == ours
     kubectl("delete", "infsvc", "kept")
+    kubectl("delete", "clusterrole", "second-gateway")
+
+
+def gateway_may(kubectl: Kubectl) -> bool:
+    """Whether the gateway of the service that is kept may look for its engines."""
+    gateway = "system:serviceaccount:default:kept-gateway"
+    return kubectl("auth", "can-i", "list", "pods", "--as", gateway).strip() == "yes"
+
+
+def is_bound_to(role: str, kubectl: Kubectl, namespace: str, binding: str) -> None:
+    """Wait until a gateway is bound to a role; the binding is made anew for that."""
+    reference = "-o=jsonpath={.roleRef.kind}/{.roleRef.name}"
+    asked = ("get", "rolebinding", binding, "--namespace", namespace, "--ignore-not-found", reference)
+    deadline = time.monotonic() + 90
+    while (there := kubectl(*asked)) != role:
+        assert time.monotonic() < deadline, f"it is bound to {there}"
+        time.sleep(0.5)
 
 
 def fields(schema: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +208,13 @@ def test_an_operator_of_one_namespace_serves_it_without_a_cluster_role(
     answer = httpx.post(url, json=body, headers=keyed, timeout=60, trust_env=False)
     assert answer.json()["usage"]["completion_tokens"] == 4
     assert "Phase:          Succeeded" in helm("test", "solo", "--namespace", home)
+    wide = f"rbac.scope=cluster,operator.watchNamespace={home},crds.enabled=false,operator.replicas=1"
+    helm("upgrade", "solo", CHART, "--namespace", home, *WAIT, "--set", wide)
+    is_bound_to("ClusterRole/solo-gateway", kubectl, home, "mizzen-shared")
+    assert httpx.post(url, json=body, headers=keyed, timeout=60, trust_env=False).status_code == 200
     kubectl("delete", "infsvc", "--all", "--namespace", home, "--cascade=foreground", timeout=200)
     helm("uninstall", "solo", "--namespace", home, *WAIT)
+    kubectl("delete", "clusterrole", "solo-gateway")  # it is kept
 
 
 @pytest.mark.usefixtures("no_crd")

@@ -109,3 +109,19 @@ def test_secrets_come_and_go_and_no_request_is_lost(quay: Quay) -> None:
 
     quay.cluster.kubectl("label", "secret", "first", "-n", SPACE, f"{LABEL}-")
     eventually(lambda: quay.answers("first", 401))
+
+
+def test_keys_that_cannot_be_read_are_told_and_those_before_stay(quay: Quay) -> None:
+    quay.cluster.apply(keys("third"))
+    eventually(lambda: quay.answers("third", 200))
+    eventually(lambda: quay.condition("ApiKeysInForce")["status"] == "True")
+    quay.cluster.apply({**keys("third"), "stringData": {"keys.yaml": "keys: [sk-of-fourth"}})
+    eventually(lambda: quay.condition("ApiKeysInForce").get("reason") == "ApiKeysUnusable")
+    message = quay.condition("ApiKeysInForce")["message"]
+    assert "/keys.yaml, line " in message and "this is no YAML" in message
+    assert "sk-of" not in message
+    assert quay.condition("Ready")["reason"] == "ApiKeysUnusable"
+    assert quay.answers("third", 200)
+    quay.cluster.apply(keys("third"))
+    eventually(lambda: quay.condition("Ready")["status"] == "True")
+    quay.cluster.kubectl("delete", "secret", "third", "-n", SPACE)

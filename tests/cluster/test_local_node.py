@@ -305,6 +305,65 @@ def test_a_crashing_container_is_started_again_with_back_off(space: Space) -> No
     space.kubectl("delete", "pod", "crashes", "--timeout=25s")  # sooner than its grace of 30 s
 
 
+SPEAKS = """
+import pathlib, sys, time
+print("first", flush=True); print("second", flush=True)
+while not pathlib.Path(sys.argv[-1]).exists():
+    time.sleep(0.05)
+print("last", flush=True)
+"""
+
+
+def test_kubectl_shows_logs_and_follows_them_to_their_end(space: Space, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    space.run("speaks", SPEAKS, {"args": [str(go)]})
+    space.wait("pod/speaks", "condition=Ready")
+    eventually(lambda: space.kubectl("logs", "speaks") == "first\nsecond\n")
+    assert space.kubectl("logs", "speaks", "-c", "main", "--tail", "1") == "second\n"
+    assert space.kubectl("logs", "speaks", "--limit-bytes", "3") == "fir"
+    with pytest.raises(Exception, match="the node of mizzen-local serves logs alone"):
+        space.kubectl("exec", "speaks", "--", "true")
+    with ThreadPoolExecutor() as pool:
+        following = pool.submit(space.kubectl, "logs", "-f", "speaks")
+        time.sleep(1)
+        assert not following.done()
+        go.touch()
+        assert following.result(30) == "first\nsecond\nlast\n"
+    space.wait("pod/speaks", "jsonpath={.status.phase}=Succeeded")
+    assert space.kubectl("logs", "-f", "speaks") == "first\nsecond\nlast\n", "it has ended"
+    with pytest.raises(Exception, match='previous terminated container "main" in pod "speaks" not found'):
+        space.kubectl("logs", "speaks", "--previous")
+    with pytest.raises(Exception, match="--since: the node of mizzen-local does not know"):
+        space.kubectl("logs", "speaks", "--since", "1h")
+
+
+def test_kubectl_shows_the_log_of_the_run_before(space: Space, tmp_path: Path) -> None:
+    """Of what waits to be started again that is the last run; of what runs again, the one before."""
+    count = tmp_path / "count"
+    code = (
+        f"import pathlib, time; path = pathlib.Path({str(count)!r})\n"
+        "number = len(path.read_text()) if path.exists() else 0\n"
+        "path.write_text('x' * (number + 1)); print('run', number, flush=True)\n"
+        "time.sleep(600 if number == 2 else 0); raise SystemExit(1)"
+    )
+    space.run("again", code, restartPolicy="Always")
+    eventually(lambda: container(space.pod("again"))["restartCount"] == 2)
+    eventually(lambda: space.kubectl("logs", "again") == "run 2\n")
+    assert space.kubectl("logs", "again", "--previous") == "run 1\n"
+
+
+def test_only_the_api_server_reads_logs(space: Space) -> None:
+    port = space.cluster.get("nodes")["items"][0]["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    state = space.cluster.cluster.state
+    context = ssl.create_default_context(cafile=str(state.folder / "pki/ca.crt"))
+    host = space.cluster.get("nodes")["items"][0]["status"]["addresses"][0]["address"]
+    url = f"https://{host}:{port}/containerLogs/{space.name}/x/main"
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(url, verify=context, trust_env=False)
+    context.load_cert_chain(state.folder / "pki/admin.crt", state.folder / "pki/admin.key")
+    assert httpx.get(url, verify=context, trust_env=False).status_code == 403
+
+
 def test_a_failed_liveness_probe_restarts(space: Space) -> None:
     probe = {"exec": {"command": ["sh", "-c", "exit 1"]}, "periodSeconds": 1, "failureThreshold": 2}
     space.run("unwell", "import time; time.sleep(60)", {"livenessProbe": probe}, restartPolicy="Always")

@@ -52,6 +52,8 @@ class Behaviour:
     deaf_gateways: set[str] = field(default_factory=set)
     turned_away: set[str] = field(default_factory=set)
     """Namespaces whose engines the node does not take."""
+    full: set[str] = field(default_factory=set)
+    """Namespaces for whose engines no node has room."""
     failed: set[str] = field(default_factory=set)
     """Uids of pods whose container ended with an error."""
     unreachable: set[str] = field(default_factory=set)
@@ -74,6 +76,10 @@ class Behaviour:
     """Namespaces whose gateways cannot ask golden prompts."""
     fetches: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What the fetch of a namespace's model shows: `progress`, an `error`, or the `result`."""
+    mounting: set[str] = field(default_factory=set)
+    """Namespaces whose pods begin when all Secrets are there that they mount, as with a kubelet."""
+    api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the gateways of a namespace say of their API keys; nothing elsewhere, where nobody needs one."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
     """What the gateways of a namespace say of their load, and `pagesUsed` of each engine's 100."""
 
@@ -175,6 +181,11 @@ class SimulatedNode:
 
     def _bind(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
+        if meta["namespace"] in self.behaviour.full and meta["labels"][COMPONENT] == "engine":
+            words = "0/1 nodes are available: 1 Insufficient cpu."
+            unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+            self._patch(pod, {"conditions": [unfit]})
+            return
         binding = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -202,6 +213,11 @@ class SimulatedNode:
     def _write_status(self, pod: dict[str, Any]) -> None:
         meta, spec = pod["metadata"], pod["spec"]
         container = spec["containers"][0]["name"]
+        if meta["namespace"] in self.behaviour.mounting and self._lacks_secret(pod):
+            creating = {"name": container, "image": "i", "imageID": "", "restartCount": 0, "ready": False}
+            creating["state"] = {"waiting": {"reason": "ContainerCreating"}}
+            self._patch(pod, {"phase": "Pending", "containerStatuses": [creating]})
+            return
         if container == "fetch":
             if pod["status"].get("phase") != "Succeeded":
                 self._patch(pod, self._fetch_status(pod))
@@ -300,6 +316,12 @@ class SimulatedNode:
         server = ThreadingHTTPServer((self._address(meta["uid"]), 8082), Progress)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         self._servers[meta["uid"]] = server
+
+    def _lacks_secret(self, pod: dict[str, Any]) -> bool:
+        volumes = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        names = [one["secretName"] for one in volumes if not one.get("optional")]
+        namespace = pod["metadata"]["namespace"]
+        return any(self._api.find("Secret", namespace, name) is None for name in names)
 
     def _broken(self, pod: dict[str, Any]) -> bool:
         return bool(self.behaviour.broken_models & set(pod["spec"]["containers"][0].get("args", [])))
@@ -413,7 +435,8 @@ class SimulatedNode:
                     there = [key for one in known for key in node.keys_known(meta, one)]
                     load = node.behaviour.loads.get(meta["namespace"], {})
                     waits = load.get("waiting", 0) > 0
-                    version = str(zlib.crc32(json.dumps([engines, waits, there]).encode()))
+                    api_keys = node.behaviour.api_keys.get(meta["namespace"])
+                    version = str(zlib.crc32(json.dumps([engines, waits, there, api_keys]).encode()))
                     deaf = meta["namespace"] in node.behaviour.deaf_gateways
                     ended = deaf or meta["uid"] not in node.serves
                     if version != asked.get("version") or ended or time.monotonic() >= deadline:
@@ -421,6 +444,7 @@ class SimulatedNode:
                     time.sleep(TICK_SECONDS)
                 table = {
                     "keys": there,
+                    "apiKeys": api_keys,
                     "synced": True,
                     "version": version,
                     "waiting": 0,

@@ -15,7 +15,7 @@ from mizzen_operator.apply import Applier, Refused, name_taken
 from mizzen_operator.children import Children
 from mizzen_operator.drift import correction, covers
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.refs import Ref
+from mizzen_operator.refs import KubeError, Ref
 from one_object import OneObject
 
 BUDGET: dict[str, Any] = {
@@ -80,6 +80,33 @@ async def test_what_has_the_name_of_a_new_services_child_is_not_taken_over() -> 
         await wanted(server, fresh=True)
     assert server.asked == ["make", "get"]
     assert server.there is foreign
+
+
+def binding(role: str, **meta: Any) -> dict[str, Any]:
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    own = {"name": "x", "namespace": "a", "annotations": {labels.APPLIED: role}, **meta}
+    return {"kind": "RoleBinding", "metadata": own, "roleRef": reference, "subjects": []}
+
+
+async def bound(server: OneObject) -> list[str]:
+    """Have the role `new` bound where `old` is."""
+    applier = Applier(server, Metrics(), Children())  # pyright: ignore[reportArgumentType]
+    await applier.apply([binding("new")], {}, {}, lambda live: None)
+    return server.asked
+
+
+async def test_a_binding_of_another_role_is_made_anew() -> None:
+    server = OneObject(binding("old", uid="v"))
+    assert await bound(server) == ["get", "check", "delete v", "apply"]
+    assert server.there is not None and server.there["roleRef"]["name"] == "new"
+
+
+async def test_no_binding_goes_for_one_that_would_not_be_taken() -> None:
+    server = OneObject(there := binding("old", uid="v"))
+    server.forbids = "not allowed to bind the role new"
+    with pytest.raises(KubeError, match=server.forbids):
+        await bound(server)
+    assert server.there is there
 
 
 JSON = st.recursive(

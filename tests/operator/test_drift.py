@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
+from mizzen_operator.labels import ACCOUNT
 
 pytestmark = CONTROL_PLANE
 
+META = ("name", "namespace", "labels", "annotations", "ownerReferences")
 SECONDS = 20.0
 """The operator of these tests looks for what no watch tells of once a second."""
 
@@ -93,6 +96,21 @@ def test_a_binding_that_names_another_subject_is_put_back(child: Child) -> None:
     child.eventually(lambda: subjects() == before, SECONDS, "the gateway alone is bound")
 
 
+def test_a_binding_of_another_role_is_made_anew(child: Child) -> None:
+    """As after an upgrade that gives the gateways' role another name: a binding cannot change its role."""
+    before = child.api.get("RoleBinding", child.namespace, "demo-gateway")
+    kept = {key: before["metadata"][key] for key in META}
+    child.api.delete("RoleBinding", child.namespace, "demo-gateway")
+    former = {**before, "metadata": kept, "roleRef": {**before["roleRef"], "name": "former-gateway"}}
+    child.api.create(former)
+
+    def role() -> str:
+        found = child.api.find("RoleBinding", child.namespace, "demo-gateway")
+        return found["roleRef"]["name"] if found else ""
+
+    child.eventually(lambda: role() == before["roleRef"]["name"], SECONDS, "the operator's role is bound")
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -107,6 +125,31 @@ def test_a_binding_that_names_another_subject_is_put_back(child: Child) -> None:
 def test_what_no_watch_tells_of_comes_back_while_all_runs(child: Child, kind: str, name: str) -> None:
     child.api.delete(kind, child.namespace, name)
     child.eventually(lambda: child.api.find(kind, child.namespace, name), SECONDS, "it is there again")
+
+
+def test_pods_of_a_gateway_are_replaced_whose_account_was_made_anew(child: Child) -> None:
+    """Their tokens are bound to the account that was deleted: the API server takes them no more."""
+
+    def accounts() -> tuple[str, list[str]]:
+        account = child.api.find("ServiceAccount", child.namespace, "demo-gateway") or {"metadata": {}}
+        pods = child.api.list("Pod", child.namespace, "mizzen.dev/component=gateway")
+        metas = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        return account["metadata"].get("uid", ""), [meta["annotations"][ACCOUNT] for meta in metas]
+
+    first, bound = accounts()
+    assert bound == [first]
+    child.api.delete("ServiceAccount", child.namespace, "demo-gateway")
+
+    def renewed() -> bool:
+        account, bound = accounts()
+        return account not in ("", first) and bound == [account]
+
+    child.eventually(renewed, 60, "its pods have tokens of the new account")
+    child.eventually(child.settled, 60, "it serves")
+    generation = child.api.get("Deployment", child.namespace, "demo-gateway")["metadata"]["generation"]
+    time.sleep(3)
+    gateway = child.api.get("Deployment", child.namespace, "demo-gateway")
+    assert gateway["metadata"]["generation"] == generation, "once is enough"
 
 
 def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
@@ -125,7 +168,8 @@ def test_a_restart_and_what_users_note_on_a_child_stay(child: Child) -> None:
     child.edit("Deployment", "demo-gateway", {"spec": {"replicas": 3}})  # has it looked at
     child.eventually(lambda: child.spec("Deployment", "demo-gateway")["replicas"] == 1)
     found = child.api.get("Deployment", child.namespace, "demo-gateway")
-    assert found["spec"]["template"]["metadata"]["annotations"] == restarted
+    noted = found["spec"]["template"]["metadata"]["annotations"]
+    assert {name: value for name, value in noted.items() if name != ACCOUNT} == restarted
     assert found["metadata"]["labels"]["team"] == "a"
     service = child.api.get("Service", child.namespace, "demo-gateway")
     assert service["metadata"]["annotations"]["team"] == "a"

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from mizzen_operator.ends import CAUSES, KINDS
 from mizzen_operator.fleet import Fleet
 from mizzen_operator.groups import Group
+from mizzen_operator.memory import stamp
 from mizzen_operator.queue import Key
 
 ROOT = Path(__file__).parents[2]
@@ -28,14 +30,32 @@ NEW = Group("demo-a-0-0", "1", 0, "a", 0, created=CREATED, node="n")
 SERVING = replace(NEW, containers_ready=True, was_routable=True, routable=True)
 
 
-def status(*, progressing: bool = False, failed: bool = False, since: str = CREATED) -> dict[str, Any]:
+def status(
+    *,
+    progressing: bool = False,
+    failed: bool = False,
+    since: str = CREATED,
+    reason: str = "",
+    progress: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     true = {"Progressing": progressing, "Failed": failed, "Ready": not (progressing or failed)}
+    reasons = {"Progressing": reason or ("StartingGroups" if progressing else "Settled")}
     conditions = [
-        {"type": name, "status": "True" if value else "False", "lastTransitionTime": since}
+        {
+            "type": name,
+            "status": "True" if value else "False",
+            "reason": reasons.get(name, "Any"),
+            "lastTransitionTime": since,
+        }
         for name, value in true.items()
     ]
     counts = dict.fromkeys(("replicas", "readyReplicas", "updatedReplicas", "availableReplicas"), 1)
-    return {**counts, "conditions": conditions}
+    return {**counts, "conditions": conditions, **({"progress": progress} if progress else {})}
+
+
+def progress(serving: int, time: datetime, groups: int = 2) -> dict[str, Any]:
+    """What a status remembers of how far a revision of so many groups came, and when it came further last."""
+    return {"revision": "a", "groups": groups, "serving": serving, "old": 0, "time": stamp(time), "stay": 0}
 
 
 class World:
@@ -45,7 +65,8 @@ class World:
         self.now = NOW
 
     def look(self, *groups: Group, **state: Any) -> None:
-        self.fleet.seen(KEY, len(groups), groups, status(**state), self.now)
+        deadline = state.pop("deadline", 600)
+        self.fleet.seen(KEY, len(groups), groups, status(**state), deadline, self.now)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"mizzen_operator_{name}", {**LABELS, **labels})
@@ -131,6 +152,67 @@ def test_a_rollout_has_an_age_and_then_a_duration() -> None:
     world.look(SERVING, progressing=True)
     world.look(SERVING, failed=True)
     assert world.total("rollout_duration_seconds_count", result="failed") == 1
+
+
+OVERDUE = "ProgressDeadlineExceeded"
+
+
+def test_a_rollout_that_stands_still_is_not_complete() -> None:
+    world = World()
+    world.look(NEW, progressing=True, since=stamp(NOW))
+    world.now += timedelta(seconds=700)
+    world.look(NEW, reason=OVERDUE, since=stamp(world.now), progress=progress(1, NOW))
+    assert world.total("rollout_duration_seconds_count", result="complete") == 0
+    assert (world.value("rollout_age_seconds") or 0) > 0
+    world.now += timedelta(seconds=100)
+    world.look(SERVING, progress=progress(2, world.now))
+    assert world.total("rollout_duration_seconds_sum", result="complete") == 800
+    assert world.value("rollout_age_seconds") == 0
+
+
+@pytest.mark.parametrize("reason", ["Paused", "Deleting"])
+def test_what_was_held_or_given_up_is_not_complete(reason: str) -> None:
+    world = World()
+    world.look(NEW, progressing=True)
+    world.look(NEW, reason=reason)
+    assert world.value("rollout_age_seconds") == 0
+    assert world.total("rollout_duration_seconds_count", result="complete") == 0
+    assert world.total("rollout_duration_seconds_count", result="failed") == 0
+
+
+FAILED = {"failed": True, "reason": "ErrImagePull"}
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "serving", "further", "overdue"),
+    [
+        ({"reason": OVERDUE}, 0, 1, 700, 100),
+        ({"reason": OVERDUE, "deadline": 3600}, 0, 1, 700, 0),
+        ({"reason": OVERDUE, "deadline": None}, 0, 1, 700, 0),
+        ({"progressing": True}, 7000, 1, 50, 0),
+        ({"progressing": True}, 50, 2, 7000, 0),
+        ({"progressing": True}, 900, 2, 7000, 300),
+        ({"progressing": True, "reason": "Downloading"}, 7000, 1, 7000, 0),
+        (FAILED, 0, 1, 700, 100),
+        (FAILED, 0, 2, 700, 0),
+        ({}, 0, 2, 7000, 0),
+        ({"reason": "Paused"}, 0, 0, None, 0),
+    ],
+)
+def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
+    state: dict[str, Any], since: int, serving: int, further: int | None, overdue: float
+) -> None:
+    """A group that was lost and does not come back, too; not what is slow and goes on."""
+
+    def ago(seconds: float) -> datetime:
+        return datetime.now(UTC) - timedelta(seconds=seconds)
+
+    world = World()
+    known = progress(serving, ago(further)) if further is not None else None
+    world.look(NEW, since=stamp(ago(since)), progress=known, **state)
+    value = world.value("rollout_overdue_seconds")
+    assert value is not None
+    assert overdue <= value <= (overdue + 60 if overdue else 0)
 
 
 def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> None:

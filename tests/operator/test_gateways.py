@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.gateways import NO_ANSWER, Acknowledgements, acknowledged, read_answer
+from mizzen_operator.gateways import NO_ANSWER, Acknowledgements, Answer, acknowledged, read_answer
 from mizzen_operator.observe import Observed
 
 
@@ -17,6 +17,19 @@ def answer(**states: str) -> Any:
         for uid, state in states.items()
     ]
     return read_answer({"engines": engines})
+
+
+def test_the_worst_that_a_gateway_says_of_its_api_keys_counts() -> None:
+    def told(body: Any) -> Answer:
+        return read_answer({"engines": [], "apiKeys": body})
+
+    good, few = told({"inForce": 2, "problem": ""}), told({"inForce": 0, "problem": ""})
+    bad = told({"inForce": 2, "problem": "keys.yaml: this is no YAML"})
+    assert told(None).api_keys is None
+    assert read_answer({"engines": []}).api_keys is None, "a gateway of a release before"
+    assert acknowledged([good, few, bad]).api_keys == bad.api_keys
+    assert acknowledged([good, few, told(None)]).api_keys == few.api_keys
+    assert acknowledged([told(None)]).api_keys is None
 
 
 def test_a_stranger_is_one_to_every_ready_gateway() -> None:

@@ -111,6 +111,22 @@ def fetched(
     api.delete("InferenceService", namespace, "demo")
 
 
+def test_a_fetch_that_waits_for_its_credentials_says_which_secret_and_field(
+    fetched: Callable[..., Fetched], node: Any, api: Any, namespace: str
+) -> None:
+    node.behaviour.mounting.add(namespace)
+    demo = fetched(RESULT)
+    demo.becomes("Failed", "True", "ReferenceMissing")
+    assert "Secret hub is not there" in demo.message("Failed")
+    assert "spec.model.credentialsSecretRef.name" in demo.message("Ready")
+    metadata = {"name": "hub", "namespace": namespace}
+    api.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": "hf_0123456789"}}
+    )
+    demo.settle(1)
+    assert demo.is_so("Failed", "False", "AsExpected")
+
+
 def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched], api: Any) -> None:
     demo = fetched({"progress": DOWNLOADING})
     demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 120, "a quarter is there")

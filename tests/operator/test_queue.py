@@ -8,7 +8,7 @@ import time
 import pytest
 
 from mizzen_operator.connection import TokenBucket
-from mizzen_operator.queue import PATIENCE_SECONDS, Key, WorkQueue
+from mizzen_operator.queue import HOLD_SECONDS, PATIENCE_SECONDS, Key, WorkQueue
 from mizzen_operator.turns import Turns
 
 A, B = Key("n", "a"), Key("n", "b")
@@ -88,6 +88,27 @@ async def test_retries_back_off_up_to_a_limit_and_begin_anew() -> None:
         assert delay == pytest.approx(about, rel=0.11)
     queue.forget(A)
     assert queue.retry(A) == pytest.approx(0.1, rel=0.11)
+
+
+async def test_what_has_failed_is_not_brought_forward_by_what_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, now = WorkQueue(Turns(8)), 100.0
+    monkeypatch.setattr("mizzen_operator.queue.time.monotonic", lambda: now)
+    queue.add(A)
+    assert await queue.get() == A
+    queue.add(A)  # while it is worked on
+    assert [queue.fail(A) for _ in range(9)][-1] > 20
+    queue.done(A)
+    queue.add(A)
+    queue.add(B)
+    assert await order(queue) == [B]
+    now += HOLD_SECONDS
+    assert await order(queue) == [A], "what has happened is seen long before the next retry"
+    queue.fail(A)
+    queue.forget(A)
+    queue.add(A)
+    assert await order(queue) == [A]
 
 
 async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:

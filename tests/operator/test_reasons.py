@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mizzen_operator
+from mizzen_operator.conditions import TYPES
 from mizzen_operator.rollout import RESTART_BUDGET, VERIFICATION
 from mizzen_operator.trouble import DEVICE_LOST, FAILING_REASONS, NODE_LOST
 
@@ -24,6 +25,7 @@ SCALES = {"SaturationAboveTarget", "SaturationBelowTarget"}
 """Those of the other metrics are called likewise."""
 BY_CONDITION = {"progress": "Progressing", "not_ready": "GatewayReady"}
 CONDITIONS = [
+    "ApiKeysInForce",
     "Available",
     "Conflict",
     "GatewayReady",
@@ -100,6 +102,11 @@ def test_each_conditions_reasons_are_in_its_part(kind: str) -> None:
     found = {reason for condition, reason in every if condition == kind}
     assert found
     assert found == explained(f"{kind}\n")
+
+
+def test_every_condition_that_is_given_is_known_as_the_operators() -> None:
+    every = (*reasons(CODE / "conditions.py"), *reasons(CODE / "serving.py"))
+    assert {kind for kind, _ in every if kind not in GIVEN_BY} == TYPES
 
 
 def test_the_gates_reasons_are_explained() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-from live_service import ENGINES, Service
+from live_service import ENGINES, Service, asked
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
 from webhooks import BOUND_SECONDS, failing, hanging, is_asked, is_refused
@@ -76,6 +77,46 @@ def test_a_revision_that_is_refused_keeps_none_of_another_away(
     api.request("POST", classes, {**kind, "value": 7})
     demo.eventually(lambda: revisions() == [False, True] and demo.status()["availableReplicas"] == 2, 120)
     api.request("DELETE", f"{classes}/{namespace}")
+
+
+def test_what_is_refused_is_not_tried_again_with_every_event(
+    live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
+) -> None:
+    def refused() -> float:
+        asks = asked(operators.http(operators.leader(), "/metrics"))
+        return asks.get(("POST", "Pod", "403"), 0.0)
+
+    limit_pods(api, namespace, 2)
+    first = refused()
+    demo = live_service()
+    demo.settle(1)
+    demo.patch(replicas=2)
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "PodRejected")
+    demo.eventually(lambda: refused() >= first + 6, what="retries are a second apart and more")
+    before, began = refused(), time.monotonic()
+    for number in range(30):
+        api.patch("Pod", namespace, demo.live()[0], {"metadata": {"annotations": {"touched": str(number)}}})
+        time.sleep(0.1)
+    assert refused() - before <= time.monotonic() - began + 2
+    api.delete("Pod", namespace, demo.live()[0], gracePeriodSeconds=0)
+    demo.eventually(lambda: demo.condition("Available")["status"] == "False", 10)
+
+
+def test_nothing_is_made_in_a_namespace_that_is_being_deleted(
+    live_service: Callable[..., Service], api: Any, operators: Any, namespace: str
+) -> None:
+    demo = live_service(replicas=2)
+    demo.settle(2)
+    kept = demo.live()[0]
+    api.patch("Pod", namespace, kept, {"metadata": {"finalizers": ["tests/kept"]}})
+    api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+    demo.eventually(lambda: demo.condition("Ready")["reason"] == "NamespaceTerminating", what="pods go first")
+    demo.eventually(lambda: demo.condition("Failed")["status"] == "False")
+    demo.eventually(lambda: [pod["metadata"]["name"] for pod in demo.pods()] == [kept])
+    api.patch("Pod", namespace, kept, {"metadata": {"finalizers": None}})
+    demo.eventually(lambda: api.find("InferenceService", namespace, "demo") is None)
+    told = [line for line in operators.log().splitlines() if f"{namespace}/demo" in line]
+    assert [line for line in told if "WARNING" in line or "ERROR" in line] == []
 
 
 def test_a_status_stays_true_while_a_webhook_fails(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marks import in_cluster
@@ -151,15 +151,24 @@ def test_a_shared_gateways_keys_are_rotated_with_the_oldest_services(
 
 
 class Store:
-    """The API server's Secrets; `fails` says of each write whether it is lost, done unheard, or done."""
+    """The API server's Secrets; `fails` says of each write whether it is lost, done unheard, or done.
+
+    `loses` is the number of reads until somebody deletes the Secret that the others follow from; 0 for never.
+    """
 
     def __init__(self) -> None:
         self.secrets: dict[str, dict[str, Any]] = {}
         self.fails: list[str] = []
+        self.loses = 0
         self._version = 0
 
     async def get(self, ref: Ref, *, live: bool = False) -> dict[str, Any] | None:
-        return self.secrets.get(ref.name)
+        found = self.secrets.get(ref.name)
+        if self.loses:
+            self.loses -= 1
+            if not self.loses:
+                self.secrets.pop("demo-keys", None)
+        return found
 
     async def create(self, manifest: dict[str, Any]) -> bool:
         name = manifest["metadata"]["name"]
@@ -169,7 +178,8 @@ class Store:
         return True
 
     async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = "") -> None:
-        live = self.secrets[ref.name]
+        if (live := self.secrets.get(ref.name)) is None:
+            raise KubeError(404, "NotFound", "it is gone")
         if patch["metadata"].get("resourceVersion") != live["metadata"]["resourceVersion"]:
             raise KubeError(409, "Conflict", "it has changed")
         merged = {**live, "data": _merged(live["data"], patch["data"])}
@@ -255,10 +265,13 @@ class World:
             return False
 
 
-STEP = st.one_of(st.integers(0, 3), st.sampled_from(["look", "look", "lose keys"]))
+STEP = st.one_of(
+    st.integers(0, 3), st.sampled_from(["look", "look", "lose keys", "lose keys in 1", "lose keys in 3"])
+)
 
 
 @settings(max_examples=150)
+@example(steps=["lose keys in 1", "look"], fails=[], generations=1)
 @given(
     steps=st.lists(STEP, max_size=40),
     fails=st.lists(st.sampled_from(["done", "done", "lost", "unheard"]), max_size=25),
@@ -285,10 +298,12 @@ async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None
                 await world.look()
             elif step == "lose keys":
                 store.secrets.pop("demo-keys", None)
+            elif isinstance(step, str):
+                store.loses = int(step.rpartition(" ")[2])
             else:
                 world.refresh(step)
             world.heard()
-        store.fails = []
+        store.fails, store.loses = [], 0
         for _ in range(60):
             settled = await world.look()
             for which in range(4):

@@ -11,8 +11,9 @@ import pytest
 from mizzen_operator import status
 from mizzen_operator.conditions import conditions as every_condition
 from mizzen_operator.facts import Facts, Failure
+from mizzen_operator.gateways import ApiKeys
 from mizzen_operator.groups import group
-from mizzen_operator.observe import GatewayPod
+from mizzen_operator.observe import GatewayPod, gateway_pod
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
@@ -63,7 +64,7 @@ CRASHED = replace(
         (
             replace(
                 GOOD,
-                gateways=[GatewayPod("g", "", False, "ImagePullBackOff", "no such image")],
+                gateways=[GatewayPod("g", "", False, reason="ImagePullBackOff", message="no such image")],
                 deployment={"metadata": {"generation": 1}, "status": {"observedGeneration": 1}},
             ),
             "GatewayReady",
@@ -206,6 +207,128 @@ def test_why_a_pod_does_not_run(
     assert (seen.reason, seen.message, seen.failing) == (reason, message, failing)
 
 
+def gateway(state: dict[str, Any], restarts: int, last: dict[str, Any] | None = None, **meta: str) -> Any:
+    one = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
+    containers = [{**one, "lastState": {"terminated": last} if last else {}}]
+    return gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
+
+
+KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "in work: 7"}
+LONG = {"startedAt": "2026-01-02T03:04:05Z", "finishedAt": "2026-01-02T04:04:05Z"}
+SHORT = {"startedAt": "2026-01-02T03:04:05Z", "finishedAt": "2026-01-02T03:04:09Z"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "failing", "words"),
+    [
+        (
+            gateway({"waiting": {"reason": "CrashLoopBackOff"}}, 5, KILLED),
+            True,
+            "g: CrashLoopBackOff, restarted 5 times: OOMKilled (exit code 137): in work: 7",
+        ),
+        (
+            gateway({"waiting": {"reason": "ErrImagePull", "message": "not found"}}, 0),
+            True,
+            "g: ErrImagePull: not found",
+        ),
+        (
+            gateway({"running": {}}, 3, {**ENDED, **SHORT}),
+            True,
+            "g: Error, restarted 3 times: out of memory",
+        ),
+        (
+            gateway({"running": {}}, 1, {**ENDED, **SHORT}),
+            False,
+            "g: Error, restarted once: out of memory",
+        ),
+        (gateway({"running": {}}, 3, {**ENDED, **LONG}), False, None),
+        (gateway({"waiting": {"reason": "ContainerCreating"}}, 0), False, None),
+        (
+            gateway({"waiting": {"reason": "CrashLoopBackOff"}}, 5, KILLED, deletionTimestamp="2026"),
+            False,
+            None,
+        ),
+    ],
+)
+def test_what_is_said_of_a_gateways_pod(pod: GatewayPod, failing: bool, words: str | None) -> None:
+    assert pod.failing is failing
+    if words is not None:
+        assert pod.words == words
+    down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
+    found = {c.type: c for c in every_condition(replace(GOOD, gateways=[pod], deployment=down))}
+    assert found["Failed"].status is failing
+    assert found["Ready"].message == (words if failing else found["GatewayReady"].message)
+
+
+def test_a_pod_of_a_former_template_fails_nothing() -> None:
+    former = GatewayPod(
+        "a",
+        "",
+        False,
+        reason="Error",
+        message="x",
+        failing=True,
+        template="1",
+        created="2026-01-02T03:04:05Z",
+    )
+    coming = GatewayPod("b", "", False, template="2", created="2026-01-02T03:05:05Z")
+    down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
+    facts = replace(GOOD, deployment=down)
+    assert conditions(replace(facts, gateways=[former, coming]))["Failed"] == (False, "AsExpected")
+    assert conditions(replace(facts, gateways=[former]))["Failed"] == (True, "GatewayFailing")
+    asleep = replace(facts, gateways=[former], service=service(suspend=True), groups=[])
+    assert conditions(asleep)["Failed"] == (False, "AsExpected")
+
+
+def test_a_gateway_of_which_no_pod_is_taken_fails() -> None:
+    refused = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: few"}]
+    down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "conditions": refused}}
+    found = {c.type: c for c in every_condition(replace(GOOD, gateways=[], deployment=down))}
+    assert (found["Failed"].reason, found["Failed"].message) == ("GatewayRejected", "exceeded quota: few")
+    assert found["Ready"].reason == "GatewayRejected"
+
+
+def test_a_gateway_that_no_node_takes_says_so() -> None:
+    unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    pod = gateway_pod({"metadata": {"name": "g"}, "status": {"conditions": [unfit]}})
+    assert (pod.words, pod.failing) == ("g: Unschedulable: 0/1 nodes", False)
+
+
+UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=False, routable=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "scheduled", "ready"),
+    [
+        (replace(GOOD, groups=[UNFIT]), (False, "Unschedulable"), (False, "Unschedulable")),
+        (replace(GOOD, groups=[OLD, UNFIT]), (False, "Unschedulable"), (False, "Unschedulable")),
+        (replace(GOOD, groups=[UNFIT], overdue=True), (False, "Unschedulable"), (False, "Unschedulable")),
+        (
+            replace(GOOD, groups=[replace(UNFIT, unschedulable="")]),
+            (False, "Pending"),
+            (False, "StartingGroups"),
+        ),
+        (replace(GOOD, groups=[]), (False, "NotMade"), (False, "StartingGroups")),
+        (
+            replace(GOOD, service=service(replicas=0), groups=[]),
+            (True, "NoGroupsWanted"),
+            (True, "ScaledToZero"),
+        ),
+    ],
+)
+def test_who_waits_for_the_scheduler_is_told_its_words(
+    facts: Facts, scheduled: tuple[bool, str], ready: tuple[bool, str]
+) -> None:
+    found = conditions(facts)
+    assert (found["Scheduled"], found["Ready"]) == (scheduled, ready)
+
+
+def test_a_group_that_is_held_by_a_gate_is_not_unschedulable() -> None:
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
+    assert group(pod([], [gated])).unschedulable == ""
+    assert group(pod([], [{**gated, "reason": "Unschedulable"}])).unschedulable == "gates"
+
+
 def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
     again = [container(state={"running": {}}, lastState={"terminated": ENDED})]
     seen = group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
@@ -266,3 +389,20 @@ def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str],
     words = "every request is 401, for no Secret has the label mizzen.dev/api-keys=demo-gateway"
     assert ready.status
     assert (words in ready.message) is closed
+
+
+@pytest.mark.parametrize(
+    ("told", "condition", "ready"),
+    [
+        (ApiKeys(3), (True, "KeysRead"), (True, "AllGroupsServing")),
+        (ApiKeys(3, "teams/keys.yaml: no YAML"), (False, "ApiKeysUnusable"), (False, "ApiKeysUnusable")),
+        (ApiKeys(0), (False, "NoApiKeys"), (True, "AllGroupsServing")),
+        (None, None, (True, "AllGroupsServing")),
+    ],
+)
+def test_what_a_gateway_says_of_api_keys(
+    told: ApiKeys | None, condition: tuple[bool, str] | None, ready: tuple[bool, str]
+) -> None:
+    found = conditions(replace(GOOD, api_keys=told))
+    assert found.get("ApiKeysInForce") == condition
+    assert found["Ready"] == ready

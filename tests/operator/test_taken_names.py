@@ -66,6 +66,37 @@ async def test_what_is_there_is_left_by_what_makes_new_objects_alone(
     assert (there["labels"], there["uid"]) == (LABELS, made["metadata"]["uid"])
 
 
+@pytest.mark.parametrize(
+    ("name", "secret"), [("demo-engine", "demo-engine-keys"), ("demo-gateway", "demo-gateway-keys")]
+)
+def test_of_two_services_whose_childrens_names_clash_the_other_is_told_to_take_another(
+    live_service: Callable[..., Service],
+    api: Any,
+    namespace: str,
+    minimal: Callable[..., dict[str, Any]],
+    eventually: Callable[..., Any],
+    name: str,
+    secret: str,
+) -> None:
+    demo = live_service()
+    demo.settle(1)
+    before = api.get("Secret", namespace, secret)["metadata"]["uid"]
+    body = minimal(name, engine={"device": "CPU"}, gateway={"replicas": 1})
+    body["metadata"]["namespace"] = namespace
+    api.create(body)
+
+    def failed() -> str:
+        status = api.get("InferenceService", namespace, name).get("status", {})
+        [found] = [c for c in status.get("conditions", []) if c["type"] == "Failed"] or [{"reason": ""}]
+        return found["message"] if found["reason"] == "NameTaken" else ""
+
+    message = eventually(failed, 60, "it is told")
+    assert f"Secret {secret} belongs to InferenceService demo, which has a child of that name" in message
+    assert "apply this one under another name" in message and "delete" not in message
+    api.delete("InferenceService", namespace, name)
+    assert api.get("Secret", namespace, secret)["metadata"]["uid"] == before
+
+
 @pytest.mark.parametrize("one", OTHERS, ids=lambda one: f"{one[0]} {one[2]}")
 def test_a_new_service_takes_over_nothing_of_others(
     live_service: Callable[..., Service],

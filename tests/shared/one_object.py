@@ -15,6 +15,9 @@ class OneObject:
     refuses_versions = 0
     """With what code it answers to the version of an object that is not there, if it does."""
 
+    forbids = ""
+    """Why it would not take an object, if it would not."""
+
     def __init__(self, there: dict[str, Any] | None = None) -> None:
         self.there = there
         self.asked: list[str] = []
@@ -33,6 +36,14 @@ class OneObject:
             raise KubeError(409, "Conflict", "the object has been modified")
         self.there = {**manifest, "metadata": {**manifest["metadata"], **MADE}}
         return self.there
+
+    async def check(self, manifest: dict[str, Any]) -> None:
+        """Ask whether the object would be taken."""
+        self.asked.append("check")
+        if self.forbids:
+            raise KubeError(403, "Forbidden", self.forbids)
+        if self.there is not None:
+            raise KubeError(409, "AlreadyExists", "the object is there already")
 
     async def delete(self, ref: Ref, uid: str) -> bool:
         """Delete the object."""

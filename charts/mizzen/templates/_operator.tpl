@@ -9,7 +9,7 @@
 {{- if $wanted }}
 {{- $meta := dict "root" .root "component" (index $object.metadata.labels "app.kubernetes.io/component") -}}
 {{- $_ := set $object.metadata "labels" (include "mizzen.labels" $meta | fromYaml) -}}
-{{- $annotations := deepCopy $values.commonAnnotations -}}
+{{- $annotations := merge (dict) ($object.metadata.annotations | default dict) $values.commonAnnotations -}}
 {{- if eq $object.kind "ServiceAccount" }}{{ $annotations = merge $annotations $values.serviceAccount.annotations }}{{ end -}}
 {{- if eq $object.kind "Service" }}{{ $annotations = merge $annotations $values.operator.serviceAnnotations }}{{ end -}}
 {{- with $annotations }}{{ $_ := set $object.metadata "annotations" . }}{{ end -}}

@@ -16,6 +16,7 @@ from mizzen_local.addresses import Addresses
 from mizzen_local.api import STRATEGIC, ApiError, Object
 from mizzen_local.assets import KUBERNETES
 from mizzen_local.events import now
+from mizzen_local.node.logserver import serve_logs
 from mizzen_local.node.pod import Node, Pod, finished
 from mizzen_local.node.volumes import remove
 
@@ -43,12 +44,13 @@ class Kubelet:
     async def run(self) -> None:
         """Register the node, end what an earlier kubelet left, and follow the pods."""
         await asyncio.to_thread(process.kill_marked, self._node.mark())
-        await self._register()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._renew())
-                group.create_task(self._tend_logs())
-                group.create_task(self._follow())
+            async with serve_logs(self._node.folder, self._node.address, self._state_of) as port:
+                await self._register(port)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._renew())
+                    group.create_task(self._tend_logs())
+                    group.create_task(self._follow())
         finally:
             await asyncio.gather(*(pod.leave() for pod in self._pods.values()), return_exceptions=True)
             for task in self._tasks.values():
@@ -122,7 +124,7 @@ class Kubelet:
             "nvidia.com/gpu": str(self._gpus),
         }
 
-    async def _register(self) -> None:
+    async def _register(self, port: int) -> None:
         labels = {
             "kubernetes.io/hostname": self._name,
             "kubernetes.io/os": "linux",
@@ -137,9 +139,9 @@ class Kubelet:
             if error.reason != "AlreadyExists":
                 raise
         await self._renew_once()
-        await self._node.api.patch(f"/api/v1/nodes/{self._name}/status", self._status(), STRATEGIC)
+        await self._node.api.patch(f"/api/v1/nodes/{self._name}/status", self._status(port), STRATEGIC)
 
-    def _status(self) -> Object:
+    def _status(self, port: int) -> Object:
         stamp = now()
         healthy = {
             "MemoryPressure": ("False", "KubeletHasSufficientMemory"),
@@ -166,6 +168,7 @@ class Kubelet:
                     {"type": "InternalIP", "address": self._node.address},
                     {"type": "Hostname", "address": self._name},
                 ],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
                 "nodeInfo": {
                     "machineID": "",
                     "systemUUID": "",
@@ -206,6 +209,14 @@ class Kubelet:
             await self._node.api.create(LEASES, body)
 
     # ---- logs ----
+
+    def _state_of(self, namespace: str, pod: str, container: str) -> str:
+        """How a container of a pod that has not ended is; see `StateOf`."""
+        for one in self._pods.values():
+            metadata = one.object["metadata"]
+            if (metadata["namespace"], metadata["name"]) == (namespace, pod):
+                return one.state_of(container)
+        return ""
 
     async def _tend_logs(self) -> None:
         """Keep logs within bounds: a log that grew too large starts anew, old pods' logs go."""

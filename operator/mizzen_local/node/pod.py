@@ -104,6 +104,11 @@ class Pod:
         name = f"{metadata['namespace']}_{metadata['name']}_{self._uid}"
         return self._node.folder / "logs" / "pods" / name
 
+    def state_of(self, container: str) -> str:
+        """`waiting`, `running` or `terminated`; empty where it has no container of the name."""
+        found = [one for one in [*self._init, *self._main] if one.name == container]
+        return next(iter(found[0].state.now), "") if found else ""
+
     def update(self, pod: Object) -> None:
         """Take a newer version of the pod."""
         self.object = pod

@@ -25,6 +25,8 @@ class Front:
         keys: Secret with its CURVE keys and admin token.
         arguments: options that say whom it serves.
         labelled: Secrets with API keys that were found by their label; in one order, for the same pods.
+        account: uid of its ServiceAccount. Tokens of one that was deleted are taken no more: pods that have
+            such a token must be replaced, or could not follow their engines.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Front:
     disruption_budgets: bool = True
     flags: tuple[str, ...] = ()
     labelled: tuple[str, ...] = ()
+    account: str = ""
 
     @property
     def key_secrets(self) -> tuple[tuple[str, str, bool], ...]:

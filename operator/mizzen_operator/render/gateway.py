@@ -94,7 +94,6 @@ def _tls(gateway: Gateway) -> list[tuple[str, str]]:
 
 def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, Any]]:
     """Everything of a gateway but its keys, in the order in which it is applied."""
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": front.metadata()}
     subject = {"kind": "ServiceAccount", "name": front.name, "namespace": front.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -107,8 +106,13 @@ def gateway_manifests(front: Front, config: OperatorConfig) -> list[dict[str, An
         },
         "subjects": [subject],
     }
-    manifests = [account, binding, _service(front), _deployment(front, config)]
-    return [stamped(manifest) for manifest in manifests]
+    manifests = [binding, _service(front), _deployment(front, config)]
+    return [gateway_account(front), *(stamped(manifest) for manifest in manifests)]
+
+
+def gateway_account(front: Front) -> dict[str, Any]:
+    """The ServiceAccount of a gateway."""
+    return stamped({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": front.metadata()})
 
 
 def _service(front: Front) -> dict[str, Any]:
@@ -126,6 +130,7 @@ def _service(front: Front) -> dict[str, Any]:
 
 
 def _deployment(front: Front, config: OperatorConfig) -> dict[str, Any]:
+    bound = {"annotations": {labels.ACCOUNT: front.account}} if front.account else {}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -139,7 +144,7 @@ def _deployment(front: Front, config: OperatorConfig) -> dict[str, Any]:
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
             },
             "template": {
-                "metadata": {"labels": front.metadata()["labels"]},
+                "metadata": {"labels": front.metadata()["labels"], **bound},
                 "spec": _pod_spec(front, config),
             },
         },

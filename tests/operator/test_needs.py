@@ -1,0 +1,92 @@
+"""What a spec names and a pod waits for is told with the field that names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mizzen_operator.needs import (
+    CLAIM,
+    CONFIG_MAP,
+    SECRET,
+    Need,
+    engine_needs,
+    explained,
+    fetch_needs,
+    gateway_needs,
+)
+from service_kit import SPEC, service
+
+VOLUMES = [
+    {"name": "a", "secret": {"secretName": "authority"}},
+    {"name": "b", "configMap": {"name": "settings"}},
+    {"name": "c", "persistentVolumeClaim": {"claimName": "scratch"}},
+    {"name": "d", "projected": {"sources": [{"secret": {"name": "one"}}, {"configMap": {"name": "two"}}]}},
+    {"name": "e", "secret": {"secretName": "perhaps", "optional": True}},
+    {"name": "f", "emptyDir": {}},
+]
+ENV = [
+    {"name": "PLAIN", "value": "x"},
+    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    {"name": "MODE", "valueFrom": {"configMapKeyRef": {"name": "modes", "key": "mode", "optional": True}}},
+]
+DEMO = service(
+    model={**SPEC["model"], "source": "pvc://models/demo"},
+    engine={**SPEC["engine"], "env": ENV},
+    podTemplate={"volumes": VOLUMES},
+)
+
+
+def test_every_field_that_names_an_object_is_known() -> None:
+    volumes = "spec.podTemplate.volumes"
+    assert engine_needs(DEMO) == [
+        Need(CLAIM, "models", "spec.model.source"),
+        Need(SECRET, "hub", "spec.engine.env[1].valueFrom.secretKeyRef.name"),
+        Need(SECRET, "authority", f"{volumes}[0].secret.secretName"),
+        Need(CONFIG_MAP, "settings", f"{volumes}[1].configMap.name"),
+        Need(CLAIM, "scratch", f"{volumes}[2].persistentVolumeClaim.claimName"),
+        Need(SECRET, "one", f"{volumes}[3].projected.sources[0].secret.name"),
+        Need(CONFIG_MAP, "two", f"{volumes}[3].projected.sources[1].configMap.name"),
+    ]
+    keys = {"secretNames": ["x", "y"], "fromLabel": False}
+    gateway = service(gateway={**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}).gateway
+    assert [(one.name, one.field) for one in gateway_needs(gateway)] == [
+        ("x", "spec.gateway.apiKeys.secretNames[0]"),
+        ("y", "spec.gateway.apiKeys.secretNames[1]"),
+        ("cert", "spec.gateway.tls.secretName"),
+    ]
+
+
+def test_a_model_that_is_fetched_needs_a_claim_that_nobody_makes_or_its_credentials() -> None:
+    reference = {"name": "hub", "key": "token"}
+    cache = {"mode": "PersistentVolumeClaim", "claimName": "cache"}
+    model = {**SPEC["model"], "source": "hf://a/b", "credentialsSecretRef": reference, "cache": cache}
+    claim = Need(CLAIM, "cache", "spec.model.cache.claimName")
+    token = Need(SECRET, "hub", "spec.model.credentialsSecretRef.name")
+    assert engine_needs(service(model=model)) == [claim]
+    assert fetch_needs(service(model=model)) == [token, claim]
+    made = {**model, "cache": {**cache, "size": "1Gi"}}
+    assert engine_needs(service(model=made)) == []
+    node = {**model, "cache": {"mode": "HostPath", "path": "/models"}}
+    assert engine_needs(service(model=node)) == [token]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ('secret "hub" not found', "spec.engine.env[1].valueFrom.secretKeyRef.name"),
+        ('configmap "settings" not found', "spec.podTemplate.volumes[1].configMap.name"),
+        (
+            'demo-a-0-0: 0/3 nodes: persistentvolumeclaim "scratch" not found. preemption: none',
+            "spec.podTemplate.volumes[2].persistentVolumeClaim.claimName",
+        ),
+        ("couldn't find key token in Secret llm/hub", "spec.engine.env[1].valueFrom.secretKeyRef.name"),
+        ('secret "another" not found', ""),
+        ("out of memory", ""),
+        ("", ""),
+    ],
+)
+def test_kubernetes_words_are_given_the_field(message: str, field: str) -> None:
+    told = explained(message, engine_needs(DEMO))
+    assert told.startswith(message)
+    assert told[len(message) :].startswith(f"; {field} names it: " if field else "")
+    assert bool(field) is (told != message)
