@@ -194,9 +194,19 @@ async def test_harmless_defaults_are_accepted(live: Any, engine: Any) -> None:
 
 CHAT = {"model": "demo", "messages": USER}
 BAD: list[tuple[Any, str, str | None]] = [
-    (b"", "not valid JSON", None),
+    (b"", "the body is empty", None),
+    (b" \n", "the body is empty", None),
     (b"{", "not valid JSON", None),
-    (b"\xff\xfe", "not valid JSON", None),
+    (b"\xff\xfe", "not UTF-8: invalid start byte at byte 0", None),
+    (b'{"model": "demo", "messages": "\xe4\xb8', "not UTF-8: unexpected end of data at byte 31", None),
+    (b'\xef\xbb\xbf{"model": "demo"}', "byte order mark", None),
+    (b'{"model": "demo", "messages": [{"content": "a\\ud800"}]}', "unpaired", "messages[0].content"),
+    (b'{"model": "demo", "stop": ["\\udc00"]}', "\\udc00", "stop[0]"),
+    (b'{"model": "demo", "user": "\\ud800\\u0041"}', "unpaired", "user"),
+    (b'{"metadata": {"\\ud800": NaN}}', "a character", "metadata"),
+    (b'{"model": "demo", "temperature": NaN}', "NaN", "temperature"),
+    (b'{"tools": [{"function": {"parameters": {"a": [-Infinity]}}}]}', "NaN and Infinity", None),
+    (b'{"model": "demo", "temperature": 1e999}', "out of range", "temperature"),
     (b"[" * 100_000, "JSON", None),
     ([], "must be a JSON object", None),
     ({}, "model is required", "model"),
@@ -247,6 +257,11 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "min_p": 2}, "min_p must be", "min_p"),
     ({**CHAT, "top_k": -2}, "top_k must be", "top_k"),
     ({**CHAT, "max_tokens": 0}, "max_tokens must be", "max_tokens"),
+    ({**CHAT, "max_tokens": 1.5}, "max_tokens: expected", "max_tokens"),
+    ({**CHAT, "n": 129.0}, "at most 128", "n"),
+    ({**CHAT, "seed": 1e300}, "64-bit", "seed"),
+    ({**CHAT, "x" * 60_000: 1}, "is not a field", None),
+    ({**CHAT, "tool_choice": "x" * 60_000}, "it must be auto, none or required", "tool_choice"),
     ({**CHAT, "max_tokens": True}, "max_tokens: expected", "max_tokens"),
     ({**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "differ", "max_completion_tokens"),
     ({**CHAT, "seed": 2**70}, "seed", "seed"),
@@ -312,10 +327,56 @@ async def test_bad_requests_are_named(live: Any, engine: Any) -> None:
             error = response.json()["error"]
             assert message in error["message"], content[:200]
             assert error["type"] == "invalid_request_error"
+            assert len(error["message"]) < 1000
             assert param is None or error["param"] == param, (content[:200], error)
             assert set(error) == {"message", "type", "param", "code"}
             assert response.headers["x-request-id"]
     assert not engine.requests
+
+
+async def test_whole_numbers_may_have_a_point(live: Any, engine: Any) -> None:
+    """Clients in languages that know no other numbers write 3.0."""
+    gateway = await live(engine)
+    asked: dict[str, Any] = {"max_tokens": 3.0, "n": 1.0, "seed": 5.0, "top_k": 4e0, "stop_token_ids": [7.0]}
+    bodies = {
+        "chat/completions": {"messages": USER, "logprobs": True, "top_logprobs": 2.0},
+        "completions": {"prompt": [1.0, 2], "logprobs": 2.0, "echo": False},
+    }
+    async with httpx.AsyncClient(timeout=60) as http:
+        for path, body in bodies.items():
+            sent = {"model": "demo", **asked, **body}
+            response = await http.post(f"{gateway.url}/v1/{path}", json=sent)
+            assert response.status_code == 200, response.text
+            sampling = engine.requests[-1].sampling
+            assert (sampling.max_tokens, sampling.seed, sampling.top_k) == (3, 5, 4)
+            assert (sampling.stop_token_ids, sampling.logprobs) == ((7,), 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_tokens_at_all(live: Any, engine: Any, stream: bool) -> None:
+    gateway = await live(engine)
+    options: dict[str, Any] = {"model": "demo", "prompt": ["A mast", "A sail"], "max_tokens": 0}
+    client = gateway.client()
+    if stream:
+        usage = {"include_usage": True}
+        chunks = [
+            chunk
+            async for chunk in await client.completions.create(
+                stream=True, stream_options=usage, echo=True, **options
+            )
+        ]
+        texts = {0: "", 1: ""}
+        for choice in (choice for chunk in chunks for choice in chunk.choices):
+            texts[choice.index] += choice.text
+        assert texts == {0: "A mast", 1: "A sail"}
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 0
+        return
+    answer = await client.completions.create(**options)
+    assert [(one.text, one.finish_reason) for one in answer.choices] == [("", "length")] * 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    assert answer.usage.prompt_tokens > 0
 
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
@@ -336,7 +397,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "b"}, "suffix is not served", "suffix"),
     ({"logprobs": True}, "must be a number", "logprobs"),
     ({"logprobs": 21}, "must be at most 20", "logprobs"),
-    ({"max_tokens": 0}, "must be at least 1", "max_tokens"),
+    ({"max_tokens": -1}, "must be at least 0", "max_tokens"),
+    ({"prompt": [1.5]}, "list of either", "prompt"),
+    ({"prompt": [2.0**31]}, "token id", "prompt"),
     ({"max_tokens": 3000}, "context length is 2048", "prompt"),
     ({"messages": USER}, "messages is not a field", "messages"),
 ]

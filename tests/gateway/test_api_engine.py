@@ -267,6 +267,18 @@ async def test_prompt_logprobs_are_those_of_the_tokens_generated_one_by_one(
     assert found == pytest.approx(greedy.logprobs.token_logprobs, abs=2e-2)
 
 
+async def test_a_prompt_is_scored_without_an_answer(client: Any, tokenizer: Tokenizer) -> None:
+    options: dict[str, Any] = {"echo": True, "logprobs": 2, "temperature": 0}
+    alone, longer = [(await complete(client, max_tokens=most, **options)).choices[0] for most in (0, 1)]
+    count = len(tokenizer.encode(PROMPT))
+    assert (alone.text, alone.finish_reason) == (PROMPT, "length")
+    assert alone.logprobs.tokens == longer.logprobs.tokens[:count]
+    assert len(alone.logprobs.top_logprobs) == len(alone.logprobs.text_offset) == count
+    assert alone.logprobs.token_logprobs[1:] == pytest.approx(
+        longer.logprobs.token_logprobs[1:count], abs=2e-2
+    )
+
+
 async def test_an_echo_streams_first(client: Any) -> None:
     stream = await complete(client, echo=True, stream=True, temperature=0, max_tokens=4, n=2)
     texts = ["", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from mizzen.gateway.news import News, seconds_of
 from mizzen.wire.messages import PROTOCOL
 from ports import free_ports
+from tenant_kit import ALICE, BOB, key_file, replace_file
 
 TOKEN = {"authorization": "Bearer s3cret"}
 
@@ -47,6 +49,45 @@ async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tm
         await asyncio.sleep(0.1)
         gateway.gateway.news.close()
         assert (await held).status_code in (200, 304)
+
+
+async def test_it_answers_once_api_keys_can_be_read_no_more(live: Any, tmp_path: Path) -> None:
+    token, keys = tmp_path / "admin.token", tmp_path / "keys.yaml"
+    token.write_text("s3cret\n")
+    replace_file(keys, key_file({"name": "a", "key": ALICE}))
+    gateway = await live(
+        "tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), api_keys_file=(str(keys),)
+    )
+    series = "mizzen_gateway_api_keys_unusable"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        url, now = f"{gateway.admin}/admin/engines", {"version": "another"}
+        twice = {"name": "b", "key": ALICE}
+        for content, in_force, problem in (
+            (None, 1, ""),
+            (key_file({"name": "a", "key": ALICE}, twice), 1, "keys[1] (b): a is the same key"),
+            (key_file({"name": "c", "key": BOB}), 1, ""),
+            (key_file(), 0, ""),
+        ):
+            if content is not None:
+                replace_file(keys, content)
+            asked = {"version": now["version"], "wait": "50"}
+            now = (await http.get(url, params=asked)).json()
+            told = now["apiKeys"]
+            assert told["inForce"] == in_force
+            assert problem in told["problem"]
+            assert bool(problem) is bool(told["problem"])
+            assert ALICE not in told["problem"]
+            metrics = (await http.get(f"{gateway.admin}/metrics")).text
+            assert f"{series} {float(bool(problem) or not in_force)}" in metrics
+
+
+async def test_nothing_is_said_of_keys_where_nobody_needs_one(live: Any, tmp_path: Path) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token))
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        assert (await http.get(f"{gateway.admin}/admin/engines")).json()["apiKeys"] is None
+        assert "mizzen_gateway_api_keys_unusable 0.0" in (await http.get(f"{gateway.admin}/metrics")).text
 
 
 async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:

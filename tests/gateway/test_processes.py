@@ -200,6 +200,7 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
     idle = {"idleSeconds": 1.0 if synced else 0.5}
     return {
         "synced": synced,
+        "apiKeys": {"inForce": 2, "problem": ""} if synced else {"inForce": 1, "problem": "no YAML"},
         "keys": ["new", "old"] if synced else ["old"],
         "version": f"v{len(found)}",
         "waiting": 1,
@@ -221,6 +222,8 @@ def test_an_engine_serves_when_it_does_for_all() -> None:
         "d": ("broken", 0),
     }
     assert merged["keys"] == ["old"], "what every process has"
+    assert merged["apiKeys"] == {"inForce": 1, "problem": "no YAML"}
+    assert merged_tables([{**first, "apiKeys": None}])["apiKeys"] is None
     assert merged["engines"][0]["keys"] == ["new", "old"], "what any process uses"
     assert (merged["synced"], merged["waiting"], merged["version"]) == (False, 2, "v4,v3")
     assert (merged["queued"], merged["inFlight"], merged["idleSeconds"]) == (2, 4, 0.5)

@@ -139,6 +139,12 @@ def test_a_stream_counts_the_tokens_up_to_the_stop(
         assert used == len(ids)
 
 
+def test_what_was_held_back_and_given_out_begins_no_stop_string() -> None:
+    stopper = StopStrings(("aab",))
+    assert (stopper.add("xaa"), stopper.flush(), stopper.add("b")) == ("x", "aa", "b")
+    assert (stopper.add("aab"), stopper.found) == ("", "aab")
+
+
 def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(("",))

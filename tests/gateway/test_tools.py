@@ -206,6 +206,31 @@ def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end:
         assert full.startswith(part) or part == "{}"
 
 
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=60)
+@given(calls=made_calls, end=st.integers(0, 200))
+def test_a_call_is_open_until_its_arguments_are_all_there(name: str, calls: Calls, end: int) -> None:
+    family, write = WRITERS[name]
+    parser = family.parser(TOOLS)
+    deltas = [parser.feed(letter) for letter in write("", calls)[:end]]
+    is_open = parser.open
+    _, found = gathered([*deltas, parser.end()])
+    whole = [arguments == given for (_, arguments), (_, given) in zip(found, calls, strict=False)]
+    assert is_open == (False in whole[-1:])
+
+
+def test_a_call_between_tags_is_open_until_its_end() -> None:
+    parser = QWEN_XML.parser(TOOLS)
+    text = "<tool_call>\n<function=weather>\n<parameter=days>\n5\n</parameter>\n</function>"
+    seen = []
+    for letter in text:
+        parser.feed(letter)
+        seen.append((parser.calls, parser.open))
+    assert seen[0] == (0, False)
+    assert set(seen[text.index(">\n<parameter") : -1]) == {(1, True)}
+    assert seen[-1] == (1, False)
+
+
 @pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
 @settings(max_examples=40)
 @given(content=plain_texts, calls=made_calls)
@@ -405,3 +430,37 @@ def test_ids_for_mistral() -> None:
     assert len(made) == 200
     assert all(len(one) == 9 and one.isalnum() for one in made)
     assert mistral_call_id("call_7") == mistral_call_id("call_7")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=100)
+@given(content=plain_texts, calls=made_calls, stop=st.text("abc <{[\n.,tol", min_size=1, max_size=3))
+def test_stop_strings_are_found_in_content_alone(name: str, content: str, calls: Calls, stop: str) -> None:
+    family, write = WRITERS[name]
+    if name == "json" or (family is LLAMA and content.lstrip().startswith(("{", "<"))):
+        content = ""
+    text = write(content, calls)
+
+    def found(pieces: Sequence[str]) -> tuple[Parsed, bool]:
+        parser = family.parser(TOOLS, (stop,))
+        deltas = [parser.feed(piece) for piece in pieces]
+        return gathered([*deltas, parser.end()]), parser.stopped
+
+    (said, made), stopped = whole = found([text])
+    assert found(list(text)) == whole
+    assert stop not in said
+    if stopped:
+        assert text.startswith((said + stop, said.rstrip() + stop))
+        assert made == []
+    else:
+        assert (said, made) == parse(family, [text])
+
+
+@pytest.mark.parametrize("family", [HERMES, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
+def test_half_of_a_character_is_no_argument(family: ToolFamily) -> None:
+    """Nobody could be sent it."""
+    call = r'{"name": "add_2", "arguments": "{\"a\": \"\ud800\"}"}'
+    text = {HERMES: f"<tool_call>{call}</tool_call>", MISTRAL: f"[TOOL_CALLS][{call}]"}.get(family, call)
+    content, calls = parse(family, [text])
+    assert calls == []
+    assert r"\ud800" in content.encode().decode()

@@ -189,6 +189,56 @@ async def test_a_call_that_is_cut_short(live: Any, model: Model) -> None:
     assert arguments != ARGUMENTS
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("template", ANSWERS)
+async def test_stop_strings_end_content_and_no_call(
+    live: Any, model: Model, template: str, stream: bool
+) -> None:
+    engine = model(template, ANSWERS[template])
+    gateway = await live(engine)
+    found = await chat(gateway, stream, tools=TOOLS, stop=["Köln", '"name"', "}"])
+    assert (found["tool_calls"], found["reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
+    if template != "llama31":
+        found = await chat(gateway, stream, tools=TOOLS, stop=["zzz", " see"])
+        assert (found["content"], found["tool_calls"], found["reason"]) == ("Let me", [], "stop")
+        assert found["usage"].completion_tokens < len(engine.does.reply) // 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_end_no_reasoning(live: Any, model: Model, stream: bool) -> None:
+    gateway = await live(model("qwen3", "<think>\nA mast.\n\nOr so.\n</think>\n\nA mast.\n\nNo more."))
+    found = await chat(gateway, stream, stop=["\n\n"])
+    assert (found["reasoning_content"], found["content"]) == ("A mast.\n\nOr so.", "A mast.")
+    assert found["reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("template", ANSWERS)
+async def test_a_call_that_the_model_leaves_open_is_not_told_as_whole(
+    live: Any, model: Model, template: str, stream: bool
+) -> None:
+    broken = ANSWERS[template].partition('"}')[0]
+    gateway = await live(model(template, broken))
+    found = await chat(gateway, stream, tools=TOOLS)
+    assert (found["tool_calls"], found["reason"]) == ([("weather", ARGUMENTS.partition('"}')[0])], "stop")
+
+
+@pytest.mark.parametrize("template", [*ANSWERS, "qwen2"])
+async def test_a_forced_call_that_is_cut_shows_nothing_of_its_form(
+    live: Any, model: Model, template: str
+) -> None:
+    text = ANSWERS.get(template, f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
+    engine = model(template, text.removeprefix("Let me see.").lstrip())
+    gateway = await live(engine)
+    engine.does.tokens_a_step = 50
+    for most in range(1, len(engine.does.reply)):
+        found = await chat(gateway, most % 2 == 1, tools=TOOLS, tool_choice="required", max_tokens=most)
+        assert (found.get("content", ""), found["reason"]) == ("", "length")
+        for name, arguments in found["tool_calls"]:
+            assert name == "weather"
+            assert ARGUMENTS.startswith(arguments.rstrip("\ufffd"))
+
+
 @pytest.mark.parametrize("template", ANSWERS)
 async def test_prompts_are_those_of_transformers(live: Any, model: Model, template: str) -> None:
     from transformers import PreTrainedTokenizerFast
@@ -242,6 +292,57 @@ async def test_prompts_are_those_of_transformers(live: Any, model: Model, templa
 
 
 DATE = {"chat_template_kwargs": {"date_string": "1 Jan 2026"}}
+
+
+def called_with(arguments: Any) -> list[Any]:
+    """Return a conversation with a call."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    tool = {"role": "tool", "tool_call_id": "call_1", "content": "no JSON"}
+    return [*USER, {"role": "assistant", "tool_calls": [call]}, tool]
+
+
+@pytest.mark.parametrize("template", ANSWERS)
+async def test_arguments_of_earlier_calls_may_be_anything(live: Any, model: Model, template: str) -> None:
+    """Clients send back what they got: broken JSON, too, which the model sees as it wrote it."""
+    engine = model(template, "yes")
+    gateway = await live(engine)
+    for broken in ('{"city": "Kö', "city=Köln", "[1]", '{"city": "\\ud800"}', "{" * 500):
+        await chat(gateway, False, messages=called_with(broken), tools=TOOLS, extra_body=DATE)
+        assert json.dumps(broken, ensure_ascii=False)[1:-1] in prompt_of(engine)
+    shown = set()
+    for empty in ("", "null", "{}", {}, None):
+        await chat(gateway, False, messages=called_with(empty), tools=TOOLS, extra_body=DATE)
+        shown.add(prompt_of(engine))
+    assert len(shown) == 1
+    for same in (ARGUMENTS, json.loads(ARGUMENTS)):
+        await chat(gateway, False, messages=called_with(same), tools=TOOLS, extra_body=DATE)
+        shown.add(prompt_of(engine))
+    assert len(shown) == 2
+
+
+async def test_a_template_that_takes_objects_alone_refuses_other_arguments_by_name(
+    live: Any, model: Model
+) -> None:
+    items = "{% for call in message.tool_calls %}{% for key, value in call.function.arguments | items %}"
+    template = (
+        f"{{% for message in messages %}}{items}{{{{ key }}}}{{% endfor %}}{{% endfor %}}{{% endfor %}}x"
+    )
+    gateway = await live(model(None, "yes", chat_template=template))
+    place = "messages[1].tool_calls[0].function.arguments"
+    with pytest.raises(openai.BadRequestError, match="JSON object") as refused:
+        await chat(gateway, False, messages=called_with("{"))
+    assert refused.value.param == place
+    await chat(gateway, False, messages=called_with(ARGUMENTS))
+    items = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"},
+    ]
+    with pytest.raises(openai.BadRequestError, match="input: a call's arguments must be") as refused:
+        await gateway.client().responses.create(model="demo", input=items)
+    assert refused.value.param == "input"
+    without = await live(model(None, "yes"))
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        await chat(without, False, messages=called_with("{"))
 
 
 # ── forced calls ──────────────────────────────────────────────────────────────────────────────────────────
@@ -456,12 +557,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {
             "messages": [
                 *USER,
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
-                    ],
-                },
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ["a"]}}]},
             ]
         },
         "messages[1].tool_calls[0].function.arguments",
@@ -478,3 +574,11 @@ async def test_bad_tools_are_named(live: Any, model: Model) -> None:
             assert response.status_code == 400, (body, response.text)
             error = response.json()["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", param), error
+
+
+@pytest.mark.parametrize("text", ['{"format": {"value": "\\ud800"}}', "{", '{"structures": []}', "[" * 5000])
+async def test_structural_tags_beside_reasoning_are_named(live: Any, model: Model, text: str) -> None:
+    gateway = await live(model("qwen3", "yes"))
+    with pytest.raises(openai.BadRequestError, match="structural") as refused:
+        await chat(gateway, False, extra_body={"structured_outputs": {"structural_tag": text}})
+    assert refused.value.param == "structured_outputs.structural_tag"

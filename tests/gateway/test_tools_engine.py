@@ -101,10 +101,51 @@ async def test_a_response_in_a_form(client: Any) -> None:
     jsonschema.validate(json.loads(response.output_text), PARAMETERS)
 
 
-async def test_a_schema_that_cannot_be_enforced(client: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/$defs/missing"}}}
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(
-            model="demo", messages=USER, tools=[tool], tool_choice="required", max_tokens=20
-        )
-    assert refused.value.param == "tools"
+TAGS = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
+TAGGED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"the tags": TAGS, "mail": {"type": "string", "pattern": "^(?!x)[a-z]+$", "maxLength": 6}},
+    "required": ["the tags", "mail"],
+    "not": {"required": ["other"]},
+}
+
+
+async def test_what_cannot_be_enforced_of_a_schema_is_left_out(client: Any) -> None:
+    """Of tools and forms that do not ask for `strict`; the rest of their schemas holds."""
+    wider = {**TAGGED, "properties": {"the tags": {**TAGS, "uniqueItems": False}, "mail": {"maxLength": 6}}}
+    tool = {"type": "function", "function": {"name": "tag", "parameters": TAGGED}}
+    answer = await client.chat.completions.create(
+        model="demo", messages=USER, tools=[tool], tool_choice="required", max_tokens=200, temperature=0
+    )
+    calls = answer.choices[0].message.tool_calls or []
+    assert answer.choices[0].finish_reason == "tool_calls"
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), wider)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": TAGGED}}
+    answer = await client.chat.completions.create(
+        model="demo", messages=USER, response_format=form, max_tokens=200, temperature=0
+    )
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), wider)
+
+
+async def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name(client: Any) -> None:
+    chat, respond = client.chat.completions.create, client.responses.create
+    wrong = {"type": "object", "properties": {"the tags": TAGS}}
+    strict: dict[str, Any] = {"name": "tag", "parameters": wrong, "strict": True}
+    tools: list[Any] = [WEATHER, {"type": "function", "function": strict}]
+    forced: dict[str, Any] = {"model": "demo", "tool_choice": "required"}
+    place = "parameters.properties.the tags.uniqueItems"
+    with pytest.raises(openai.BadRequestError, match="without strict") as refused:
+        await chat(messages=USER, tools=tools, **forced)
+    assert refused.value.param == f"tools[1].function.{place}"
+    flat: list[Any] = [{"type": "function", **WEATHER["function"]}, {"type": "function", **strict}]
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\]\.parameters") as refused:
+        await respond(input="Hi", tools=flat, **forced)
+    assert refused.value.param == f"tools[1].{place}"
+    form = {"name": "x", "schema": wrong, "strict": True}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+        await chat(model="demo", messages=USER, response_format={"type": "json_schema", "json_schema": form})
+    assert refused.value.param == "response_format.json_schema.schema"
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+        await respond(model="demo", input="Hi", text={"format": {"type": "json_schema", **form}})
+    assert refused.value.param == "text.format.schema"

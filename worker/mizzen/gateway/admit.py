@@ -4,66 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.siblings import Siblings
 from mizzen.gateway.tenants.fair import FairQueue
-from mizzen.gateway.tenants.tenant import Tenant, everyone
+from mizzen.gateway.ticket import NOBODY, Ticket, reserve
 
-NOBODY = everyone()
-"""Whose a request is that nobody has asked about."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A place in the queue, kept over all attempts of a request."""
-
-    deadline: float
-    """Seconds of the monotonic clock; waiting ends then."""
-    tenant: Tenant = NOBODY
-    priority: int = 0
-    expected_tokens: int = 1
-    """Of prompt and answer, as far as can be said before tokenizing."""
-    charges_prompt: bool = True
-    """Whether its tenant is charged for the prompt: one ticket of a request is."""
-    prompt_tokens: int = 0
-    """Set once they are known; charged when the ticket ends,"""
-    output_tokens: int = 0
-    """with what the client got of the engine."""
-    served: bool = False
-    """Whether an engine has done its work without giving a token, as for an embedding."""
-    waited: float = 0.0
-    turn: asyncio.Future[None] | None = field(default=None, repr=False)
-    reserved: bool = field(default=False, repr=False)
-    """Whether its tenant's tokens are taken, until it is settled."""
-
-    @property
-    def used_tokens(self) -> int:
-        """What is charged: nothing for a request that no engine did anything for."""
-        if not self.output_tokens and not self.served:
-            return 0
-        return self.output_tokens + (self.prompt_tokens if self.charges_prompt else 0)
-
-    @property
-    def share(self) -> float:
-        """Its weight in the queue: each step of priority doubles it."""
-        return self.tenant.weight * 2.0**self.priority
-
-
-def reserve(tickets: Sequence[Ticket]) -> None:
-    """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
-
-    `Admission.leave` settles those that were let in, `Admission.settle` all others: what one of them uses
-    beyond that is a debt of the next request, and ends none of this one's.
-
-    Raises:
-        ApiError: 429; then nothing is taken.
-    """
-    if tickets:
-        tickets[0].tenant.reserve(sum(ticket.expected_tokens for ticket in tickets))
-        for ticket in tickets:
-            ticket.reserved = True
+__all__ = ["NOBODY", "Admission", "Ticket", "queue_full", "reserve"]
 
 
 class Admission:
@@ -89,6 +37,8 @@ class Admission:
         self._max_tokens = max_tokens_in_flight
         self._queue_size = queue_size
         self._queue: FairQueue[Ticket] = FairQueue()
+        self._in_line = 0
+        """Behind siblings that stand in the queue."""
         self.in_flight = 0
         self.tokens_in_flight = 0
         """As expected when they were let in."""
@@ -101,7 +51,7 @@ class Admission:
         """Why nothing waits any more, once the gateway ends."""
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + self._in_line
 
     @property
     def idle_seconds(self) -> float:
@@ -118,14 +68,35 @@ class Admission:
         if not ticket.reserved:
             reserve((ticket,))
         try:
-            if not self._queue and self._free(ticket):
-                self._let_in(ticket)
-                return
-            self._make_room(ticket)
-            await self._wait(ticket, front=False)
+            if ticket.siblings is None:
+                await self._enter(ticket)
+            else:
+                await self._enter_in_line(ticket, ticket.siblings)
         except BaseException:
             self.settle(ticket)
             raise
+
+    async def _enter(self, ticket: Ticket) -> None:
+        if not self._queue and self._free(ticket):
+            self._let_in(ticket)
+            return
+        self._make_room(ticket)
+        await self._wait(ticket, front=False)
+
+    async def _enter_in_line(self, ticket: Ticket, siblings: Siblings) -> None:
+        began = time.monotonic()
+        self._in_line += 1
+        try:
+            await siblings.line.acquire()
+        finally:
+            self._in_line -= 1
+        try:
+            ticket.waited += time.monotonic() - began
+            ticket.deadline = max(ticket.deadline, time.monotonic() + siblings.seconds)
+            await self._enter(ticket)
+            siblings.entered = True
+        finally:
+            siblings.line.release()
 
     async def again(self, ticket: Ticket, seconds: float) -> None:
         """Give the turn back and wait at the front of the queue for the next one, at least `seconds` long.
@@ -136,9 +107,9 @@ class Admission:
         self._let_out(ticket)
         try:
             began = time.monotonic()
-            await asyncio.sleep(max(0.0, min(seconds, ticket.deadline - began)))
+            await asyncio.sleep(max(0.0, min(seconds, ticket.ends - began)))
             ticket.waited += time.monotonic() - began
-            if time.monotonic() >= ticket.deadline:  # a turn that is free would come at once, again and again
+            if time.monotonic() >= ticket.ends:  # a turn that is free would come at once, again and again
                 raise unavailable(f"no engine took the request; waited {ticket.waited:.1f} s")
             await self._wait(ticket, front=True)
         except BaseException:
@@ -198,13 +169,15 @@ class Admission:
     def _make_room(self, ticket: Ticket) -> None:
         """See that one more may wait: when the queue is full, whoever has most there loses the newest.
 
+        Sequences whose request has begun are not lost by that. They are no more than what is in work.
+
         Raises:
             ApiError: 429; nobody has more there than this tenant.
         """
-        if len(self._queue) < self._queue_size:
+        if len(self._queue) < self._queue_size or ticket.entered:
             return
         error = queue_full(self._queue_size)
-        newest = self._queue.last_of_longest(ticket.tenant.name)
+        newest = self._queue.last_of_longest(ticket.tenant.name, lambda one: not one.entered)
         if newest is None:
             raise error
         self._queue.remove(newest)
@@ -224,21 +197,32 @@ class Admission:
         self.poke()
         if not turn.done():
             self._on_wait()
+        self._limit(ticket, turn, began)
         try:
-            async with asyncio.timeout(max(0.0, ticket.deadline - began)):
-                await turn
-        except TimeoutError:
-            self._give_up(ticket, turn)
-            why = self._why() if self.in_flight < self._max_in_flight else "too many requests are in work"
-            raise unavailable(f"{why}; waited {time.monotonic() - began:.1f} s") from None
-        except asyncio.CancelledError:
+            await turn
+        except BaseException:
             self._give_up(ticket, turn)
             raise
         finally:
+            if ticket.limit is not None:
+                ticket.limit.cancel()
             self.quiet_since = time.monotonic()
             ticket.waited += time.monotonic() - began
             if not self._queue:
                 self._on_wait()
+
+    def _limit(self, ticket: Ticket, turn: asyncio.Future[None], began: float) -> None:
+        """End the wait for a turn when the ticket's time is over, which may be later by then."""
+        left = ticket.ends - time.monotonic()
+        if turn.done():
+            return
+        if left > 0:
+            loop = asyncio.get_running_loop()
+            ticket.limit = loop.call_later(left, self._limit, ticket, turn, began)
+            return
+        self._queue.remove(ticket)
+        why = self._why() if self.in_flight < self._max_in_flight else "too many requests are in work"
+        turn.set_exception(unavailable(f"{why}; waited {time.monotonic() - began:.1f} s"))
 
     def _give_up(self, ticket: Ticket, turn: asyncio.Future[None]) -> None:
         if self._queue.remove(ticket):

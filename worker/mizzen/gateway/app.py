@@ -121,11 +121,13 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         known, seconds = given.get("version", ""), seconds_of(given.get("wait"))
 
         def changed() -> bool:
-            return version(gateway.services_of(given.get("service")), gateway.services.synced) != known
+            chosen = gateway.services_of(given.get("service"))
+            return version(chosen, gateway.services.synced, gateway.tenants) != known
 
         if known and seconds > 0 and not await gateway.news.wait(seconds, changed, request.is_disconnected):
             return Response(status_code=304)
-        return json_response(table(gateway.services_of(given.get("service")), gateway.services.synced))
+        chosen = gateway.services_of(given.get("service"))
+        return json_response(table(chosen, gateway.services.synced, gateway.tenants))
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:

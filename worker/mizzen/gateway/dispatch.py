@@ -112,6 +112,8 @@ class Dispatcher:
         Raises:
             ApiError: it has been lost too often to be tried again.
         """
+        if error.cause == "closed":
+            raise self.broke_off(error)
         if job.given and self._resumes.limits.resumes:  # it was resumed as far as it may be
             raise unavailable(str(error), code="engine_lost")
         job.start_over()
@@ -123,6 +125,14 @@ class Dispatcher:
         if job.losses >= self._max_attempts:
             text = f"the request was lost by {job.losses} engines, the last time because: {error}"
             raise unavailable(text, code="engine_lost")
+
+    def broke_off(self, error: StreamLost | EngineRefused) -> ApiError:
+        """Return what a client is told of an answer that has begun and cannot go on."""
+        closed = self._admission.closed
+        if closed is not None and isinstance(error, StreamLost) and error.cause == "closed":
+            text = f"the answer broke off: {closed}; send the request again"
+            return unavailable(text, code="engine_lost")
+        return ApiError(502, f"the answer broke off: {error}", code="engine_lost")
 
     async def explain(self, job: Job) -> list[Verdict[Engine]]:
         """Return what routing thinks of each engine for a request that is not sent.
@@ -256,7 +266,7 @@ class Dispatcher:
         return None
 
     def _seconds(self, job: Job) -> float:
-        return max(MIN_ENGINE_SECONDS, job.ticket.deadline - time.monotonic())
+        return max(MIN_ENGINE_SECONDS, job.ticket.ends - time.monotonic())
 
     def _answer_tokens(self, job: Job) -> int:
         asked = job.wish.sampling.max_tokens
@@ -303,10 +313,11 @@ class Dispatcher:
         """
         if refusal.code == RefusalCode.INVALID:
             raise refused(job.wish, str(refusal))
-        if refusal.code == RefusalCode.QUEUE_TIMEOUT:
+        siblings = job.ticket.siblings
+        if refusal.code == RefusalCode.QUEUE_TIMEOUT and (siblings is None or not siblings.go_on):
             raise unavailable(str(refusal), code="queue_timeout")
         job.tried.append(engine)
-        if refusal.code == RefusalCode.BUSY:
+        if refusal.code in (RefusalCode.BUSY, RefusalCode.QUEUE_TIMEOUT):
             job.pause_seconds = max(PAUSE_SECONDS, refusal.retry_after_seconds)
         else:
             engine.leave_alone(refusal.retry_after_seconds or REFUSAL_SECONDS)

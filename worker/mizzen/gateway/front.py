@@ -53,6 +53,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose keys and bodies
         headers = dict(scope["headers"])
         request_id = usable(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
         record = Record(request_id=request_id.decode(), method=scope["method"], path=scope["path"])

@@ -183,11 +183,21 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),
+        "apiKeys": merged_keys([table["apiKeys"] for table in tables]),
         "keys": sorted(set.intersection(*(set(table["keys"]) for table in tables))),
         **{name: sum(table[name] for table in tables) for name in ("waiting", "queued", "inFlight")},
         "idleSeconds": min(table["idleSeconds"] for table in tables),
         "engines": list(engines.values()),
     }
+
+
+def merged_keys(told: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return what all processes say of their API keys: the first problem, and the fewest keys."""
+    known = [one for one in told if one is not None]
+    if not known:
+        return None
+    problem = next((one["problem"] for one in known if one["problem"]), "")
+    return {"inForce": min(one["inForce"] for one in known), "problem": problem}
 
 
 def merged_metrics(texts: Mapping[int, str]) -> str:

@@ -116,6 +116,10 @@ class Metrics:
         self.engines = self._gauge("engines", "Engines by state", "state")
         self.queued = self._gauge("queued_requests", "Requests that wait for an engine")
         self.synced = self._gauge("synced", "1 once the routing table has been filled")
+        self.api_keys_unusable = self._gauge(
+            "api_keys_unusable",
+            "1 while files of API keys cannot be read, and the keys before stay in force, or hold no key",
+        )
         self.watch_errors = self._counter("watch_errors", "Failed lists and watches of pods")
         self.certificate = self._gauge(
             "tls_certificate_expiry_timestamp_seconds",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the parent of several processes has no services
     from mizzen.gateway.engine import Engine
     from mizzen.gateway.served import Service
+    from mizzen.gateway.tenants.gate import Tenants
 
 MOST_WAITING = 64
 """Requests of the admin API that may wait for a change at once; one more is answered at once."""
@@ -76,9 +77,9 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def version(services: Iterable[Service], synced: bool) -> str:
+def version(services: Iterable[Service], synced: bool, tenants: Tenants) -> str:
     """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
-    parts = [str(synced)]
+    parts = [str(synced), str(_api_keys(tenants))]
     for service in services:
         parts.append(f"{service.name} {service.waiting > 0} {service.table.keys}")
         parts += sorted(
@@ -88,12 +89,13 @@ def version(services: Iterable[Service], synced: bool) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
-    """Return the routing table of some services."""
+def table(services: Iterable[Service], synced: bool, tenants: Tenants) -> dict[str, Any]:
+    """Return the routing table of some services, and how it is about the gateway's API keys."""
     chosen = list(services)
     return {
         "synced": synced,
-        "version": version(chosen, synced),
+        "version": version(chosen, synced, tenants),
+        "apiKeys": _api_keys(tenants),
         "keys": sorted({name for service in chosen for name in service.table.keys}),
         "waiting": sum(service.waiting for service in chosen),
         "queued": sum(len(service.admission) for service in chosen),
@@ -116,6 +118,11 @@ def table(services: Iterable[Service], synced: bool) -> dict[str, Any]:
             for engine in service.table
         ],
     }
+
+
+def _api_keys(tenants: Tenants) -> dict[str, Any] | None:
+    """How many API keys are accepted, and what is wrong with the files; None where nobody needs one."""
+    return None if tenants.open else {"inForce": tenants.in_force, "problem": tenants.problem}
 
 
 def _stats(engine: Engine) -> dict[str, int] | None:

@@ -13,6 +13,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.unheard import unframed, whole_answer
+
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers of one request; also what comes in a row of a chunk's size, or of trailers."""
 HEAD_SECONDS = 20.0
@@ -23,12 +26,12 @@ LEAVING_SECONDS = 1.0
 """So long an idle connection is open yet when the server ends: a request may be on its way over it."""
 UNREAD_SECONDS = 0.05
 """So soon an idle connection over which something has come is looked at again, once that was read."""
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: text/plain; charset=utf-8\r\ncontent-length: 32\r\nconnection: close\r\n\r\n"
-    b"the request's head is too large\n"
+TOO_LARGE = ApiError(
+    431,
+    f"the request's head is larger than {MAX_HEAD_BYTES} bytes: send fewer headers",
+    code="head_too_large",
 )
-INVALID = "Invalid HTTP request received."
+INVALID = "the connection got what is no HTTP/1.1 request"
 
 OUTPUT = "mizzen.output"
 """Where a request's scope holds its `Output`."""
@@ -56,6 +59,10 @@ class Output:
         if data and not cycle.disconnected:  # an empty chunk is the end of the response
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def cut(self) -> None:
+        """End the connection at once."""
+        self._cycle.transport.abort()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -105,13 +112,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self._parse(memoryview(data))
-        except httptools.HttpParserError:
-            self.logger.warning(INVALID)
-            self.send_400_response(INVALID)
-            self._closes()
+        except httptools.HttpParserError as error:
+            text = f"{INVALID}: {error}"
+            self.logger.warning(text)
+            self._refuse(ApiError(400, text, code="invalid_http"))
             return
         if self._bare_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse()
+            self._refuse(TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header of the head; trailers come this way too, and nobody wants them."""
@@ -126,6 +133,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_is_here()
         super().on_headers_complete()
         self.cycle.scope[OUTPUT] = Output(self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = unframed(self.cycle)  # pyright: ignore[reportAttributeAccessIssue]
         if self._leaves:
             self.cycle.keep_alive = False
         if len(self.pipeline) == 1:  # while nothing is read, nobody sees that the client leaves
@@ -274,10 +283,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._taking.cancel()
             self._taking = None
 
-    def _refuse(self) -> None:
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what came with an error, unless there is an answer, and close the connection."""
         self._head_is_here()
-        if self._in_head and self._idle:  # no request gets two answers, and none is mixed with another
-            self.transport.write(TOO_LARGE)
+        unanswered = self._idle
+        if not self._in_head:  # the rest of a body that is waited for
+            waiting = self.cycle is self._running and not self.cycle.response_started
+            unanswered = waiting and error is not TOO_LARGE
+        if unanswered:  # no request gets two answers, and none is mixed with another
+            self.transport.write(whole_answer(error))
         self.transport.close()
         self._closes()
 

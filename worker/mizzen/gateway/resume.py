@@ -54,11 +54,11 @@ class Resumes:
         self._place = place
         self._metrics = metrics
 
-    async def resume(self, running: Running, lost: StreamLost) -> Running:
-        """Return the same answer in another engine.
+    async def resume(self, running: Running, lost: StreamLost) -> Running | None:
+        """Return the same answer in another engine; None when it may not go on.
 
         Raises:
-            StreamLost: it may not, or there is none in time.
+            StreamLost: it was lost too often, or there is none in time.
         """
         job, engine = running.job, running.engine
         leaving = engine.draining
@@ -67,7 +67,7 @@ class Resumes:
         if not leaving and lost.cause not in FINAL_CAUSES:
             engine.failed(running.period)
         if not self.limits.resumes or lost.cause in FINAL_CAUSES:
-            raise lost
+            return None
         self._count(job, lost, leaving)
         began = time.monotonic()
         job.ticket.deadline = began + (self.limits.seconds if self._serving() else self.limits.alone_seconds)

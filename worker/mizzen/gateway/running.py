@@ -13,8 +13,8 @@ from mizzen.gateway.record import Attempt
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs
 
-Resume = Callable[["Running", StreamLost], Awaitable["Running"]]
-"""Returns what goes on with an answer whose engine is lost; raises StreamLost when nothing does."""
+Resume = Callable[["Running", StreamLost], Awaitable["Running | None"]]
+"""Returns what goes on with an answer whose engine is lost; None, or a StreamLost, when nothing does."""
 
 
 class Running:
@@ -53,9 +53,11 @@ class Running:
             try:
                 tokens, finish = await self._next()
             except StreamLost as error:
-                self._adopt(await self._resume(self, error))
+                if not await self._goes_on(error):
+                    raise
             except EngineRefused as error:
-                self._adopt(await self._resume(self, StreamLost("refused", str(error))))
+                if not await self._goes_on(StreamLost("refused", str(error))):
+                    raise StreamLost("refused", str(error)) from error
             else:
                 if self.job.pin is None:
                     self.job.pin = self._pin
@@ -101,6 +103,8 @@ class Running:
 
     def release(self, error: str = "") -> None:
         """End the count of the request in its engine; the engine has nothing of it any more."""
+        self._failure = None
+        self.stream.forget()
         if self._held:
             self._held = False
             if self.attempt is not None:
@@ -130,6 +134,13 @@ class Running:
             return tokens, None  # they are good, and need not be drawn again
         self.finish = finish
         return tokens, finish
+
+    async def _goes_on(self, lost: StreamLost) -> bool:
+        """Tell whether another engine goes on with the answer."""
+        other = await self._resume(self, lost)
+        if other is not None:
+            self._adopt(other)
+        return other is not None
 
     def _adopt(self, other: Running) -> None:
         """Go on as the same request in another engine."""

@@ -20,9 +20,11 @@ from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.discover import discovery
 from mizzen.gateway.dispatch import Dispatcher
 from mizzen.gateway.engines import Engine, EngineTable
+from mizzen.gateway.memory import Trimmer
 from mizzen.gateway.metrics import Metrics
 from mizzen.gateway.news import News
 from mizzen.gateway.openai.reading import BodyReader
+from mizzen.gateway.openai.untaken import Untaken
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.resilience import publish
 from mizzen.gateway.served import Service, ServiceEntry, Services, not_found
@@ -57,8 +59,11 @@ class Gateway:
             max_priority=config.keyless_max_priority,
             divided_by=config.key_limits_divided_by,
         )
-        self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes)
+        self.tenants.on_change = self.news.tell
+        self.trimmer = Trimmer()
+        self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.freed)
         self.reader = BodyReader()
+        self.untaken = Untaken()
         self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.ring)
         self._tokens = read_tokens(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -91,6 +96,7 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.services.close(reason)
         self.reader.close()
+        self.trimmer.close()
 
     async def flush(self) -> None:
         """Have the access log and traces written; requests that `close` ended come after it."""
@@ -249,6 +255,8 @@ class Gateway:
         publish(metrics, tables, sum(service.waiting for service in self.services))
         metrics.queued.set(sum(len(service.admission) for service in self.services))
         metrics.synced.set(self.services.synced)
+        unusable = not self.tenants.open and (bool(self.tenants.problem) or not self.tenants.in_force)
+        metrics.api_keys_unusable.set(unusable)
         return metrics.text()
 
     def _new_service(self, entry: ServiceEntry) -> Service:

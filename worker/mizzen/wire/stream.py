@@ -196,6 +196,11 @@ class EngineStream:
             self._tokens.clear()
             self._wake()
 
+    def forget(self) -> None:
+        """Drop what it ended with: an error that was raised refers to all who heard of it."""
+        if self._error is not None:
+            self._error = StreamLost("closed", "the request was given up")
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -11,7 +11,6 @@ from mizzen.gateway.openai.logprobs import ScoredToken, scored
 from mizzen.gateway.openai.output import OutputDelta, OutputParser, PlainOutput
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.text.model import TextModel
-from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import TokenLogprobs
 
@@ -36,9 +35,13 @@ class Answer:
         """Output tokens so far, those behind a stop string not counted."""
         self.logprob = 0.0
         """Sum of the tokens' log probabilities, where they are asked for."""
-        self._parser: OutputParser = PlainOutput() if wish.form is None else wish.form.parser(text, prompt)
-        shown = self._parser.shown
-        self._stream = TextStream(text.tokenizer, wish.sampling.stop, wish.skip_special_tokens, shown)
+        stop = wish.sampling.stop
+        self._parser: OutputParser = (
+            PlainOutput(stop) if wish.form is None else wish.form.parser(text, prompt, stop)
+        )
+        self._may_stop = bool(stop)
+        self._prompt_only = wish.prompt_only
+        self._detokenizer = text.tokenizer.detokenizer(wish.skip_special_tokens, self._parser.shown)
         self._tokenizer = text.tokenizer
         self._offset = start
         self._offsets = text.tokenizer.detokenizer(wish.skip_special_tokens) if wish.logprobs else None
@@ -48,24 +51,20 @@ class Answer:
 
         A token that ended the answer (`Finish.stop_token`) is among the ids and not in the text.
         """
+        if self._prompt_only:
+            return Piece(OutputDelta(), [], "length")
         visible = tokens
         if finish is not None and finish.stop_token is not None and tokens[-1:] == [finish.stop_token]:
             visible = tokens[:-1]
         delta, used = self._read(visible)
-        rest = ""
-        if self._stream.stopped:
-            tokens, reason = tokens[:used], "stop"
-        elif finish is None:
-            reason = None
-        else:
-            rest = self._stream.flush()
-            stopped = self._stream.stopped or finish.reason == FinishReason.STOP
-            reason = "stop" if stopped else "length"
+        if self._parser.stopped:
+            tokens = tokens[:used]
         self.tokens += len(tokens)
-        if reason is not None:
+        reason = None
+        if finish is not None or self._parser.stopped:
+            rest = "" if self._parser.stopped else self._detokenizer.flush()
             delta = joined(delta, self._parser.end(rest))
-            if reason == "stop":
-                reason = self._parser.finish_reason or reason
+            reason = self._reason(finish)
         if self._offsets is None:
             return Piece(delta, tokens, reason)
         return Piece(delta, tokens, reason, [self._scored(entry) for entry in logprobs[: len(tokens)]])
@@ -77,17 +76,21 @@ class Answer:
 
     def _read(self, tokens: list[int]) -> tuple[OutputDelta, int]:
         """Return what tokens say, and how many of them lie before the end that a stop string makes."""
-        if not self._parser.counts_tokens:
-            text, used = self._stream.add(tokens)
-            return self._parser.feed(text), used
+        parser, add = self._parser, self._detokenizer.add
         delta, used = OutputDelta(), 0
-        while self._parser.counts_tokens and used < len(tokens) and not self._stream.stopped:
-            text, _ = self._stream.add(tokens[used : used + 1])
-            delta, used = joined(delta, self._parser.feed(text)), used + 1
-        if used == len(tokens) or self._stream.stopped:
+        while used < len(tokens) and (self._may_stop or parser.counts_tokens):
+            delta, used = joined(delta, parser.feed(add(tokens[used : used + 1]))), used + 1
+            if parser.stopped:
+                return delta, used
+        if used == len(tokens):
             return delta, used
-        text, count = self._stream.add(tokens[used:])
-        return joined(delta, self._parser.feed(text)), used + count
+        return joined(delta, parser.feed(add(tokens[used:]))), len(tokens)
+
+    def _reason(self, finish: Finish | None) -> str:
+        """Return OpenAI's finish_reason of an answer that has ended: by the engine, or by a stop string."""
+        if self._parser.stopped or (finish is not None and finish.reason == FinishReason.STOP):
+            return self._parser.finish_reason or "stop"
+        return "length"
 
     def _scored(self, entry: TokenLogprobs) -> ScoredToken:
         found = scored(self._tokenizer, entry, self._offset)

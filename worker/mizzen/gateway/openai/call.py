@@ -74,6 +74,7 @@ class Call(Response):
                 for task in (work, gone):
                     task.cancel()
                 await asyncio.gather(work, gone, return_exceptions=True)
+                del work, gone  # an error that a task has would refer to it, and wait for the collector
 
     async def _answer(self, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Send a whole JSON response."""
@@ -91,6 +92,11 @@ class Call(Response):
     def _write_now(self, data: bytes) -> bool:
         """Send a part of a stream, if the client takes it now."""
         return self._output is not None and self._output.write(data)
+
+    def _cut(self) -> None:
+        """End the connection at once, whatever waits for the client."""
+        if self._output is not None:
+            self._output.cut()
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         """Send a part of the response.

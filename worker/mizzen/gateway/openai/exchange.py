@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from mizzen.gateway.admit import Ticket, reserve
 from mizzen.gateway.dispatch import Dispatcher
-from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.answer import Piece, whole
 from mizzen.gateway.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
 from mizzen.gateway.openai.call import Call
-from mizzen.gateway.openai.jobs import AT_ONCE, new_job
+from mizzen.gateway.openai.jobs import AT_ONCE, new_job, relate
 from mizzen.gateway.openai.sequence import Held, Sequence
+from mizzen.gateway.openai.untaken import Client, Parts
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.openai.writers import Choice, Writer
 from mizzen.gateway.record import record_of
+from mizzen.gateway.tenants.bodies import ClientGone
+from mizzen.gateway.tenants.gate import leave_place
 from mizzen.wire.stream import EngineRefused, StreamLost
 from mizzen.wire.tasks import together
 
@@ -70,6 +72,7 @@ class Exchange(Call):
             job = new_job(gateway, self._scope, one, self._began, first=first)
             groups[-1].append(Sequence(gateway, dispatcher, job, index, self._began, held))
             tickets.append(job.ticket)
+        relate(gateway, tickets)
         reserve(tickets)
         return groups
 
@@ -82,6 +85,8 @@ class Exchange(Call):
             200, [(b"content-type", b"text/event-stream; charset=utf-8"), *NO_CACHE, *first.headers]
         )
         self._sending = asyncio.Lock()
+        self._open = sum(map(len, groups))
+        self._client = Client(first.tenant, self._output)
         if len(groups) == len(groups[0]) == 1:
             await self._pump(first)
         else:
@@ -90,43 +95,66 @@ class Exchange(Call):
         await self._write(last + self._writer.end(), more=False)
 
     async def _pump(self, sequence: Sequence) -> None:
-        """Send a sequence's events as its tokens come.
+        """Send a sequence's events as its tokens come; it ends as soon as the engine does, whoever reads.
 
         Raises:
             ApiError: the answer broke off, or it could not be placed.
         """
+        parts = Parts(self._gateway.untaken, self._client)
+        try:
+            await self._deliver(sequence, parts)
+            await parts.sent()
+        finally:
+            await parts.close()
+
+    async def _deliver(self, sequence: Sequence, parts: Parts) -> None:
         writer, wish, index = self._writer, self._wish, sequence.index
         detailed = wish.logprobs or wish.return_token_ids
         await sequence.place()
         size = sequence.prompt_tokens if wish.echo else 0
         events = await off_loop(size, lambda: writer.first(index, sequence.echo))
-        held, reason = [], None
+        reason = None
         try:
             while reason is None:
                 piece = await sequence.next()
                 reason = piece.reason
-                held.append(piece)
-                if piece.delta or reason is not None or (detailed and piece.ids):
-                    events += writer.piece(
-                        index, piece if len(held) == 1 else whole(held), self._so_far(sequence)
-                    )
-                    held = []
-                if reason is None and events:
-                    await self._send_events(events)
-                    events = b""
+                if not piece.delta and reason is None and not (detailed and piece.ids):
+                    continue
+                if parts.behind:
+                    parts.add(piece, self._so_far(sequence))
+                    continue
+                events += writer.piece(index, piece, self._so_far(sequence))
+                if self._sending.locked() or not self._write_now(events):
+                    parts.send(self._send_late(index, events, parts))
+                events = b""
         except (StreamLost, EngineRefused) as error:
             cause = error.cause if isinstance(error, StreamLost) else "refused"
             self._gateway.metrics.stream_errors.labels(cause).inc()
-            raise ApiError(502, f"the answer broke off: {error}", code="engine_lost") from error
-        await self._send_events(events)
+            raise sequence.broke_off(error) from error
         await sequence.end()
         sequence.close()
+        self._open -= 1
+        if not self._open:
+            leave_place(self._scope)
 
-    async def _send_events(self, events: bytes) -> None:
-        if not self._sending.locked() and self._write_now(events):
-            return
-        async with self._sending:  # the client is behind: one sequence after another waits for it
-            await self._write(events)
+    async def _send_late(self, index: int, events: bytes, parts: Parts) -> None:
+        """Send events as the client takes them, and then what has come meanwhile.
+
+        Sequences send by turns, one write each.
+
+        Raises:
+            ClientGone: the client takes nothing; its connection is cut, which ends the request.
+        """
+        try:
+            while True:
+                async with self._sending:
+                    await self._write(events)
+                if not parts:
+                    return
+                events = self._writer.piece(index, *parts.take())
+        except ClientGone:
+            self._cut()
+            raise
 
     # ── a whole response ──────────────────────────────────────────────────────────────────────────────────
 

@@ -69,20 +69,27 @@ class ChatForm:
         if reasoning is None or reasoning.closed(end):
             return given if calls is None else formats.grammar(calls)
         if calls is None and given is not None:
-            calls = text_format(given)
+            calls = as_format(given)
         return formats.grammar(reasoning.before(calls or {}, end, text.tokenizer))
 
-    def parser(self, text: TextModel, prompt: Int32) -> OutputParser:
+    def fault(self, keyword: str, path: str) -> str | None:
+        """See `OutputForm`."""
+        return None if self.tools is None else self.tools.fault(keyword, path)
+
+    def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
         """See `OutputForm`."""
         reasoning = self._reasoning(text)
         if reasoning is None and self.tools is None:
-            return PlainOutput()
+            return PlainOutput(stop)
         shown = () if reasoning is None else (reasoning.begin, reasoning.end)
         split = None if reasoning is None else reasoning.parser(prompt_end(text, prompt))
         if self.tools is None:
-            return FormedOutput(split, None, shown)
+            return FormedOutput(split, None, shown, stop)
         family = self._family(text) or BARE
-        return FormedOutput(split, family.parser(self.tools.schemas), shown + family.shown_tokens)
+        shown += family.shown_tokens
+        if self.tools.forced:
+            return FormedOutput(split, family.parser(self.tools.schemas), shown, only_calls=True)
+        return FormedOutput(split, family.parser(self.tools.schemas, stop), shown)
 
     def _calls(self, text: TextModel, given: Grammar | None) -> Format | None:
         """Return the format of an answer with calls; None where nothing about calls is constrained."""
@@ -90,11 +97,11 @@ class ChatForm:
         if tools is None:
             return None
         family = self._family(text) or BARE
-        calls = tools.for_grammar()
+        calls = tools.calls
         if tools.forced:
             return family.forced(calls, tools.many, text.tokenizer)
         if given is not None:
-            return formats.either(family.forced(calls, tools.many, text.tokenizer), text_format(given))
+            return formats.either(family.forced(calls, tools.many, text.tokenizer), as_format(given))
         if tools.strict or tools.limited:
             return family.free(calls, tools.many, text.tokenizer)
         return None
@@ -114,18 +121,6 @@ def output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
     """
     tools = chosen(request.tools, request.tool_choice, request.parallel_tool_calls)
     return ChatForm(tools=tools, options=options)
-
-
-def text_format(given: Grammar) -> Format:
-    """Return the form that a request wants for an answer in text.
-
-    Raises:
-        ApiError: 400, it cannot stand beside reasoning or calls.
-    """
-    try:
-        return as_format(given)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"response_format: {error}", "response_format", "unsupported_parameter") from None
 
 
 def template_source(text: TextModel) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Scope
 
-from mizzen.gateway.admit import reserve
+from mizzen.gateway.admit import Ticket, reserve
 from mizzen.gateway.dispatch import Dispatcher, Job
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.record import record_of
 from mizzen.gateway.route.session import session_of
+from mizzen.gateway.siblings import Siblings
 from mizzen.wire.tasks import together
 
 if TYPE_CHECKING:
@@ -59,8 +60,18 @@ def new_jobs(gateway: Gateway, scope: Scope, wishes: Sequence[Wish]) -> list[Job
         ApiError: the tenant may not have them, or lacks the tokens for all of them: then none begins.
     """
     jobs = [new_job(gateway, scope, wish) for wish in wishes]
-    reserve([job.ticket for job in jobs])
+    tickets = [job.ticket for job in jobs]
+    relate(gateway, tickets)
+    reserve(tickets)
     return jobs
+
+
+def relate(gateway: Gateway, tickets: Sequence[Ticket]) -> None:
+    """Have the sequences of one request wait for one another."""
+    if len(tickets) > 1:
+        siblings = Siblings(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
+        for ticket in tickets:
+            ticket.siblings = siblings
 
 
 def count_placed(gateway: Gateway, job: Job) -> None:
@@ -81,9 +92,13 @@ async def each_job(
 
     async def one(job: Job) -> R:
         try:
-            return await work(job)
+            found = await work(job)
         finally:
             dispatcher.leave(job)
+        if job.ticket.siblings is not None:  # each is short: it runs no longer than this moment
+            job.ticket.siblings.began()
+            job.ticket.siblings.ended()
+        return found
 
     try:
         return await each(jobs, one)

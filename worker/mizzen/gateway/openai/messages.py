@@ -89,9 +89,7 @@ def entry(message: Message, where: str) -> dict[str, Any]:
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
     if calls:
-        found["tool_calls"] = [
-            called(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)
-        ]
+        found["tool_calls"] = [called(call) for call in calls]
     return found
 
 
@@ -135,25 +133,53 @@ def part_text(part: Part, where: str) -> str:
     return text
 
 
-def called(call: ToolCall, where: str) -> dict[str, Any]:
-    """Return a call as templates want it.
-
-    Raises:
-        ApiError: 400 when its arguments are no JSON object.
-    """
-    text = call.function.arguments
-    try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        name = f"{where}.function.arguments"
-        raise invalid(f"{name} must be the text of a JSON object", name, "invalid_json")
+def called(call: ToolCall) -> dict[str, Any]:
+    """Return a call as templates want it."""
     found: dict[str, Any] = {
         "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
+        "function": {"name": call.function.name, "arguments": arguments(call.function.arguments)},
     }
     return found if call.id is None else {"id": call.id, **found}
+
+
+def arguments(given: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """Return a call's arguments as an object, or the text as it is where it is none.
+
+    Models write broken JSON, and answers are cut: clients send back what they got, for the model to see it.
+    """
+    if given is None or isinstance(given, dict):
+        return given or {}
+    try:
+        read = msgspec.json.decode(given or "null")
+    except (msgspec.DecodeError, RecursionError):
+        return given
+    return read if isinstance(read, dict) else {} if read is None else given
+
+
+def unread_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
+    """Return the place of the first call whose arguments are no object; None where there is none."""
+    for index, message in enumerate(messages):
+        for place, call in enumerate(message.get("tool_calls", ())):
+            if isinstance(call["function"]["arguments"], str):
+                return f"messages[{index}].tool_calls[{place}].function.arguments"
+    return None
+
+
+def with_empty_arguments(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return messages with empty arguments where those of a call are no object."""
+
+    def readable(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        if not isinstance(function["arguments"], str):
+            return call
+        return {**call, "function": {**function, "arguments": {}}}
+
+    return tuple(
+        {**message, "tool_calls": [readable(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    )
 
 
 def unserved(name: str) -> ApiError:

@@ -1,6 +1,9 @@
 """What an answer's text becomes: content, reasoning and tool calls.
 
-    tokens ──TextStream──▶ text ──OutputParser──▶ OutputDelta ──Writer──▶ JSON
+    tokens ──Detokenizer──▶ text ──OutputParser──▶ OutputDelta ──Writer──▶ JSON
+
+Stop strings end an answer where its content holds one: neither reasoning nor calls are cut by them. So it is
+the parser, which knows what is content, that looks for them.
 
 An `OutputForm` is chosen when a request is parsed; what depends on the model (the look of its tool calls) it
 decides once the model's text side is known. Requests without one give their text as content.
@@ -16,6 +19,7 @@ import msgspec
 from mizzen.core.params import Grammar
 from mizzen.core.request import Int32
 from mizzen.gateway.text.model import TextModel
+from mizzen.gateway.text.stop import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,16 @@ class OutputParser(Protocol):
 
     @property
     def finish_reason(self) -> str | None:
-        """OpenAI's finish_reason in place of `stop`, once it is known: `tool_calls`."""
+        """OpenAI's finish_reason in place of `stop`, once it is known: `tool_calls`, all of them whole."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the answer; what comes behind it is none of it."""
         ...
 
     def feed(self, text: str) -> OutputDelta:
-        """Take the next text (one token's while `counts_tokens`); stop strings are cut already."""
+        """Take the next text: one token's while `counts_tokens`, and where there are stop strings."""
         ...
 
     def end(self, rest: str = "") -> OutputDelta:
@@ -77,20 +86,28 @@ class OutputParser(Protocol):
 class PlainOutput:
     """All text is content."""
 
-    __slots__ = ()
+    __slots__ = ("_stop",)
 
     shown: tuple[str, ...] = ()
     counts_tokens = False
     reasoning_tokens = 0
     finish_reason: str | None = None
 
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+        self._stop = StopStrings(stop) if stop else None
+
+    @property
+    def stopped(self) -> bool:
+        """See `OutputParser`."""
+        return self._stop is not None and self._stop.found is not None
+
     def feed(self, text: str) -> OutputDelta:
         """See `OutputParser`."""
-        return OutputDelta(text)
+        return OutputDelta(text if self._stop is None else self._stop.add(text))
 
     def end(self, rest: str = "") -> OutputDelta:
         """See `OutputParser`."""
-        return OutputDelta(rest)
+        return OutputDelta(rest if self._stop is None else self._stop.add(rest) + self._stop.flush())
 
 
 class OutputForm(Protocol):
@@ -113,9 +130,20 @@ class OutputForm(Protocol):
 
         Raises:
             ApiError: as `template_arguments`.
+            ValueError: `given` cannot stand beside reasoning or calls.
         """
         ...
 
-    def parser(self, text: TextModel, prompt: Int32) -> OutputParser:
-        """Return a parser for one choice; the prompt's end (token ids [n]) may have begun the reasoning."""
+    def fault(self, keyword: str, path: str) -> str | None:
+        """Return the field of the request whose schema holds a keyword that an engine does not enforce.
+
+        `path` leads there from the schema, with `/` between its steps; None where no tool's schema holds it.
+        """
+        ...
+
+    def parser(self, text: TextModel, prompt: Int32, stop: tuple[str, ...]) -> OutputParser:
+        """Return a parser for one choice, which stop strings may end.
+
+        The prompt's end (token ids [n]) may have begun the reasoning.
+        """
         ...

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.openai.decode import decode, refuse_unserved
+from mizzen.gateway.openai.decode import decode, refuse_unserved, whole
 from mizzen.gateway.openai.form import FamilyOptions, output_form
 from mizzen.gateway.openai.messages import conversation
 from mizzen.gateway.openai.reading import pieces
@@ -127,6 +127,7 @@ class Parser:
         if request.logprobs is True:
             raise invalid("logprobs must be a number here; booleans are chat's", "logprobs", "invalid_type")
         logprobs = None if request.logprobs is False else request.logprobs
+        most = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         field, made = grammar(request) or ("", None)
         return Wish(
             **common(request),
@@ -135,12 +136,13 @@ class Parser:
             prompts=found,
             sampling=sampling(
                 request,
-                DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
+                max(1, most),
                 grammar=made,
                 logprobs=logprobs,
                 prompt_logprobs=logprobs if request.echo else None,
             ),
-            max_tokens_given=request.max_tokens is not None,
+            max_tokens_given=bool(request.max_tokens),
+            prompt_only=most == 0,
             add_special_tokens=request.add_special_tokens is not False,
             echo=bool(request.echo),
             best_of=best_of,
@@ -243,7 +245,11 @@ def token_ids(given: list[Any], name: str) -> array[int]:
         raise invalid(f"{name} is empty; give text or token ids", name)
     found = array("i")
     for piece in pieces(given):
-        if set(map(type, piece)) != {int}:
+        kinds = set(map(type, piece))
+        if kinds != {int} and kinds <= {int, float}:
+            piece = [whole(one) for one in piece]
+            kinds = set(map(type, piece))
+        if kinds != {int}:
             text = f"{name} must be text, a list of token ids, or a list of either"
             raise invalid(text, name, "invalid_type")
         if min(piece) < 0 or max(piece) >= 2**31:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections.abc import Awaitable
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from mizzen.core.request import Int32, Pooling
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.openai.messages import unread_arguments, with_empty_arguments
 from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.text.model import NoChatTemplate, TextModel
+from mizzen.gateway.text.model import NoChatTemplate, TextModel, TooManyTokens
 from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
+
+_KEYWORD = re.compile(r'"([^"]+)" at (/.{0,2000})', re.DOTALL)
+"""A keyword of a schema that an engine does not enforce, and the way to it; what is wrong follows."""
 
 
 async def prompt_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
@@ -48,17 +56,32 @@ async def chat_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
     if wish.form is not None:
         arguments |= wish.form.template_arguments(text)
         messages = wish.form.messages(text, messages)
+    prompt = partial(
+        text.chat_prompt,
+        arguments=arguments,
+        add_generation_prompt=wish.add_generation_prompt,
+        continue_final_message=wish.continue_final_message,
+        add_special_tokens=wish.add_special_tokens,
+        most=most,
+    )
     try:
-        return await text.chat_prompt(
-            messages,
-            arguments,
-            add_generation_prompt=wish.add_generation_prompt,
-            continue_final_message=wish.continue_final_message,
-            add_special_tokens=wish.add_special_tokens,
-            most=most,
-        )
+        return await prompt(messages)
     except (TemplateError, NoChatTemplate) as error:
+        place = unread_arguments(messages)
+        if place is not None and await renders(prompt(with_empty_arguments(messages))):
+            reason = "must be the text of a JSON object: the model's chat template takes nothing else"
+            raise invalid(f"{place} {reason}", place, "invalid_json") from error
         raise invalid(str(error), wish.prompt_field, "chat_template") from error
+
+
+async def renders(prompt: Awaitable[Int32]) -> bool:
+    """Tell whether a chat template takes messages."""
+    with suppress(TooManyTokens):
+        try:
+            await prompt
+        except (TemplateError, NoChatTemplate):
+            return False
+    return True
 
 
 def refused(wish: Wish, text: str) -> ApiError:
@@ -71,7 +94,24 @@ def refused(wish: Wish, text: str) -> ApiError:
         "logprob_token_ids": "label_token_ids",
     }
     field = fields.get(name, name)
+    if name == "grammar" and (error := tool_fault(wish, rest)):
+        return error
     return invalid(f"{field}{colon} {rest}", field, "invalid_request")
+
+
+def tool_fault(wish: Wish, reason: str) -> ApiError | None:
+    """Return the 400 of a keyword in a strict tool's schema, where that is what an engine has named."""
+    found = _KEYWORD.match(reason)
+    if found is None or wish.form is None:
+        return None
+    words = found[2].split(" ")
+    for end in range(1, len(words) + 1):  # names of properties may hold blanks
+        place = wish.form.fault(found[1], " ".join(words[:end]))
+        if place is not None:
+            wrong = " ".join(words[end:])
+            text = f"{place} {wrong}; without strict: true, the rest of the schema is enforced"
+            return invalid(text, place, "invalid_request")
+    return None
 
 
 def wire_pooling(asked: str | None, text: TextModel | None) -> str:
@@ -96,7 +136,11 @@ def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:
     given = wish.sampling
     grammar = given.grammar
     if wish.form is not None:
-        grammar = wish.form.grammar(text, prompt, grammar)
+        try:
+            grammar = wish.form.grammar(text, prompt, grammar)
+        except (ValueError, RecursionError) as error:
+            name = wish.grammar_field
+            raise invalid(f"{name}: {error}", name, "unsupported_parameter") from None
     if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
         name = wish.grammar_field  # what it asks for may be longer than the field itself
         reason = f"{name} makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"

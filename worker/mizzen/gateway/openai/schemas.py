@@ -95,7 +95,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     max_tokens: Annotated[
         Count | None,
-        doc("Output tokens at most; by default 16 in completions, and what the context holds in chats."),
+        doc("Output tokens at most; by default what the context holds."),
     ] = None
     priority: Annotated[
         Priority | None,
@@ -111,7 +111,10 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     stop: Annotated[
         str | list[str] | None,
-        doc("Up to 16 strings of up to 1,024 characters; the answer ends before the first that comes."),
+        doc(
+            "Up to 16 strings of up to 1,024 characters; the answer ends before the first in its content. In"
+            " reasoning and in tool calls they end nothing."
+        ),
     ] = None
     stop_token_ids: Annotated[list[TokenId] | None, doc("Up to 1,024 tokens that end the answer.")] = None
     ignore_eos: Annotated[bool | None, doc("Go on after the model's own end tokens.")] = False
@@ -207,6 +210,10 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
             extra_json_schema={"anyOf": PROMPTS},
         ),
     ]
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        doc("Output tokens at most, 16 by default; 0 only reads the prompt, for `echo` with `logprobs`."),
+    ] = None
     best_of: Annotated[
         Choices | None,
         doc("Sequences of each prompt; the `n` with the highest mean log probability come back. No stream."),

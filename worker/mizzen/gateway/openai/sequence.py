@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mizzen.gateway.dispatch import Dispatcher
-from mizzen.gateway.errors import invalid, unavailable
+from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.job import Job
 from mizzen.gateway.metrics import ModelMetrics
 from mizzen.gateway.openai.answer import Answer, Piece
@@ -15,6 +15,7 @@ from mizzen.gateway.openai.jobs import count_placed
 from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
 from mizzen.gateway.openai.wish import Wish
 from mizzen.gateway.running import Running
+from mizzen.gateway.siblings import Siblings
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Finish
 from mizzen.wire.stream import EngineRefused, StreamLost, TokenLogprobs
@@ -112,6 +113,8 @@ class Sequence:
         self._began = began
         self._job = job
         self._running: Running | None = None
+        self._siblings: Siblings | None = None
+        """Those that count it as running."""
         self._answer: Answer | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
         self.reason: str | None = None
@@ -124,6 +127,11 @@ class Sequence:
         """Headers of a response: where the sequence went, and why."""
         shown = self._job.route and self._gateway.config.route_header
         return [(b"x-mizzen-route", self._job.route.encode())] if shown else []
+
+    @property
+    def tenant(self) -> str:
+        """The name of the key whose request this is."""
+        return self._job.ticket.tenant.name
 
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -199,6 +207,9 @@ class Sequence:
             return
         self._gateway.wait_from_now(self._job.ticket)
         self._running = await self._dispatcher.place(self._job)
+        self._siblings, self._job.ticket.siblings = self._job.ticket.siblings, None
+        if self._siblings is not None:
+            self._siblings.began()
         count_placed(self._gateway, self._job)
         self._begin()
         if self.wish.echo:
@@ -241,6 +252,10 @@ class Sequence:
                 await self.end()
                 return pieces
 
+    def broke_off(self, error: StreamLost | EngineRefused) -> ApiError:
+        """Return what a client is told when `next` has raised an error."""
+        return self._dispatcher.broke_off(error)
+
     async def end(self) -> None:
         """Wait for the engine's end of it; one that a stop string has ended is aborted first."""
         running, _ = self._placed()
@@ -258,6 +273,9 @@ class Sequence:
             self.cached_tokens = self._running.cached_tokens
             self._metrics.cached_tokens.inc(self.cached_tokens)
             self._running = None
+        if self._siblings is not None:
+            self._siblings.ended()
+            self._siblings = None
         self._job.ticket.output_tokens = (
             self.tokens
         )  # an engine may have given more than a stop string let by

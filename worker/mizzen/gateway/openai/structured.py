@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.tools.check import too_deep as too_nested
+from mizzen.gateway.tools.widen import widened
 
 if TYPE_CHECKING:
     from mizzen.gateway.openai.schemas import Common
@@ -28,7 +30,8 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     name: Annotated[str, Meta(description="Any name.")]
     schema: Annotated[dict[str, Any] | bool | None, Meta(description="The JSON schema.")] = None
     strict: Annotated[
-        bool | None, Meta(description="Accepted; the answer conforms to the schema either way.")
+        bool | None,
+        Meta(description="Refuse a schema that cannot be enforced as a whole; else what can be is."),
     ] = None
     description: Annotated[str | None, Meta(description="Accepted, not used.")] = None
 
@@ -155,7 +158,8 @@ def response_format(given: ResponseFormat | None) -> tuple[str, Grammar] | None:
     if isinstance(value, JsonSchema):
         if value.schema is None:
             raise invalid(f"{name}.schema is required", f"{name}.schema", "missing_field")
-        return f"{name}.schema", schema_grammar(value.schema, f"{name}.schema")
+        schema = value.schema if value.strict or too_nested(value.schema) else widened(value.schema)
+        return f"{name}.schema", schema_grammar(schema, f"{name}.schema")
     return name, Grammar(GrammarKind.REGEX if given.type == "regex" else GrammarKind.EBNF, value)
 
 

@@ -58,6 +58,8 @@ class Wish:
     """Whether the tokenizer's own special tokens (a BOS, say) go around a text prompt."""
     echo: bool = False
     """Whether the answer begins with its prompt."""
+    prompt_only: bool = False
+    """Whether nothing is generated: of the one token that an engine gives at least, nobody is told."""
 
     session: str = ""
     """What the body says of requests that belong together: `prompt_cache_key`, or `user`; a digest of a long

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+
+import msgspec
 
 from mizzen.core.params import Grammar, GrammarKind
 from mizzen.gateway.reasoning.parser import ReasoningParser
@@ -75,18 +76,21 @@ def as_format(grammar: Grammar) -> Format:
     """Return a grammar as a part of a structural tag.
 
     Raises:
-        ValueError: a structural tag of the older form cannot be a part of another.
+        ValueError: a structural tag is no JSON, or of the older form, which cannot be a part of another.
     """
     kind = grammar.kind
     if kind is GrammarKind.JSON_OBJECT:
         return formats.json_value({"type": "object"})
     if kind is GrammarKind.JSON_SCHEMA:
-        return formats.json_value(json.loads(grammar.text))
+        return formats.json_value(msgspec.json.decode(grammar.text))
     if kind is GrammarKind.REGEX:
         return {"type": "regex", "pattern": grammar.text}
     if kind is GrammarKind.EBNF:
         return {"type": "grammar", "grammar": grammar.text}
-    given = json.loads(grammar.text)
+    try:
+        given = msgspec.json.decode(grammar.text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"the structural tag is not valid JSON: {error}") from None
     if not isinstance(given, dict) or "format" not in given:
         raise ValueError("a structural tag for a model that reasons must have a `format`")
     return given["format"]

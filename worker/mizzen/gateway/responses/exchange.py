@@ -14,31 +14,45 @@ if TYPE_CHECKING:
     from mizzen.gateway.service import Gateway
 
 
+class Reading:
+    """What a request asks for, and who writes its answer, once they are known."""
+
+    def __init__(self, parser: ResponsesParser) -> None:
+        self._parser = parser
+        self.asked: Asked | None = None
+        self.response: ResponsesWriter | None = None
+
+    def read(self, body: bytes) -> Wish:
+        """Return what a body asks for.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        self.asked = self._parser.read(body)
+        return self.asked.wish
+
+    def write(self, wish: Wish) -> ResponsesWriter:
+        """Return who writes the answer."""
+        if self.asked is None:
+            raise RuntimeError("the request has not been read")
+        self.response = ResponsesWriter(self.asked)
+        return self.response
+
+
 class ResponsesExchange(Exchange):
     """Serves one response: a chat whose request and answer have another shape."""
 
     def __init__(self, gateway: Gateway, parser: ResponsesParser) -> None:
-        super().__init__(gateway, self._read, self._write_response)
-        self._parser = parser
-        self._asked: Asked | None = None
-        self._response: ResponsesWriter | None = None
-
-    def _read(self, body: bytes) -> Wish:
-        self._asked = self._parser.read(body)
-        return self._asked.wish
-
-    def _write_response(self, wish: Wish) -> ResponsesWriter:
-        if self._asked is None:
-            raise RuntimeError("the request has not been read")
-        self._response = ResponsesWriter(self._asked)
-        return self._response
+        self._reading = Reading(parser)
+        super().__init__(gateway, self._reading.read, self._reading.write)
 
     async def _error(self, error: ApiError) -> None:
         """Answer with an error that names the fields of this request."""
-        if self._asked is not None:
+        if self._reading.asked is not None:
             rename(error)
         await super()._error(error)
 
     def _failed(self, error: ApiError) -> bytes:
         """Return what ends a stream that cannot go on: the response, failed."""
-        return super()._failed(error) if self._response is None else self._response.failed(error)
+        response = self._reading.response
+        return super()._failed(error) if response is None else response.failed(error)

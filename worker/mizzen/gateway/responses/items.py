@@ -221,7 +221,6 @@ def add(turns: Turns, item: msgspec.Struct, where: str) -> None:
             text = plain(content, f"{where}.content")
             turns.message("system" if role == "developer" else role, text)
         case FunctionCall():
-            check_arguments(item.arguments, f"{where}.arguments")
             turns.call(item)
         case FunctionCallOutput(_, call_id, output):
             if call_id not in turns.calls:
@@ -236,20 +235,6 @@ def add(turns: Turns, item: msgspec.Struct, where: str) -> None:
                 turns.reasoning("\n".join(part.text for part in texts))
         case _:
             raise TypeError(f"{type(item)} is no item")
-
-
-def check_arguments(arguments: str, where: str) -> None:
-    """Check that a call's arguments are the text of an object.
-
-    Raises:
-        ApiError: 400, they are not.
-    """
-    try:
-        good = isinstance(msgspec.json.decode(arguments or "{}"), dict)
-    except (msgspec.DecodeError, RecursionError):
-        good = False
-    if not good:
-        raise invalid(f"{where} must be the text of a JSON object", where, "invalid_json")
 
 
 def plain(content: str | list[Part], where: str) -> str:

@@ -256,13 +256,22 @@ def response_format(given: TextOptions | None) -> ResponseFormat | None:
         if getattr(form, name) is None:
             raise invalid(f"text.format.{name} is required", f"text.format.{name}", "missing_field")
     check_depth(form.schema, "text.format.schema")
-    return ResponseFormat("json_schema", JsonSchema(form.name or "", form.schema))
+    return ResponseFormat("json_schema", JsonSchema(form.name or "", form.schema, form.strict))
 
 
 def rename(error: ApiError) -> None:
     """Let an error about a field of a chat request name that of the response request, in its message too."""
     name = error.param
-    if name is None or name not in NAMES:
+    if name is None:
+        return
+    if name.startswith("tools["):
+        error.param = name.replace(".function.", ".", 1)
+        error.message = error.message.replace(name, error.param, 1)
+        return
+    if name.startswith("messages["):  # of which items have become one
+        error.param, error.message = "input", error.message.replace(name, "input: a call's arguments", 1)
+        return
+    if name not in NAMES:
         return
     error.param = NAMES[name]
     if error.message.startswith(name):

@@ -39,7 +39,7 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     type: Annotated[Literal["text", "json_object", "json_schema"], doc("Which form.")]
     name: Annotated[str | None, doc("With `json_schema`: any name.")] = None
     schema: Annotated[dict[str, Any] | None, doc("With `json_schema`: what the text conforms to.")] = None
-    strict: Annotated[bool | None, doc("Accepted; the text conforms either way.")] = None
+    strict: Annotated[bool | None, doc("As in chat completions.")] = None
     description: Annotated[str | None, doc("Accepted, not used.")] = None
 
 

@@ -67,8 +67,7 @@ class ResponsesWriter:
         for call in delta.tool_calls:
             self._call(call)
         if piece.reason is not None:
-            self._cut = piece.reason == "length"
-            self._close("incomplete" if self._cut else "completed")
+            self._end(piece.reason)
         return self._take()
 
     def usage(self, usage: Usage) -> bytes:
@@ -96,14 +95,13 @@ class ResponsesWriter:
     def whole(self, choices: list[Choice], usage: Usage) -> bytes:
         """See `Writer`."""
         piece = choices[0].piece
-        self._cut = piece.reason == "length"
         if piece.delta.reasoning:
             self._reasoning(piece.delta.reasoning)
         if piece.delta.content:
             self._content(piece.delta.content)
         for index, call in enumerate(called(piece.delta.tool_calls)):
             self._call(ToolCallDelta(index, call.id, call.function.name, call.function.arguments))
-        self._close("incomplete" if self._cut else "completed")
+        self._end(piece.reason or "stop")
         self._finish(usage)
         return _encode(self._response)
 
@@ -158,6 +156,12 @@ class ResponsesWriter:
         index = len(self._response.output) - 1
         self._event("response.output_item.done", output_index=index, item=item)
         self._open = None
+
+    def _end(self, reason: str) -> None:
+        """End the last item. A call that the model did not end is incomplete, whatever has ended it."""
+        self._cut = reason == "length"
+        broken = isinstance(self._open, OutputCall) and reason != "tool_calls"
+        self._close("incomplete" if self._cut or broken else "completed")
 
     def _finish(self, usage: Usage) -> None:
         response = self._response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 from starlette.types import Receive, Scope
@@ -24,9 +25,15 @@ class ClientGone(Exception):
 class BodyBudget:
     """Bytes of the bodies that are in work, all together; one tenant's may take half."""
 
-    def __init__(self, limit: int, largest: int = 0) -> None:
-        """Take the bound of all together; a tenant may have a body of the `largest` size in any case."""
+    def __init__(
+        self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Take the bound of all together; a tenant may have a body of the `largest` size in any case.
+
+        `freed` is told the sizes of those that have ended.
+        """
         self._limit = limit
+        self._freed = freed
         self._share = max(limit // 2, largest)
         self._held: Counter[str] = Counter()
         self.used = 0
@@ -53,6 +60,7 @@ class BodyBudget:
         self._held[holder] -= size
         if not self._held[holder]:
             del self._held[holder]
+        self._freed(size)
 
 
 class Body:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -135,15 +135,20 @@ class FairQueue(Generic[T]):
         if flow is not None:
             flow.owed += cost / flow.weight
 
-    def last_of_longest(self, group: Hashable) -> T | None:
-        """Return the newest item of the group that has most; None when `group` would have as many itself."""
+    def last_of_longest(self, group: Hashable, may: Callable[[T], bool] = lambda item: True) -> T | None:
+        """Return the newest item of the group that has most, and that `may` be taken out.
+
+        None when `group` would have as many itself, or no item may.
+        """
         if not self._groups:
             return None
         longest, count = self._groups.most_common(1)[0]
         if longest == group or count <= self._groups[group] + 1:
             return None
         flows = [flow for flow in self._flows.values() if flow.group == longest and flow.items]
-        return min(flows, key=lambda flow: flow.weight).items[-1].item
+        flows.sort(key=lambda flow: flow.weight)
+        newest = (entry.item for flow in flows for entry in reversed(flow.items))
+        return next((item for item in newest if may(item)), None)
 
     def clear(self) -> None:
         """Forget all."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,8 @@ RELOAD_SECONDS = 1.0
 """How often files of keys are looked at for changes."""
 TENANT = "mizzen.tenant"
 """Where a request's scope holds its tenant."""
+PLACE = "mizzen.place"
+"""Where it holds its `Place`."""
 MAX_KEY_BYTES = 4096
 
 
@@ -48,6 +50,8 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         self._everyone = everyone(max_priority)
         self._problem = ""
+        self.on_change: Callable[[], None] = lambda: None
+        """Is told when other keys are in force, or the files can be read no more, or again."""
         if self._paths:
             files = read_files(self._paths)
             self._use(files, parse_files(files))
@@ -58,6 +62,16 @@ class Tenants:
     def open(self) -> bool:
         """Whether nobody needs a key."""
         return self._ring is None
+
+    @property
+    def in_force(self) -> int:
+        """How many keys are accepted."""
+        return len(self._tenants)
+
+    @property
+    def problem(self) -> str:
+        """Why the files as they are now are not in force; names the file and the entry, never a key."""
+        return self._problem
 
     def named(self, name: str) -> Tenant | None:
         """Return the tenant of a key's name."""
@@ -71,12 +85,15 @@ class Tenants:
                 files = await asyncio.to_thread(read_files, self._paths)
                 if files != self._files:
                     self._use(files, await asyncio.to_thread(parse_files, files))
-                self._problem = ""
+                problem = ""
             except KeysUnusable as error:
                 if str(error) != self._problem:  # said once, not every second
                     fields = {"reason": str(error), "in_force": "the keys that were read before"}
                     log.error("API keys cannot be read", extra={"fields": fields})
-                self._problem = str(error)
+                problem = str(error)
+            changed, self._problem = problem != self._problem, problem
+            if changed:
+                self.on_change()
 
     def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
         tenants: dict[str, Tenant] = {}
@@ -87,8 +104,9 @@ class Tenants:
             else:
                 tenant.use(grant)
             tenants[grant.name] = tenant
-        self._files, self._tenants, self._ring = files, tenants, KeyRing(grants)
+        self._files, self._tenants, self._ring, self._problem = files, tenants, KeyRing(grants), ""
         log.info("API keys are in force", extra={"fields": {"keys": len(grants)}})
+        self.on_change()
 
     def find(self, scope: Scope) -> Tenant:
         """Return whose request this is.
@@ -111,6 +129,31 @@ class Tenants:
 def tenant_of(scope: Scope) -> Tenant | None:
     """Return the tenant that the gate has found for a request."""
     return scope.get(TENANT)
+
+
+class Place:
+    """One of the requests that a tenant may have in work at once."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        """Take it.
+
+        Raises:
+            ApiError: 429 when it is one too many.
+        """
+        tenant.begin()
+        self._tenant: Tenant | None = tenant
+
+    def leave(self) -> None:
+        """Give it back, unless that was done."""
+        if self._tenant is not None:
+            self._tenant.end()
+            self._tenant = None
+
+
+def leave_place(scope: Scope) -> None:
+    """Count a request as in work no more, where it was: only its client is waited for."""
+    if PLACE in scope:
+        scope[PLACE].leave()
 
 
 class Gate:
@@ -142,7 +185,7 @@ class Gate:
             await send(message)
 
         try:
-            tenant.begin()
+            place = scope[PLACE] = Place(tenant)
         except ApiError as error:
             record_of(scope).error = error.code or error.kind
             await refuse(send, error, tenant.headers())
@@ -150,7 +193,7 @@ class Gate:
         try:
             await self._app(scope, receive, sending if tenant.limited else send)
         finally:
-            tenant.end()
+            place.leave()
 
 
 async def refuse(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:

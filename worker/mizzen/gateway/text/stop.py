@@ -46,8 +46,10 @@ class StopStrings:
         return whole[:cut]
 
     def flush(self) -> str:
-        """Return what was held back; the stream has ended without completing it."""
+        """Return what was held back: nothing completes it. What comes next is a text of its own."""
         held, self._held = "".join(self._held), []
+        for stop in self._stops:
+            stop.seen = 0
         return held
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from mizzen.gateway.openai.output import OutputDelta, ToolCallDelta
-from mizzen.gateway.text.stop import partial
+from mizzen.gateway.text.stop import StopStrings, partial
 from mizzen.gateway.tools.reader import CallReader
 from mizzen.gateway.tools.values import WHITESPACE
 
@@ -33,6 +33,16 @@ class ToolParser(Protocol):
         """How many calls have begun."""
         ...
 
+    @property
+    def open(self) -> bool:
+        """Whether the arguments of the call that was begun last are still to be written."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the content has come to a stop string; nothing is taken any more."""
+        ...
+
 
 class Reader(Protocol):
     """Reads one call; see `CallReader`."""
@@ -45,15 +55,23 @@ class Reader(Protocol):
     def ended(self) -> bool: ...  # noqa: D102
 
     @property
+    def whole(self) -> bool: ...  # noqa: D102
+
+    @property
     def raw(self) -> str: ...  # noqa: D102
 
     def add(self, text: str) -> tuple[str, str]: ...  # noqa: D102
 
 
 class Collector:
-    """Collects what a parser finds. White space beside a call belongs to the format and is no content."""
+    """Collects what a parser finds. White space beside a call belongs to the format and is no content.
 
-    def __init__(self) -> None:
+    Content is looked through for stop strings as it comes, white space that may still belong to a call
+    included: an answer of blank lines without end must not outlast a stop string of blank lines.
+    """
+
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+        self._stop = StopStrings(stop) if stop else None
         self._content: list[str] = []
         self._space: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -65,11 +83,19 @@ class Collector:
         """How many calls have begun."""
         return self._count
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the content has come to a stop string."""
+        return self._stop is not None and self._stop.found is not None
+
     def content(self, text: str) -> None:
-        """Add text."""
+        """Add text, up to a stop string."""
         if self._behind_call:
             text = text.lstrip(WHITESPACE)
             self._behind_call = not text
+        self._add(text if self._stop is None else self._stop.add(text))
+
+    def _add(self, text: str) -> None:
         body = text.rstrip(WHITESPACE)
         if body:
             self._content += [*self._space, body]
@@ -79,6 +105,7 @@ class Collector:
 
     def start(self, name: str, arguments: str) -> None:
         """Begin a call."""
+        self._release()
         self._space, self._behind_call = [], True
         self._calls.append(ToolCallDelta(self._count, new_call_id(), name))
         self._count += 1
@@ -91,8 +118,14 @@ class Collector:
 
     def end(self) -> None:
         """Let white space at the end be content, unless a call is before it."""
+        self._release()
         self._content += self._space
         self._space = []
+
+    def _release(self) -> None:
+        """Let what might have begun a stop string be content."""
+        if self._stop is not None:
+            self._add(self._stop.flush())
 
     def take(self) -> OutputDelta:
         """Return what has come since the last time."""
@@ -112,9 +145,9 @@ class MarkedParser(ABC):
     markers: tuple[str, ...] = ()
     """Never a part of content."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
         self._names = frozenset(names)
-        self._found = Collector()
+        self._found = Collector(stop)
         self._reader: Reader | None = None
         self._held = ""
         self._any_marker = re.compile("|".join(map(re.escape, self.markers)) or r"(?!)")
@@ -124,10 +157,20 @@ class MarkedParser(ABC):
         """See `ToolParser`."""
         return self._found.calls
 
+    @property
+    def open(self) -> bool:
+        """See `ToolParser`."""
+        return self._reader is not None and self._reader.started and not self._reader.whole
+
+    @property
+    def stopped(self) -> bool:
+        """See `ToolParser`."""
+        return self._found.stopped
+
     def feed(self, text: str) -> OutputDelta:
         """See `ToolParser`."""
         text, self._held = self._held + text, ""
-        while text:
+        while text and not self.stopped:
             text = self._between(text) if self._reader is None else self._read(self._reader, text)
         return self._found.take()
 

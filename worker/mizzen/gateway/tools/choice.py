@@ -12,6 +12,7 @@ from mizzen.gateway.tools.check import MAX_DEPTH, schema_error, too_deep
 from mizzen.gateway.tools.families import CallSchema
 from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS
 from mizzen.gateway.tools.schemas import AllowedTools, Function, NamedTool, Tool, ToolChoice
+from mizzen.gateway.tools.widen import place, widened
 
 MAX_TOOLS = 128
 _WHOLE = ("type", "$ref", "anyOf", "oneOf", "allOf")
@@ -31,6 +32,8 @@ class Tools:
     """Whether it must call one."""
     many: bool
     """Whether it may make several calls."""
+    calls: tuple[CallSchema, ...]
+    """Those that it may call, as a grammar sees them."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -59,18 +62,16 @@ class Tools:
             found.append({"type": "function", "function": entry})
         return found
 
-    def for_grammar(self) -> list[CallSchema]:
-        """Return the tools that may be called; forced calls conform unless `strict` is false."""
-        return [CallSchema(one.name, self._schema(one)) for one in self.allowed]
+    def fault(self, keyword: str, path: str) -> str | None:
+        """Return where in the request a keyword stands that an engine does not enforce; None if nowhere.
 
-    def _schema(self, function: Function) -> dict[str, Any]:
-        conforms = function.strict or (self.forced and function.strict is None)
-        given = function.parameters
-        if not conforms or given == {}:
-            return ANY_OBJECT
-        if given is None:
-            return NO_ARGUMENTS
-        return given if any(key in given for key in _WHOLE) else {"type": "object", **given}
+        `path` leads there from a strict tool's schema, with `/` between its steps.
+        """
+        for index, function in enumerate(self.all):
+            found = place(function.parameters, path) if function.strict and function in self.allowed else None
+            if found is not None and keyword in found[0]:
+                return f"tools[{index}].function.parameters{found[1]}.{keyword}"
+        return None
 
 
 def chosen(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> Tools | None:
@@ -99,7 +100,7 @@ def select(functions: tuple[Function, ...], choice: ToolChoice | None, parallel:
     many = parallel is not False
     if isinstance(choice, NamedTool):
         one = (known(functions, choice.function.name, "tool_choice.function.name"),)
-        return Tools(all=functions, allowed=one, forced=True, many=False)
+        return offered(functions, one, forced=True, many=False)
     if isinstance(choice, AllowedTools):
         where = "tool_choice.allowed_tools.tools[{}].function.name"
         given = choice.allowed_tools
@@ -109,8 +110,28 @@ def select(functions: tuple[Function, ...], choice: ToolChoice | None, parallel:
         )
         if not allowed:
             raise invalid("tool_choice.allowed_tools.tools is empty", "tool_choice.allowed_tools.tools")
-        return Tools(all=functions, allowed=allowed, forced=given.mode == "required", many=many)
-    return Tools(all=functions, allowed=functions, forced=choice == "required", many=many)
+        return offered(functions, allowed, forced=given.mode == "required", many=many)
+    return offered(functions, functions, forced=choice == "required", many=many)
+
+
+def offered(
+    functions: tuple[Function, ...], allowed: tuple[Function, ...], *, forced: bool, many: bool
+) -> Tools:
+    """Return the tools of a request. Forced calls conform to their schemas unless `strict` is false."""
+    calls = tuple(CallSchema(one.name, call_schema(one, forced)) for one in allowed)
+    return Tools(all=functions, allowed=allowed, forced=forced, many=many, calls=calls)
+
+
+def call_schema(function: Function, forced: bool) -> dict[str, Any]:
+    """Return what a call's arguments conform to: the tool's schema, or what can be enforced of it."""
+    conforms = function.strict or (forced and function.strict is None)
+    given = function.parameters
+    if not conforms or given == {}:
+        return ANY_OBJECT
+    if given is None:
+        return NO_ARGUMENTS
+    found = given if function.strict else widened(given)
+    return found if any(key in found for key in _WHOLE) else {"type": "object", **found}
 
 
 def known(functions: tuple[Function, ...], name: str, where: str) -> Function:

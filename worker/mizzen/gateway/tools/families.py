@@ -7,6 +7,7 @@ import json
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import formats
@@ -34,13 +35,20 @@ GrammarBuilder = Callable[[Sequence[CallSchema], bool, Tokenizer], Format]
 """From the tools that may be called, and whether several calls may be made, to what an answer looks like."""
 
 
+class ParserMaker(Protocol):
+    """Makes a parser for one answer."""
+
+    def __call__(self, tools: Schemas, stop: tuple[str, ...] = (), /) -> ToolParser:
+        """Take the tools that may be called, and strings that end the content."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFamily:
     """How the models of a family write calls."""
 
     name: str
-    parser: Callable[[Schemas], ToolParser]
-    """Makes a parser for one answer, from the tools that may be called."""
+    parser: ParserMaker
     forced: GrammarBuilder
     """An answer that is calls and nothing else."""
     free: GrammarBuilder

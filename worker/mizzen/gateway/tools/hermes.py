@@ -15,8 +15,8 @@ class HermesParser(MarkedParser):
 
     markers = (BEGIN, END)
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(names)
+    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(names, stop)
         self._closing = False
 
     def _between(self, text: str) -> str:

@@ -32,6 +32,11 @@ class NamedReader:
         return self.failed or self._scanner.done
 
     @property
+    def whole(self) -> bool:
+        """Whether the arguments are all there."""
+        return self._scanner.done
+
+    @property
     def raw(self) -> str:
         """What was read, as long as no call has begun."""
         return self._head
@@ -62,8 +67,8 @@ class NamedReader:
 class BareListParser(MarkedParser):
     """Reads an answer that is a list of calls, or one call."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(names)
+    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(names, stop)
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""

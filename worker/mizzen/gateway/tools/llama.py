@@ -15,8 +15,8 @@ class LlamaParser(MarkedParser):
 
     markers = (TAG,)
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(names)
+    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(names, stop)
         self._expecting = True
         self._behind_call = False
 

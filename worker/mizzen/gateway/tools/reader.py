@@ -62,6 +62,11 @@ class CallReader:
         return self._state is _State.END or self.failed
 
     @property
+    def whole(self) -> bool:
+        """Whether the arguments of a call that has begun are all there; the object need not have ended."""
+        return self._state is not _State.STREAMING
+
+    @property
     def raw(self) -> str:
         """What was read, as long as no call has begun."""
         return "".join(self._raw)
@@ -168,6 +173,9 @@ class CallReader:
             return "{}"
         inner = self._decoded(part, str)
         try:
-            return inner if inner is not None and isinstance(json.loads(inner), dict) else None
+            if inner is None or not isinstance(json.loads(inner), dict):
+                return None
+            inner.encode()  # half a character, which JSON can name, is no text that could be given on
+            return inner
         except (ValueError, RecursionError):
             return None

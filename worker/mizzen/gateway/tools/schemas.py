@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,8 +57,9 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     """A function as it was called."""
 
     name: str
-    arguments: str
-    """JSON text."""
+    arguments: Annotated[
+        str | dict[str, Any] | None, Meta(description="JSON text, as an answer has it, or the object itself.")
+    ] = None
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

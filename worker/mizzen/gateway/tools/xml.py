@@ -54,6 +54,11 @@ class XmlReader:
         self.ended = False
 
     @property
+    def whole(self) -> bool:
+        """Whether the arguments are all there."""
+        return self.ended
+
+    @property
     def raw(self) -> str:
         """What was read, as long as no call has begun."""
         return self._raw or self._held
@@ -144,8 +149,8 @@ class XmlParser(MarkedParser):
 
     markers = (CALL, CALL_END, FUNCTION, FUNCTION_END)
 
-    def __init__(self, tools: Schemas) -> None:
-        super().__init__(tools)
+    def __init__(self, tools: Schemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
         self._tools = tools
 
     def _between(self, text: str) -> str:

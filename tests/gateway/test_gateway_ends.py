@@ -1,0 +1,60 @@
+"""What clients are told of answers that a gateway cannot end before it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 500}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "embeddings"])
+async def test_a_whole_answer_that_breaks_off_is_503_and_may_be_asked_for_again(
+    live: Any, scripted: Any, until: Any, path: str, begun: bool
+) -> None:
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "mute", 2 if begun else 0
+    engine.does.step_seconds = 0.01
+    gateway = await live(engine)
+    body: dict[str, Any] = {"model": "demo", "max_tokens": 500, "prompt": [5, 6, 7]}
+    if path == "chat/completions":
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    elif path == "embeddings":
+        engine._embed = lambda peer, message: engine.requests.append(message)
+        body = {"model": "demo", "input": "hi"}
+    async with httpx.AsyncClient(timeout=60) as http:
+        asked = asyncio.create_task(http.post(f"{gateway.url}/v1/{path}", json=body))
+        await until(lambda: engine.requests)
+        await asyncio.sleep(0.1)
+        await gateway.gateway.close()
+        answer = await asked
+    error = answer.json()["error"]
+    assert answer.status_code == 503, error
+    assert "the gateway is shutting down" in error["message"]
+    assert error["type"] == "server_error"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_stream_that_breaks_off_says_why_and_what_to_do(live: Any, scripted: Any, until: Any) -> None:
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "mute", 2
+    gateway = await live(engine)
+    async with httpx.AsyncClient(timeout=60) as http:
+        asked = asyncio.create_task(http.post(f"{gateway.url}/v1/completions", json={**BODY, "stream": True}))
+        await until(lambda: engine.requests and next(iter(gateway.gateway.engines)).requests)
+        await asyncio.sleep(0.1)
+        await gateway.gateway.close()
+        answer = await asked
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert "[DONE]" not in events
+    assert json.loads(events[-1])["error"] == {
+        "message": "the answer broke off: the gateway is shutting down; send the request again",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_lost",
+    }

@@ -1,0 +1,128 @@
+"""What requests leave in memory once they are answered: nothing that waits for the garbage collector."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mizzen.gateway import memory
+from mizzen.gateway.openai.call import Call
+from mizzen.wire.messages import RefusalCode
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+TEXT = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}
+REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "whole": ("completions", TEXT, 200),
+    "stream": ("chat/completions", {**CHAT, "stream": True}, 200),
+    "choices": ("chat/completions", {**CHAT, "n": 3}, 200),
+    "streamed choices": ("chat/completions", {**CHAT, "n": 3, "stream": True}, 200),
+    "vectors": ("embeddings", {"model": "demo", "input": ["a", "b"]}, 200),
+    "a wrong field": ("chat/completions", {**CHAT, "top_p": "x"}, 400),
+    "a wrong field of a response": ("responses", {"model": "demo", "input": 7}, 400),
+    "an unknown model": ("chat/completions", {**CHAT, "model": "x"}, 404),
+    "too long": ("completions", {**TEXT, "prompt": [5] * 5000}, 400),
+    "too long for choices": ("completions", {**TEXT, "prompt": [[5] * 5000, [6]], "n": 2}, 400),
+    "too long to embed": ("embeddings", {"model": "demo", "input": [[5] * 5000, [6]]}, 400),
+    "late": ("completions", {**TEXT, "timeout": 0.001, "max_tokens": 1900}, 504),
+}
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Have nothing collected but what nobody refers to."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def calls() -> list[Any]:
+    return [one for one in gc.get_objects() if isinstance(one, Call)]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_an_answered_request_is_gone(
+    live: Any, scripted: Any, until: Any, uncollected: None, name: str
+) -> None:
+    path, body, status = REQUESTS[name]
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/{path}", json=body)
+        assert answer.status_code == status, answer.text
+    await until(lambda: not calls())
+
+
+@pytest.mark.parametrize("name", ["refused", "broken", "broken choices"])
+async def test_a_request_that_an_engine_fails_is_gone(
+    live: Any, scripted: Any, until: Any, uncollected: None, name: str
+) -> None:
+    engine = scripted()
+    gateway = await live(engine, max_resumes=0)
+    if name == "refused":
+        engine.does.refuse = RefusalCode.INVALID
+    else:
+        engine.does.fault = "error"
+    body = {**TEXT, "max_tokens": 50, "stream": name != "refused", "n": 2 if "choices" in name else 1}
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/completions", json=body)
+    assert "error" in answer.text
+    await until(lambda: not calls())
+
+
+async def test_a_request_whose_client_has_left_is_gone(
+    live: Any, scripted: Any, until: Any, uncollected: None
+) -> None:
+    engine = scripted()
+    engine.does.step_seconds = 0.01
+    gateway = await live(engine)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({**TEXT, "max_tokens": 1900, "stream": True}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    await until(lambda: engine.running)
+    writer.transport.abort()
+    await until(lambda: not engine.running)
+    await until(lambda: not calls())
+
+
+@pytest.mark.parametrize(("size", "trims"), [(10_000, 0), (200_000, 1)])
+async def test_what_large_bodies_took_goes_back_once_they_have_ended(
+    live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, size: int, trims: int
+) -> None:
+    monkeypatch.setattr(memory, "TRIM_SECONDS", 0.3)
+    gateway = await live(scripted())
+    done: list[float] = []
+    gateway.gateway.trimmer._work = lambda: done.append(time.monotonic())
+    body = {**CHAT, "metadata": {"note": "x" * size}}
+    async with httpx.AsyncClient(timeout=60) as http:
+        for _ in range(3):
+            assert (await http.post(f"{gateway.url}/v1/chat/completions", json=body)).status_code == 200
+        await until(lambda: len(done) >= trims)
+        await asyncio.sleep(0.5)
+    assert trims <= len(done) <= 3 * trims
+    assert gateway.gateway.bodies.used == 0
+
+
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """A fifth of a gigabyte in pieces that the C library keeps, with something behind them."""
+    script = """
+from mizzen.gateway.memory import trim
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+kept = [bytes(2000) for _ in range(100_000)]
+last = bytes(2000)
+before = resident()
+kept = None
+trim()
+assert before - resident() > 100_000_000, (before, resident())
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,103 @@
+"""What clients get that the application never hears of, or that speak HTTP as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+REFUSED: dict[str, tuple[bytes, int]] = {
+    "no HTTP": (b"\x16\x03\x01\x02\0\x01\r\n\r\n", 400),
+    "length and chunks": (HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "two lengths": (HEAD + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400),
+    "a bad chunk": (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", 400),
+    "a tunnel": (b"CONNECT evil:443 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a long head": (HEAD + b"x: %s\r\n" % (b"a" * 80_000), 431),
+}
+
+
+async def raw(gateway: Any, data: bytes) -> tuple[bytes, bytes]:
+    """Send bytes; return head and rest of all that is answered until the connection ends."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    answer = await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    return head, rest
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_no_request_gets_an_error_of_the_apis_shape(
+    live: Any, scripted: Any, name: str
+) -> None:
+    data, status = REFUSED[name]
+    head, rest = await raw(await live(scripted()), data)
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"content-type: application/json" in head.lower()
+    assert b"content-length: %d" % len(rest) in head.lower()
+    error = json.loads(rest)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_not_mixed_with_an_error_for_what_comes_behind(
+    live: Any, scripted: Any, until: Any, stream: bool
+) -> None:
+    """Of a request that is being answered, whether its answer has begun or not."""
+    engine = scripted()
+    engine.does.step_seconds = 0.05
+    gateway = await live(engine)
+    body = json.dumps({**BODY, "stream": stream, "max_tokens": 200}).encode()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    if stream:
+        await reader.readuntil(b"data: ")
+    else:
+        await until(lambda: engine.running)
+    writer.write(b"\0\0 no request\r\n\r\n")
+    assert b"HTTP/1.1 400" not in await asyncio.wait_for(reader.read(), 60)
+    writer.close()
+    await until(lambda: not gateway.gateway.in_flight)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_clients_of_http_1_0_get_no_chunks(live: Any, scripted: Any, stream: bool) -> None:
+    gateway = await live(scripted())
+    body = json.dumps({**BODY, "stream": stream}).encode()
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"connection: keep-alive\r\n"
+    told, rest = await raw(gateway, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert b" 200 " in told.split(b"\r\n")[0]
+    assert b"transfer-encoding" not in told.lower()
+    assert b"connection: close" in told.lower()
+    if stream:
+        events = rest.split(b"\n\n")
+        assert events[-2:] == [b"data: [DONE]", b""]
+        assert all(json.loads(one.removeprefix(b"data: ")) for one in events[:-2])
+    else:
+        assert len(json.loads(rest)["choices"]) == 1
+        assert b"content-length: %d" % len(rest) in told.lower()
+
+
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(live: Any, scripted: Any) -> None:
+    """A redirect would lose the key of a client that follows it elsewhere, or the body."""
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/completions/", json=BODY)
+        assert answer.status_code == 200, answer.text
+        models = await http.get(f"{gateway.url}/v1/models/")
+        assert [one["id"] for one in models.json()["data"]] == ["demo"]
+        missing = await http.post(f"{gateway.url}/v1/nothing/", json=BODY)
+        assert missing.status_code == 404
+        assert missing.json()["error"]["message"]
+        counted = (await http.get(f"{gateway.admin}/metrics")).text
+    assert 'path="/v1/completions"' in counted

@@ -1,0 +1,156 @@
+"""Schemas widened to what engines enforce: the engine's own check takes them, and no value is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.schema import check_schema
+from mizzen.gateway.tools.widen import widened
+
+TEXT = {"type": "string"}
+TREE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}, "name": TEXT}}
+KEPT: list[Any] = [
+    True,
+    {},
+    {"type": "object", "additionalProperties": True},
+    {"type": "object", "properties": {"a": TEXT, "b": {"type": "integer", "minimum": 1}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"enum": ["x", None]}}, "additionalProperties": False},
+    {"type": "object", "patternProperties": {"^x-[a-z]+$": TEXT}},
+    {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": TEXT},
+    {"type": "array", "items": {"anyOf": [TEXT, {"type": "null"}]}, "minItems": 1},
+    {"type": "string", "pattern": r"^(?:\d{3}-)?[^\"a]+\.(x|y)$"},
+    {"type": ["string", "null"], "maxLength": 5, "description": "d", "default": None},
+    {"type": "integer", "multipleOf": 3, "minimum": 3, "maximum": 9},
+    {"$ref": "#/$defs/tree", "$defs": {"tree": TREE}},
+    {"allOf": [{"type": "integer"}], "title": "t"},
+    {"type": "string", "enum": ["a", "b"]},
+    {"type": "string", "format": "date-time"},
+]
+WIDENED: list[tuple[Any, Any]] = [
+    ({"type": "array", "items": TEXT, "uniqueItems": True}, {"type": "array", "items": TEXT}),
+    ({"type": "string", "pattern": r"^(?!\.)a+$", "minLength": 2}, {"type": "string", "minLength": 2}),
+    ({"type": "string", "format": "email", "minLength": 2}, {"type": "string", "format": "email"}),
+    ({"type": "string", "pattern": r"\bx"}, TEXT),
+    ({"type": "number", "multipleOf": 0.5, "minimum": 0}, {"type": "number", "minimum": 0}),
+    ({"type": "integer", "exclusiveMinimum": True, "minimum": 1}, {"type": "integer", "minimum": 1}),
+    ({"minLength": 2}, {}),
+    ({"type": "string", "enum": ["a", None]}, {"type": "string", "enum": ["a"]}),
+    ({"enum": [1, 2], "minimum": 1}, {"enum": [1, 2]}),
+    ({"oneOf": [TEXT, {"maxLength": 3}]}, {"anyOf": [TEXT, {}]}),
+    ({"type": "string", "anyOf": [{"maxLength": 3}, {"enum": ["long"]}]},
+     {"anyOf": [{"type": "string", "maxLength": 3}, {"enum": ["long"]}]}),
+    ({"type": "array", "items": [True, TEXT]}, {"type": "array", "prefixItems": [{}, TEXT]}),
+    ({"type": "object", "minProperties": 1},
+     {"type": "object", "minProperties": 1, "additionalProperties": True}),
+    ({"$ref": "https://example.com/schema"}, {}),
+    ({"$ref": "#/$defs/none"}, {}),
+    ({"type": "array", "items": [TEXT, {"type": "integer"}]},
+     {"type": "array", "prefixItems": [TEXT, {"type": "integer"}]}),
+    ({"type": "object", "required": ["a"]},
+     {"type": "object", "required": ["a"], "additionalProperties": True, "properties": {"a": True}}),
+    ({"type": "object", "properties": {"a": TEXT}, "required": ["a", "b"], "additionalProperties": False},
+     {"type": "object", "properties": {"a": TEXT}, "required": ["a"], "additionalProperties": False}),
+    ({"type": "object", "properties": {"a": TEXT}, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+     {"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}),
+    ({"type": "object", "properties": {"a": TEXT}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     {"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}),
+    ({"type": "object", "properties": {"a": TEXT}, "patternProperties": {"^x": TEXT}},
+     {"type": "object", "properties": {"a": TEXT}, "additionalProperties": True}),
+    ({"type": "object", "properties": {"a": {"not": TEXT}}, "dependentRequired": {"a": ["b"]}},
+     {"type": "object", "properties": {"a": {}}}),
+    ({"type": "object", "additionalProperties": {"not": TEXT}, "minProperties": 2},
+     {"type": "object", "additionalProperties": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", KEPT, ids=json.dumps)
+def test_what_is_enforced_stays(schema: Any) -> None:
+    check_schema(schema)
+    assert widened(schema) == schema
+
+
+@pytest.mark.parametrize(("schema", "wider"), WIDENED, ids=json.dumps)
+def test_what_is_not_enforced_goes_alone(schema: Any, wider: Any) -> None:
+    before = json.dumps(schema)
+    assert widened(schema) == wider
+    check_schema(wider)
+    assert json.dumps(schema) == before
+
+
+names = st.sampled_from(["a", "b", "c"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.sampled_from(["", "a", "ab1", 0.5]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=5,
+)
+kinds = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+patterns = st.sampled_from(["^a", "b$", "^[a-z]+$", "a|b", r"(?=a)b", r"\d", r"(a)\1", 'a"', r"a\\b", "x^"])
+counts = st.integers(0, 3)
+
+
+def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    optional: dict[str, st.SearchStrategy[Any]] = {
+        "type": kinds | st.lists(kinds, min_size=1, max_size=3, unique=True),
+        **dict.fromkeys(("anyOf", "oneOf", "allOf"), several),
+        "prefixItems": st.lists(inner.filter(lambda one: one is not True), min_size=1, max_size=3),
+        **dict.fromkeys(("not", "if", "then", "else", "contains", "additionalProperties"), inner),
+        **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), inner),
+        "items": inner | several,
+        **dict.fromkeys(("properties", "$defs", "definitions"), st.dictionaries(names, inner, max_size=3)),
+        "patternProperties": st.dictionaries(patterns, inner, max_size=2),
+        "propertyNames": st.fixed_dictionaries({}, optional={"pattern": patterns, "maxLength": counts}),
+        "required": st.lists(names, max_size=3, unique=True),
+        "dependentRequired": st.dictionaries(names, st.lists(names, max_size=2), max_size=2),
+        "enum": st.lists(values, min_size=1, max_size=4),
+        "const": values,
+        "$ref": st.sampled_from(["#", "#/$defs/a", "#/properties/b", "#/nothing", "#a", "http://x"]),
+        "pattern": patterns,
+        "format": st.sampled_from(["date", "uuid", "email"]),
+        **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), counts),
+        **dict.fromkeys(("minProperties", "maxProperties", "minContains"), counts),
+        **dict.fromkeys(("minimum", "maximum"), st.integers(-3, 9)),
+        "exclusiveMinimum": st.integers(-3, 9) | st.booleans(),
+        "multipleOf": st.sampled_from([1, 2, 0.5]),
+        "uniqueItems": st.booleans(),
+    }
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+schemas = st.recursive(
+    st.just(True) | st.fixed_dictionaries({}, optional={"type": kinds}), keywords, max_leaves=6
+)
+
+
+@settings(max_examples=600)
+@given(schema=schemas)
+def test_an_engine_takes_whatever_was_widened(schema: Any) -> None:
+    found = widened(schema)
+    check_schema(found)
+    assert widened(found) == found
+    try:
+        check_schema(schema)
+    except GrammarError:
+        return
+    read_otherwise = ("oneOf", "patternProperties", "$ref", "minProperties", "maxProperties")
+    if not any(f'"{word}"' in json.dumps(schema) for word in read_otherwise):
+        assert found == schema
+
+
+@settings(max_examples=400)
+@given(schema=schemas.filter(lambda one: "$ref" not in json.dumps(one)), value=values)
+def test_no_value_is_lost(schema: Any, value: Any) -> None:
+    """As JSON Schema counts: that objects are closed unless a schema says otherwise is the engine's way."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError:
+        return
+    if jsonschema.Draft202012Validator(schema).is_valid(value):
+        assert jsonschema.Draft202012Validator(widened(schema)).is_valid(value)

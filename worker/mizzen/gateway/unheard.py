@@ -1,0 +1,40 @@
+"""Answers past the application: to what is no request that it could hear of, and to clients of HTTP/1.0."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from mizzen.gateway.errors import ApiError
+
+UNKNOWN_LENGTH = 1 << 62
+
+
+def whole_answer(error: ApiError) -> bytes:
+    """Return an error as all that goes over a connection before it ends."""
+    body = error.body()
+    lines = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
+    lines += [b"%b: %b" % header for header in error.headers()]
+    lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+    return b"\r\n".join(lines)
+
+
+def unframed(cycle: RequestResponseCycle) -> Callable[[Message], Awaitable[None]]:
+    """Return how a response is sent whose end is the connection's, where it does not say its length.
+
+    Clients of HTTP/1.0 know no chunks (RFC 9112, 6.1), and uvicorn sends them all the same.
+    """
+    send: Send = cycle.send  # pyright: ignore[reportAssignmentType]
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                cycle.chunked_encoding, cycle.expected_content_length = False, UNKNOWN_LENGTH
+        elif cycle.expected_content_length >= UNKNOWN_LENGTH // 2 and not message.get("more_body"):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return sending
