@@ -6,8 +6,11 @@ from product import RELEASE, SITE_CLAIM, SYSTEM, TENANT, Product, everything
 
 from cluster import Timeline, kubectl, run, wait_until
 
+CRD = "customresourcedefinition.apiextensions.k8s.io/inferenceservices.mizzen.dev"
+ROLE = "clusterrole.rbac.authorization.k8s.io/mizzen-gateway"
 
-def test_helm_uninstall_leaves_the_crd_and_nothing_else(
+
+def test_helm_uninstall_leaves_what_services_that_stay_need_and_nothing_else(
     product: Product, timeline: Timeline, before: set[str]
 ) -> None:
     with timeline.measure("helm uninstall"):
@@ -18,7 +21,8 @@ def test_helm_uninstall_leaves_the_crd_and_nothing_else(
     assert sorted(left) == ["configmap/kube-root-ca.crt", "serviceaccount/default"]
     kubectl("delete", "namespace", SYSTEM, TENANT, "--timeout=120s")
     kubectl("delete", "pv", SITE_CLAIM, "--ignore-not-found", "--timeout=60s")
-    kept = "customresourcedefinition.apiextensions.k8s.io/inferenceservices.mizzen.dev"
-    assert everything() - before == {kept} - before
-    if kept not in before:
-        kubectl("delete", kept)
+    kept = {CRD, ROLE} - before
+    assert everything() - before == kept
+    if kept:
+        kubectl("delete", *sorted(kept))
+    assert everything() <= before
