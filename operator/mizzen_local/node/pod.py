@@ -26,7 +26,7 @@ from mizzen_local.pki import write_token_kubeconfig
 
 log = logging.getLogger(__name__)
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-REFRESH_SECONDS = 30.0
+REFRESH_SECONDS = 10.0
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
