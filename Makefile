@@ -9,9 +9,10 @@ GPU_PYTHON ?= $(PYTHON)
 COMPILE ?= 1
 LOAD_SECONDS ?= 240
 SOAK ?=
+ROUNDS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test test-gpu soak e2e lint bench docs clean
+.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,9 @@ lint: $(STAMP) ## ruff and pyright
 test: $(STAMP) lint ## lint, types and all tests
 	@$(BIN)/mizzen-local assets > /dev/null  # before any test's time limit runs: without downloads this builds them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
+
+fuzz: $(STAMP) ## the property tests with examples of their own at every run; ROUNDS=50 for more
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done
 
 test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
 	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q

@@ -87,12 +87,8 @@ class Kube:
         cache = self._caches(ref.kind)
         if cache is not None and not (ref.subresource or live):
             return cache.get(Name(ref.namespace, ref.name))
-        try:
-            return msgspec.json.decode(await self._request("GET", ref))
-        except KubeError as error:
-            if error.code == 404:
-                return None
-            raise
+        found = await self._read(ref)
+        return None if found is None else msgspec.json.decode(found)
 
     async def exists(self, ref: Ref) -> bool:
         """Whether there is an object, by its metadata alone: what a Secret holds is not sent.
@@ -100,13 +96,16 @@ class Kube:
         Raises:
             KubeError: the API server failed.
         """
+        return await self._read(ref, OBJECT_METADATA) is not None
+
+    async def _read(self, ref: Ref, accept: str = JSON) -> bytes | None:
+        """Read an object's text; None when there is none."""
         try:
-            await self._request("GET", ref, accept=OBJECT_METADATA)
+            return await self._request("GET", ref, accept=accept)
         except KubeError as error:
             if error.code == 404:
-                return False
+                return None
             raise
-        return True
 
     async def reread(self, ref: Ref) -> dict[str, Any] | None:
         """Read an object from the API server itself, and hold it as it is there; None when there is none.

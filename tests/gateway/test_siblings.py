@@ -22,6 +22,12 @@ def asked(gateway: Any, key: str = "none", **changes: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(gateway.client(key).completions.create(**body))
 
 
+def two_keys(folder: Path) -> tuple[str]:
+    path = folder / "keys.yaml"
+    path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
+    return (str(path),)
+
+
 @pytest.fixture
 def slow(scripted: Any) -> Any:
     """An engine that takes 0.2 s and more for an answer of 100 tokens."""
@@ -73,9 +79,7 @@ async def test_choices_begun_lose_no_place_to_others(
     live: Any, slow: Any, until: Any, tmp_path: Path
 ) -> None:
     """A queue that others have filled takes nothing from a request that has begun."""
-    path = tmp_path / "keys.yaml"
-    path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
-    gateway = await live(slow, max_in_flight=1, queue_size=3, api_keys_file=(str(path),))
+    gateway = await live(slow, max_in_flight=1, queue_size=3, api_keys_file=two_keys(tmp_path))
     many = asked(gateway, ALICE, n=6)
     await until(lambda: gateway.gateway.admission._queue)
     others = [asked(gateway, BOB) for _ in range(8)]
@@ -87,9 +91,7 @@ async def test_choices_begun_lose_no_place_to_others(
 async def test_choices_neither_overtake_nor_starve_others(
     live: Any, slow: Any, until: Any, tmp_path: Path
 ) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
-    gateway = await live(slow, max_in_flight=1, queue_size=24, api_keys_file=(str(path),))
+    gateway = await live(slow, max_in_flight=1, queue_size=24, api_keys_file=two_keys(tmp_path))
     many = asked(gateway, ALICE, n=30)
     await until(lambda: len(slow.requests) >= 2)
     before = len(slow.requests)

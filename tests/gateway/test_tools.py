@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mizzen.gateway.openai.output import OutputDelta
@@ -434,6 +434,7 @@ def test_ids_for_mistral() -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=100)
+@example(content="", calls=[("weather", "{}")], stop=" ")
 @given(content=plain_texts, calls=made_calls, stop=st.text("abc <{[\n.,tol", min_size=1, max_size=3))
 def test_stop_strings_are_found_in_content_alone(name: str, content: str, calls: Calls, stop: str) -> None:
     family, write = WRITERS[name]

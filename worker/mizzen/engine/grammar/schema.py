@@ -9,39 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
+from mizzen.core.json_schema import BOUNDS, CHOICES, LENGTHS, MORE, NOT_ENFORCED, STRUCTURE, TYPES, Schema
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
-Schema = dict[str, Any]
-
-NOT_ENFORCED = (
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
-    "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "additionalItems",
-)  # fmt: skip
-STRING = ("minLength", "maxLength", "pattern")
-NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-ARRAY = ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "uniqueItems")
-OBJECT = (
-    "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
-    "maxProperties", "unevaluatedProperties",
-)  # fmt: skip
-MORE = ("additionalProperties", "unevaluatedProperties")
-"""What an object may hold beyond its described properties."""
-CHOICES = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
-CONSTRAINTS = ("type", *CHOICES, *STRING, *NUMBER, *ARRAY, *OBJECT)
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "string": lambda value: isinstance(value, str),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
+SINGLE = (*CHOICES, "enum", "const")
+"""Of these a schema has one, alone."""
+CONSTRAINTS = ("type", *SINGLE, *STRUCTURE)
 
 
 def read_json(text: str, nesting: int) -> Any:
@@ -105,7 +83,7 @@ class Check:
                 raise fault(path, name, "is not enforced: leave it out")
         if schema.get("uniqueItems"):
             raise fault(path, "uniqueItems", "is not enforced: leave it out")
-        choice = next((name for name in CHOICES if name in schema), None)
+        choice = next((name for name in SINGLE if name in schema), None)
         if choice is not None:
             self.choice(path, schema, choice)
             return
@@ -130,7 +108,7 @@ class Check:
             return {"object"}
         if "items" in schema or "prefixItems" in schema:
             return {"array"}
-        for name in (*STRING, *NUMBER, *ARRAY, *OBJECT):
+        for name in STRUCTURE:
             if name in schema:
                 raise fault(path, name, 'is enforced beside "type" alone: add it')
         return None
@@ -175,7 +153,7 @@ class Check:
 
     def string(self, path: str, schema: Schema) -> None:
         """Check the keywords of strings."""
-        lengths = [name for name in ("minLength", "maxLength") if name in schema]
+        lengths = [name for name in LENGTHS if name in schema]
         for other in ("pattern", "format"):
             if other in schema and lengths:
                 raise fault(path, lengths[0], f'is not enforced beside "{other}": say it in a pattern')
@@ -197,7 +175,7 @@ class Check:
         step = schema["multipleOf"]
         if types is None or "number" in types or not isinstance(step, int) or step < 1:
             raise fault(path, "multipleOf", "is enforced for whole numbers of type integer alone")
-        bounds = {name for name in NUMBER[:4] if name in schema}
+        bounds = {name for name in BOUNDS if name in schema}
         if bounds and bounds != {"minimum", "maximum"}:
             text = 'is enforced alone, or with both "minimum" and "maximum"'
             raise fault(path, "multipleOf", text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Awaitable
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -76,11 +75,12 @@ async def chat_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
 
 async def renders(prompt: Awaitable[Int32]) -> bool:
     """Tell whether a chat template takes messages."""
-    with suppress(TooManyTokens):
-        try:
-            await prompt
-        except (TemplateError, NoChatTemplate):
-            return False
+    try:
+        await prompt
+    except TooManyTokens:
+        return True  # it has been rendered
+    except (TemplateError, NoChatTemplate):
+        return False
     return True
 
 

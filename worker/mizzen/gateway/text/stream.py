@@ -13,14 +13,8 @@ class TextStream:
 
     __slots__ = ("_detokenizer", "_stop")
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stop: tuple[str, ...] = (),
-        skip_special_tokens: bool = True,
-        shown: tuple[str, ...] = (),
-    ) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens, shown)
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        self._detokenizer = tokenizer.detokenizer()
         self._stop = StopStrings(stop) if stop else None
 
     @property

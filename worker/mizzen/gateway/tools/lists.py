@@ -72,6 +72,7 @@ class BareListParser(MarkedParser):
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""
+        """What has come behind a marker, or of a list, before its first call: content where none comes."""
 
     def _between(self, text: str) -> str:
         if not self._in_calls:
@@ -79,7 +80,7 @@ class BareListParser(MarkedParser):
             self._in_calls = marker == MARKER
             return rest
         at = skip_whitespace(text, 0)
-        if at and self._opening:
+        if at and (self._opening or (self.markers and not self._in_list)):
             self._opening += text[:at]
         elif at:
             self._found.content(text[:at])
@@ -99,7 +100,7 @@ class BareListParser(MarkedParser):
             self._read_object()
             return text
         if first == "[" and not self._in_list:
-            self._in_list, self._opening = True, first
+            self._in_list, self._opening = True, self._opening + first
             return text[1:]
         if self._in_list and not self._opening and first in ",]":
             self._in_calls = self._in_list = first == ","
@@ -116,7 +117,7 @@ class BareListParser(MarkedParser):
         self._opening = ""
 
     def _content(self, text: str) -> None:
-        """Add text that is no call, and before it the list's bracket if there was none yet."""
+        """Add text that is no call, and before it what may have opened one."""
         super()._content(self._opening + text)
         self._opening = ""
 

@@ -7,43 +7,26 @@ was left out that could have described properties may have any others.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-Schema = dict[str, Any]
+from mizzen.core.json_schema import (
+    BOUNDS,
+    CHOICES,
+    CONDITIONS,
+    LENGTHS,
+    MORE,
+    NOT_ENFORCED,
+    STRUCTURE,
+    TYPES,
+    Schema,
+)
+from mizzen.core.patterns import pattern_fault
 
-CONDITIONS = ("if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
-"""Never enforced; they may describe properties."""
-NEVER = (
-    *CONDITIONS, "not", "contains", "minContains", "maxContains", "dependentRequired", "additionalItems",
-)  # fmt: skip
-LENGTHS = ("minLength", "maxLength")
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-MORE = ("additionalProperties", "unevaluatedProperties")
 COUNTS = {"minProperties", "maxProperties"}
 DESCRIPTIONS = {"properties", "patternProperties", "propertyNames", *MORE}
 """Of an object's properties."""
-STRUCTURE = (
-    *LENGTHS, "pattern", *BOUNDS, "multipleOf", "items", "prefixItems", "minItems", "maxItems",
-    "unevaluatedItems", "uniqueItems", "properties", "required", *MORE, "patternProperties", "propertyNames",
-    "minProperties", "maxProperties",
-)  # fmt: skip
-"""Constraints of values of one type."""
-CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 REFERRED = ("$defs", "definitions", "properties")
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "string": lambda value: isinstance(value, str),
-    "array": lambda value: isinstance(value, list),
-    "object": lambda value: isinstance(value, dict),
-}
-_PIECE = re.compile(r"\\x..|\\u....|\\.|\\|\[(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
-_UNKNOWN = re.compile(r"\\(?:[1-9bBAZzpPkKGQE]|$)")
-_QUOTED = {'"', "\\\\", '\\"', "\\x22", "\\x5c", "\\x5C", "\\u0022", "\\u005c", "\\u005C"}
 
 
 def widened(schema: Any) -> Any:
@@ -59,7 +42,7 @@ class _Widening:
         """Return one schema widened, and all in it."""
         if not isinstance(given, dict) or not given:
             return given
-        kept = {name: value for name, value in given.items() if name not in NEVER}
+        kept = {name: value for name, value in given.items() if name not in NOT_ENFORCED}
         if kept.get("uniqueItems"):
             del kept["uniqueItems"]
         if isinstance(kept.get("items"), list):  # as drafts before 2020 have it
@@ -102,7 +85,7 @@ class _Widening:
         steps = [step.replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
         target = self._root if steps[0] in REFERRED else None
         for step in steps:
-            target = target.get(step) if isinstance(target, dict) and step not in NEVER else None
+            target = target.get(step) if isinstance(target, dict) and step not in NOT_ENFORCED else None
         return isinstance(target, dict | bool)
 
     def _inner(self, kept: Schema) -> Schema:
@@ -249,15 +232,7 @@ def matched_as_written(pattern: Any) -> bool:
     """Tell whether an engine reads a pattern within JSON as a person does: see docs/structured-output.md."""
     if not isinstance(pattern, str):
         return True  # the engine says what is wrong
-    pieces = _PIECE.findall(pattern)
-    for index, piece in enumerate(pieces):
-        if piece in _QUOTED or _UNKNOWN.match(piece):
-            return False
-        if (piece == "^" and index) or (piece == "$" and index < len(pieces) - 1):
-            return False
-        if piece == "(" and pieces[index + 1 : index + 2] == ["?"] and pieces[index + 2 : index + 3] != [":"]:
-            return False
-    return True
+    return pattern_fault(pattern, quoted=True) is None
 
 
 def place(schema: Any, path: str) -> tuple[Schema, str] | None:

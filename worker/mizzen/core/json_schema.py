@@ -1,0 +1,38 @@
+"""Words of JSON Schema (draft 2020-12), by what they constrain and whether grammars enforce it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Schema = dict[str, Any]
+
+CONDITIONS = ("if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
+"""Of those that are not enforced, the ones that may describe properties."""
+NOT_ENFORCED = (
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
+    "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "additionalItems",
+)  # fmt: skip
+LENGTHS = ("minLength", "maxLength")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+STRING = (*LENGTHS, "pattern")
+NUMBER = (*BOUNDS, "multipleOf")
+ARRAY = ("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems", "uniqueItems")
+OBJECT = (
+    "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+    "maxProperties", "unevaluatedProperties",
+)  # fmt: skip
+STRUCTURE = (*STRING, *NUMBER, *ARRAY, *OBJECT)
+"""Constraints of values of one type."""
+MORE = ("additionalProperties", "unevaluatedProperties")
+"""What an object may hold beyond its described properties."""
+CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
