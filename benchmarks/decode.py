@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from arguments import not_negative, positive
 from engine_choices import engine_options, parsed
-from step_parts import Part, traced
+from step_parts import Part, show, traced
 from torch.profiler import ProfilerActivity, profile
 
 from gpu import Table, check_ended, drain, fail, load, median, parser, run, started
@@ -30,7 +30,6 @@ from mizzen.core.request import Request
 
 FIRST, LAST = 32, 160
 PROFILED = 20
-SHOWN = 14
 
 
 ASKS: dict[str, dict[str, Any]] = {
@@ -129,11 +128,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             if args.profile:
                 found = kernels(llm, prompts[:batch], sampling)
                 results[batch]["kernels"] = {name: asdict(part) for name, part in found.items()}
-                for name, part in list(found.items())[:SHOWN]:
-                    print(
-                        f"  {part.held:8.1f} us, busy {part.busy:8.1f}, {part.calls:6.1f} calls  {name[:90]}"
-                    )
-                print(f"  {sum(part.held for part in found.values()):8.1f} us in all")
+                show(found)
         return {"steps": results, **started(llm)}
 
 

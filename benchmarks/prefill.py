@@ -4,18 +4,23 @@
 
 Each piece of work is so many prompts of so many tokens, each continued by one token; the time runs from the
 submission to the last one's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192` is
-every pair of these.
+every pair of these. `--profile` runs each once more under PyTorch's profiler and tells by how much each
+kernel delays its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 from arguments import positive
 from engine_choices import parsed
+from step_parts import show, traced
+from torch.profiler import ProfilerActivity, profile
 
 from gpu import Table, drain, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
@@ -53,6 +58,13 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             took, least = median(rounds), count * limits.prefill(length)
             share = table.row(work, took * 1e3, least * 1e3, "ms", f"{count * length / took:,.0f} tokens/s")
             results[work] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
+            if args.profile:
+                with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                    prefill(llm, count, length, 1000 * (seed + 1) + args.rounds)
+                    torch.cuda.synchronize()
+                found = traced(trace.export_chrome_trace, 1)
+                results[work]["kernels"] = {name: asdict(part) for name, part in found.items()}
+                show(found)
         return {"prefill": results, **started(llm)}
 
 
@@ -61,7 +73,10 @@ def main() -> None:
     made.add_argument("--work", type=piece, nargs="+", default=[(16, 1024), (4, 4096), (1, 8192), (1, 32768)])
     made.add_argument("--batch", type=positive, nargs="+", help="prompts at once")
     made.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt")
+    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
     args = parsed(made, work=[(4, 64), (1, 512)])
+    if args.profile and args.device != "cuda":
+        made.error("--profile needs --device cuda")
     if args.batch or args.context:
         args.work = [(count, size) for size in args.context or [1024] for count in args.batch or [1]]
     run(args, measure)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SHOWN = 16
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -59,3 +60,10 @@ def traced(export: Callable[[str], object], steps: int) -> dict[str, Part]:
         path = Path(folder) / "trace.json"
         export(str(path))
         return parts(json.loads(path.read_text())["traceEvents"], steps)
+
+
+def show(found: dict[str, Part]) -> None:
+    """Print the kernels that delay a step most."""
+    for name, part in list(found.items())[:SHOWN]:
+        print(f"  {part.held:8.1f} us, busy {part.busy:8.1f}, {part.calls:6.1f} calls  {name[:90]}")
+    print(f"  {sum(part.held for part in found.values()):8.1f} us in all")

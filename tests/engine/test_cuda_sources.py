@@ -128,8 +128,8 @@ def test_draws_with_filters_compile_and_stay_in_registers(
         (128, (1, 8), (1, 8)),
         (160, (2, 4), (3, 4)),
         (192, (2, 4), (2, 4)),
-        (256, (1, 8), (2, 4)),
-        (264, (1, 8), (2, 4)),
+        (256, (1, 4), (2, 4)),
+        (264, (1, 4), (2, 4)),
         (384, (1, 4), (1, 4)),
         (512, (1, 8), (1, 4)),
         (640, (1, 4), (1, 4)),
@@ -157,6 +157,15 @@ def test_cuts_of_served_shapes() -> None:
             assert cut is not None and -(-rows // cut.rows) * cut.split <= wide.MULTIPROCESSORS
     assert wide.cut_of(4096, 100, 8) is None
     assert wide.cut_of(4096, 1024, 257) is None
+
+
+def test_batches_that_were_not_measured_are_cut_as_the_next_that_was_or_the_next_that_can_be() -> None:
+    assert wide.fitting(4096, 4096, 140) == (144, wide.Cut(*wide_cuts.CUTS[4096, 4096][192]))
+    assert wide.fitting(24576, 4096, 145) == (160, wide.Cut(192, 1, 1))
+    assert wide.fitting(4096, 1024, 70) == (80, wide.Cut(64, 1, 2))
+    four = wide.Cut(64, 1, 4)  # blocks that each fetch a fourth of x, in eights
+    assert wide.fitting(4096, 1024, 65, four) == (96, four)
+    assert wide.fitting(4096, 1024, 250, wide.Cut(192, 1, 3)) is None
 
 
 def test_every_measured_cut_serves_its_shape() -> None:

@@ -20,6 +20,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.graphs import DecodeGraphs
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Layout, Step
+from mizzen.kernels import nvrtc
 from mizzen.models.registry import read_config
 
 pytestmark = WITH_FA3
@@ -70,6 +71,31 @@ def test_graphs_equal_the_eager_twin(
     monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"page_size": page, "steps_in_flight": depth}
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
+
+
+def test_products_are_compiled_together_before_the_captures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling: list[str] = []
+
+    def found(source: str, name: str, *how: Any) -> bytes:
+        compiling.append(name)
+        return cached_cubin(source, name, *how)
+
+    def together(*args: Any) -> None:
+        compile_products(*args)
+        compiling.append("together")
+
+    cached_cubin, compile_products = nvrtc.cached_cubin, warm.compile_products
+    monkeypatch.setattr(nvrtc, "cached_cubin", found)
+    monkeypatch.setattr(warm, "compile_products", together)
+    nvrtc.compiled.cache_clear()
+    options = {"max_running_requests": 128, "cuda_graph_max_tokens": 0, "kv_cache_tokens": 4096}
+    with LLM(folder, device="cuda", skip_tokenizer=True, **options):
+        pass
+    last = compiling.index("together")
+    assert "wide" in compiling[:last]
+    assert "wide" not in compiling[last:]
 
 
 def test_graphs_equal_the_eager_twin_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

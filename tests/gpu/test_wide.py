@@ -24,6 +24,7 @@ CUTS = (
     Cut(128, 1, 2),
     Cut(128, 2, 4),
     Cut(128, 4, 1),
+    Cut(128, 3, 2),
     Cut(192, 1, 2),
     Cut(192, 4, 1),
 )
@@ -33,9 +34,23 @@ CUTS = (
 def test_wide(cut: Cut) -> None:
     for rows, columns in ((16, 256), (1040, 1024), (3072, 4352), (64, 25600)):
         weight = normal(rows, columns) / columns**0.5
-        for batch in (16, 48, 128, 256):
+        for batch in (16, 48, 128, 176, 256):
             if cut.serves(rows, columns, batch):
                 compare(weight, batch, cut)
+
+
+@pytest.mark.parametrize("split", [2, 3, 5, 6, 7])
+def test_parts_of_unequal_length(split: int) -> None:
+    for columns in (64 * (2 * split + 1), 64 * (7 * split - 1)):
+        cut = Cut(64, split, 1)
+        assert cut.serves(208, columns, 80)
+        compare(normal(208, columns) / columns**0.5, 80, cut)
+
+
+def test_a_late_product_is_the_same() -> None:
+    weight, x = normal(1040, 1024) / 32, normal(40, 1024, seed=1)
+    assert torch.equal(wide(weight, x, late=True), wide(weight, x))
+    check_chain(lambda weight, y: wide(weight, y, late=True), 2048, 30, 40)
 
 
 def compare(weight: torch.Tensor, batch: int, cut: Cut) -> None:

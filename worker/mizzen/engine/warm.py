@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,10 @@ from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_siz
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.step import Step
 from mizzen.models.config import ModelConfig
+from mizzen.models.decoder import Decoder
 from mizzen.weights.load import Progress
+
+log = logging.getLogger(__name__)
 
 
 def make_runner(
@@ -37,7 +42,17 @@ def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
     if options.cuda_graph == "off" or not isinstance(step.attention.decode, DeviceDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
+    compile_products(step.model, sizes, step.upload.device, max(1, cpu_count() // options.local_ranks))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
+
+
+def compile_products(model: Decoder, sizes: list[int], device: torch.device, threads: int) -> None:
+    """Compile the products that captures would come upon one by one, so many at a time."""
+    from mizzen.kernels.nvrtc import compile_together
+
+    begin, kernels = time.perf_counter(), model.kernels(sizes)
+    compile_together(kernels, device.index or 0, threads)
+    log.info("%d kernels of products are there after %.1f s", len(kernels), time.perf_counter() - begin)
 
 
 def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | None:

@@ -9,12 +9,17 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 log = logging.getLogger(__name__)
+
+Kernel = tuple[str, str, tuple[tuple[str, int], ...]]
+"""A source, the name of a kernel in it, and what it is compiled with."""
 
 
 class CompileError(RuntimeError):
@@ -108,6 +113,24 @@ def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
     torch.cuda.current_stream(device)  # a context is there
     module = checked(driver.cuModuleLoadData(code), f"loading {name}")
     return checked(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
+
+
+def compile_together(kernels: Iterable[Kernel], device: int, threads: int) -> None:
+    """Compile kernels that `compiled` is going to be asked for, so many at a time.
+
+    Raises:
+        CompileError: one cannot be compiled here.
+    """
+    from cuda.bindings import driver
+
+    torch.cuda.current_stream(device)  # a context is there
+    context = checked(driver.cuCtxGetCurrent(), "asking for the context")
+
+    def begin() -> None:
+        checked((*driver.cuCtxSetCurrent(context), None), "entering the context")
+
+    with ThreadPoolExecutor(threads, initializer=begin) as pool:
+        list(pool.map(lambda kernel: compiled(*kernel, device), kernels))
 
 
 @functools.cache

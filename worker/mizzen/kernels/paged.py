@@ -79,15 +79,13 @@ def cut_of(pairs: int, processors: int, resident: int) -> tuple[int, int]:
     """Choose parts and warps for so many pairs of a row and a KV head, as was measured fastest.
 
     Multiprocessors share the memory's rate, so what counts is that all have as much to read, and enough of it
-    on the way. Of blocks with eight warps each holds one: up to a pair for each, and up to two where smaller
-    blocks fit without parts alone, for these would crowd on those that the kernel ahead leaves first. Else
-    one round of smaller blocks, `resident` on each. Beyond, parts only cost.
+    on the way. Of blocks with eight warps each holds one: up to a pair for each. Then one round of smaller
+    blocks, `resident` on each, which must not begin while a product still has multiprocessors of its own
+    (`wide` lets them begin late). Beyond, parts only cost.
     """
     room = resident * processors
     if pairs <= processors:
         splits, warps = min(MOST, processors // pairs), 8
-    elif room < 2 * pairs <= 4 * processors:
-        splits, warps = 1, 8
     elif pairs <= room:
         splits, warps = room // pairs, 4
     else:

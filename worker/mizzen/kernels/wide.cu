@@ -124,15 +124,15 @@ __device__ __forceinline__ void stage(u32 tile, int group, int warp, int lane, c
 
 // The column at which a step's stage begins. Tiles begin at different ones, lest the same columns of all rows,
 // which lie powers of two apart, be asked of few of the memory's channels at once. It made no difference measured.
-__device__ __forceinline__ int column_of(int step, int steps) {
-    return (blockIdx.y * steps + (step + blockIdx.x / SHARE * ROTATE) % steps) * 64;
+__device__ __forceinline__ int column_of(int step, int first, int steps) {
+    return (first + (step + blockIdx.x / SHARE * ROTATE) % steps) * 64;
 }
 
 // Brings stages, each as soon as it is free, behind the first weights, which are on their way.
-__device__ __forceinline__ void feed(const TensorMap* weights, const TensorMap* inputs, u32 base, u32 full, u32 empty, int steps) {
+__device__ __forceinline__ void feed(const TensorMap* weights, const TensorMap* inputs, u32 base, u32 full, u32 empty, int first, int steps) {
     const int tile = blockIdx.x, part = blockIdx.y;
     for (int i = 0; i < steps; i++) {
-        const int slot = i % STAGES, column = column_of(i, steps);
+        const int slot = i % STAGES, column = column_of(i, first, steps);
         const u32 to = base + slot * STAGE_BYTES, ready = full + slot * 8;
         if (i >= STAGES) {
             wait(empty + slot * 8, (i / STAGES - 1) & 1);
@@ -231,13 +231,17 @@ __device__ __forceinline__ void finish(const float* sums, const float* extra, un
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
-wide(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, u16* out, int rows, int count, int steps) {
+wide(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, u16* out, int rows, int count, int all_steps) {
     extern __shared__ unsigned char raw[];
     unsigned char* stages = raw + (1024 - address(raw) % 1024) % 1024;
     __shared__ __align__(8) u64 full_barriers[STAGES], empty_barriers[STAGES];
     const u32 base = address(stages), full = address(full_barriers), empty = address(empty_barriers);
     const bool feeds = threadIdx.x == CONSUMERS;
+    // This part's stages; parts differ by one where they do not divide evenly.
+    const int first = blockIdx.y * all_steps / SPLIT, steps = (blockIdx.y + 1) * all_steps / SPLIT - first;
+#if !LATE
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
     if (feeds) {
         for (int i = 0; i < STAGES; i++) {
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(full + i * 8) : "memory");
@@ -247,7 +251,7 @@ wide(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMa
         // Weights are nobody's output: they are on their way before the kernel ahead has ended.
         for (int i = 0; i < STAGES && i < steps; i++) {
             expect(full + i * 8);
-            fetch_weights(&weights, base + i * STAGE_BYTES, full + i * 8, column_of(i, steps), blockIdx.x);
+            fetch_weights(&weights, base + i * STAGE_BYTES, full + i * 8, column_of(i, first, steps), blockIdx.x);
         }
     }
     __syncthreads();
@@ -256,13 +260,16 @@ wide(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMa
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-        if (feeds) feed(&weights, &inputs, base, full, empty, steps);
+        if (feeds) feed(&weights, &inputs, base, full, empty, first, steps);
         __syncwarp();
         if (SPLIT > 1) cluster_sync();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(232));
         float sums[BATCH / 2], extra[EXTRA ? BATCH / 4 : 1];
         multiply_all(sums, extra, base, full, empty, steps);
+#if LATE
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
         finish(sums, extra, stages, out, rows, count);
     }
     // Nobody ends while others may still write to its barriers or read its sums.

@@ -10,22 +10,27 @@ Hopper (warp-specialised, with multicast); see `wide.cu`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mizzen.kernels.nvrtc import checked, compiled, launch, source
+from mizzen.kernels.nvrtc import Kernel, checked, compiled, launch, source
 from mizzen.kernels.wide_cuts import CUTS, WIDEST
 
 COLUMNS = 64
 """Columns of a stage."""
-BATCHES = (16, 32, 48, 64, 96, 128, 192, 256)
+BATCHES = tuple(range(16, 257, 16))
 """Rows of x that the kernel is compiled for."""
+MEASURED = (16, 32, 48, 64, 96, 128, 192, 256)
+"""Those of them at which all shapes were measured; others are cut as the next of these, or as `CUTS` says."""
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block at most."""
 ALIGNMENT = 1024
 MULTIPROCESSORS = 132
+LARGEST_CLUSTER = 8
+"""Blocks of a cluster that every GPU with clusters can run together."""
 LONGEST_BY_RULE = 16 << 10
 """Columns up to which a shape that was not measured is taken for faster than cuBLAS."""
 LARGEST = 64 << 10
@@ -63,30 +68,48 @@ class Cut:
         """Tell whether a product can be cut so."""
         steps = columns // COLUMNS // self.split
         return (
-            columns % (COLUMNS * self.split) == 0
+            columns % COLUMNS == 0
             and rows % 8 == 0
             and batch % (8 * self.share) == 0
-            and self.split * self.share <= 8
+            and self.split * self.share <= LARGEST_CLUSTER
             and self.stages(batch, steps) >= 2
             and self.shared_bytes(batch, steps) <= SHARED_BYTES // self.blocks
         )
 
 
-@functools.cache
-def cut_of(rows: int, columns: int, batch: int) -> Cut | None:
-    """Choose how to cut a product of `batch` rows by what was measured; None where nothing serves it.
+def cut_of(rows: int, columns: int, count: int) -> Cut | None:
+    """Choose how to cut a product of `count` rows; None where nothing serves it."""
+    found = fitting(rows, columns, count)
+    return None if found is None else found[1]
 
-    Of shapes that were not: blocks for about all multiprocessors in one go; of long inner dimensions rather
-    many parts than blocks of few weight rows, each of which fetches all of x.
+
+@functools.cache
+def fitting(rows: int, columns: int, count: int, cut: Cut | None = None) -> tuple[int, Cut] | None:
+    """Return how many rows a product of `count` is compiled for, and its cut (this one, or that chosen).
+
+    As few as a cut serves, for those that are not there are multiplied, too. None where none does.
     """
-    batch = next((size for size in BATCHES if batch <= size), 0)
-    measured = CUTS.get((rows, columns), {}).get(batch)
-    cut = Cut(*(measured or choose(rows, columns, batch)))
-    return cut if batch and cut.serves(rows, columns, batch) else None
+    for batch in BATCHES:
+        if batch >= count:
+            chosen = cut or chosen_cut(rows, columns, batch)
+            if chosen.serves(rows, columns, batch):
+                return batch, chosen
+    return None
+
+
+def chosen_cut(rows: int, columns: int, batch: int) -> Cut:
+    """Choose a cut by what was measured, else by rule."""
+    cuts = CUTS.get((rows, columns), {})
+    near = next(size for size in MEASURED if batch <= size)
+    return Cut(*(cuts.get(batch) or cuts.get(near) or choose(rows, columns, batch)))
 
 
 def choose(rows: int, columns: int, batch: int) -> tuple[int, int, int, int]:
-    """Return weight rows of a block, parts of the inner dimension, blocks that share x, blocks at a time."""
+    """Return weight rows of a block, parts of the inner dimension, blocks that share x, blocks at a time.
+
+    Of shapes that were not measured: blocks for about all multiprocessors in one go; of long inner dimensions
+    rather many parts than blocks of few weight rows, each of which fetches all of x.
+    """
 
     def tiles(height: int) -> int:
         return -(-rows // height)
@@ -130,7 +153,9 @@ def wgmma(name: str, batch: int) -> str:
     )
 
 
-def definitions(batch: int, cut: Cut, stages: int, *, gate: bool) -> tuple[tuple[str, int], ...]:
+def definitions(
+    batch: int, cut: Cut, stages: int, *, gate: bool, late: bool = False
+) -> tuple[tuple[str, int], ...]:
     """Return what the source is compiled with."""
     return (
         ("BATCH", batch),
@@ -139,6 +164,7 @@ def definitions(batch: int, cut: Cut, stages: int, *, gate: bool) -> tuple[tuple
         ("SHARE", cut.share),
         ("STAGES", stages),
         ("GATE", int(gate)),
+        ("LATE", int(late)),
         ("ROTATE", 1),
     )
 
@@ -190,34 +216,48 @@ def weight_map(weight: torch.Tensor, cut: Cut, *, gate: bool) -> Any:
     return tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, cut.rows // 16))
 
 
+def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> Kernel:
+    """Return what a product is compiled from."""
+    stages = cut.stages(batch, columns // COLUMNS // cut.split)
+    return text(batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
+
+
+def kernels(
+    rows: int, columns: int, counts: Iterable[int], *, gate: bool = False, late: bool = False
+) -> set[Kernel]:
+    """Return what products of so many rows with weights [rows, columns] are compiled from."""
+    found = {fitting(rows, columns, count) for count in counts}
+    return {kernel(columns, *fit, gate=gate, late=late) for fit in found if fit is not None}
+
+
 def wide(
     weight: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor | None = None,
     *,
     gate: bool = False,
+    late: bool = False,
     cut: Cut | None = None,
 ) -> torch.Tensor:
     """Return x [1 to 256, columns] times the transpose of weight [rows, columns]: [len(x), rows], bfloat16.
 
     With `gate`, weight's rows are gates and then what they multiply, and the result is
-    silu(gates) * others [len(x), rows / 2]. All are contiguous.
+    silu(gates) * others [len(x), rows / 2]. With `late`, the kernel behind begins when the sums are there
+    instead of at once: blocks of attention that begin early crowd on the multiprocessors that this one
+    leaves free, and stay there. All are contiguous.
 
     Raises:
         ValueError: no cut, or not this one, serves the shape.
     """
     rows, columns = weight.shape
-    batch = next((batch for batch in BATCHES if len(x) <= batch), 0)
-    cut = cut or cut_of(rows, columns, batch)
-    if not batch or cut is None or not cut.serves(rows, columns, batch):
+    fit = fitting(rows, columns, len(x), cut)
+    if fit is None:
         raise ValueError(f"no cut of {rows} x {columns} weights for {len(x)} rows: {cut}")
-    steps = columns // COLUMNS // cut.split
+    batch, cut = fit
     outputs = rows // (1 + gate)
     if out is None:
         out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    stages = cut.stages(batch, steps)
-    defines = definitions(batch, cut, stages, gate=gate)
-    function = compiled(text(batch), "wide", defines, x.device.index or 0)
+    function = compiled(*kernel(columns, batch, cut, gate=gate, late=late), x.device.index or 0)
     inputs = tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
     tiles = -(-rows // cut.rows)
     tiles = -(-tiles // cut.share) * cut.share
@@ -225,8 +265,8 @@ def wide(
         function,
         (tiles, cut.split, 1),
         128 * (1 if cut.rows == 64 else 2) + 128,
-        (weight_map(weight, cut, gate=gate), inputs, out, outputs, len(x), steps),
+        (weight_map(weight, cut, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
         cluster=(cut.share, cut.split, 1),
-        shared=cut.shared_bytes(batch, steps),
+        shared=cut.shared_bytes(batch, columns // COLUMNS // cut.split),
     )
     return out

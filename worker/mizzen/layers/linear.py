@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.build import Build, RowPart, Target
+from mizzen.layers.build import Build, LinearMethod, RowPart, Target
 from mizzen.layers.norm import RMSNorm
 
-WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 32))
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import Kernel
+
+WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 """(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
 NORMED_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
@@ -54,11 +58,13 @@ class SkinnyDense(Dense):
         """Most rows that the kernels serve; 0 when none."""
         self.widest_gated = 0 if bias else widest_product(self.weight, gate=True)
         """The same where the outputs are gates and what they multiply."""
+        self.before_attention = False
+        """Let the kernel behind the product not begin early, see `mizzen.kernels.wide`."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
         if len(x) <= self.widest and (out is None or out.is_contiguous()):
-            return few_rows(self.weight, x, out)
+            return few_rows(self.weight, x, out, late=self.before_attention)
         return super().apply(x, out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,6 +74,18 @@ class SkinnyDense(Dense):
         from mizzen.kernels.activation import silu_mul
 
         return silu_mul(super().apply(x))
+
+    def kernels(self, counts: Iterable[int], *, gate: bool) -> set[Kernel]:
+        """Return what the products of so many rows are compiled from, of those that take long to compile."""
+        from mizzen.kernels import skinny, wide
+
+        least, most = skinny.widest(self.weight), self.widest_gated if gate else self.widest
+        return wide.kernels(
+            *self.weight.shape,
+            (count for count in counts if least < count <= most),
+            gate=gate,
+            late=self.before_attention and not gate,
+        )
 
     def after(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, gate: bool
@@ -85,6 +103,11 @@ class SkinnyDense(Dense):
         return gemv(self.weight, x, gate=gate, norm=scaling, after=total), total
 
 
+def kernels_of(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[Kernel]:
+    """Return `SkinnyDense.kernels` of weights that are such, else nothing."""
+    return method.kernels(counts, gate=gate) if isinstance(method, SkinnyDense) else set()
+
+
 def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
     """Return for how many rows `few_rows` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
     if weight.device.type != "cuda":
@@ -97,11 +120,16 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
 
 
 def few_rows(
-    weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None, *, gate: bool = False
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    gate: bool = False,
+    late: bool = False,
 ) -> torch.Tensor:
     """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2].
 
-    All are contiguous.
+    All are contiguous. `late` is as of `mizzen.kernels.wide`: products of fewer rows leave nobody to wait.
     """
     from mizzen.kernels import gemv, skinny, wide
 
@@ -109,7 +137,7 @@ def few_rows(
         return gemv.gemv(weight, x, out, gate=gate)
     if len(x) <= skinny.widest(weight):
         return skinny.skinny(weight, x, out, gate=gate)
-    return wide.wide(weight, x, out, gate=gate)
+    return wide.wide(weight, x, out, gate=gate, late=late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +172,7 @@ class MergedLinear:
             size = start * columns
             most = next((rows for weights, rows in WIDEST_BEFORE_ATTENTION if size <= weights), 0)
             self.method.widest = min(self.method.widest, most)
+            self.method.before_attention = True
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""

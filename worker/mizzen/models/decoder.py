@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from mizzen.attention.base import Attend
 from mizzen.layers.build import Build, Target
 from mizzen.layers.embedding import Embedding, Head, TiedHead
-from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows
+from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows, kernels_of
 from mizzen.layers.mlp import GatedMLP
 from mizzen.layers.norm import RMSNorm
 from mizzen.layers.rotary import Rotary, rotate
 from mizzen.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +190,14 @@ class Decoder:
             x, residual = layer(x, residual, forward)
         x, residual = self.layers[-1](x, residual, forward, rows)
         return residual.add_(self.ranks.all_reduce(x))
+
+    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+        """Return what products for batches of so many rows are compiled from; all layers share them."""
+        layer = self.layers[0]
+        found = kernels_of(layer.mlp.gate_up.method, counts, gate=True)
+        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.down):
+            found |= kernels_of(linear.method, counts)
+        return found
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits [rows, vocab] of rows of `hidden`, in `out` where it is given."""
