@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
+from mizzen.layers.linear import SkinnyDense, widest_product
+
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import filters, gemv, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
+from mizzen.kernels import filters, gemv, launch, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
 
-HOPPER = (9, 0)
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+PRODUCTS = ((64, 2, 1), (128, 3, 2), (128, 4, 2), (192, 1, 2))
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -82,8 +86,10 @@ def test_a_row_of_any_length_that_is_served_is_wholly_in_flight(gate: bool) -> N
         assert defines["LOADS"] * (1 + gate) <= gemv.LOADS
 
 
-@pytest.mark.parametrize("batch", [16, 48, 256])
-@pytest.mark.parametrize("cut", [wide.Cut(64, 2, 1), wide.Cut(128, 4, 2), wide.Cut(192, 1, 2)], ids=str)
+@pytest.mark.parametrize("batch", [16, 48, 208, 256])
+@pytest.mark.parametrize(
+    "cut", [wide.Cut(64, 2, 1), wide.Cut(128, 3, 2), wide.Cut(128, 4, 2), wide.Cut(192, 1, 2)], ids=str
+)
 def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int, tmp_path: Path) -> None:
     if not DISASSEMBLER.exists():
         pytest.skip("there is no disassembler here")
@@ -166,6 +172,55 @@ def test_batches_that_were_not_measured_are_cut_as_the_next_that_was_or_the_next
     four = wide.Cut(64, 1, 4)  # blocks that each fetch a fourth of x, in eights
     assert wide.fitting(4096, 1024, 65, four) == (96, four)
     assert wide.fitting(4096, 1024, 250, wide.Cut(192, 1, 3)) is None
+
+
+@pytest.mark.parametrize(("capability", "most"), [((9, 0), 192), ((10, 0), 4), ((12, 0), 4)])
+def test_only_hopper_gets_products_of_groups_of_warps(
+    capability: tuple[int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Weight:
+        shape, device = (4096, 12288), torch.device("cuda")
+        numel = staticmethod(lambda: 4096 * 12288)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(gemv, "serves", lambda weight, gate: True)
+    launch.has_wgmma.cache_clear()
+    assert widest_product(cast(torch.Tensor, Weight())) == most
+    launch.has_wgmma.cache_clear()
+
+
+def test_kernels_for_hopper_and_later_compile_for_both() -> None:
+    fit = wide.fitting(6144, 4096, 40)
+    assert fit is not None
+    with pytest.raises(nvrtc.CompileError, match="not supported"):
+        nvrtc.cubin(*wide.kernel(4096, *fit, gate=False, late=True), BLACKWELL)
+    for source, name, defines in (
+        (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=True, norm=True, add=True)),
+        (skinny.SOURCE, "skinny", sizes(4096, 1)),
+        (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True)),
+        (filters.SOURCE, "filters", filters.definitions(151936, torch.bfloat16)),
+        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, "push")),
+        (share.SOURCE, "tokens", share.definitions(512, 4, 256)),
+    ):
+        assert nvrtc.cubin(source, name, defines, BLACKWELL)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[tuple[Any, ...]] = set()
+    monkeypatch.setattr(wide, "compiled", lambda *kernel: asked.add(kernel[:-1]))
+    monkeypatch.setattr(wide, "tensor_map", lambda *dims: None)
+    monkeypatch.setattr(wide, "launch", lambda *launch, **how: None)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
+    method = SkinnyDense(24576 if gate else 6144, 4096, False, torch.bfloat16, torch.device("meta"))
+    method.widest, method.widest_gated, method.before_attention = 48, 256, True
+    sizes = (1, 2, 4, *range(8, 513, 8))
+    for count in sizes:
+        if skinny.widest(method.weight) < count <= (256 if gate else 48):
+            x = torch.empty(count, 4096, dtype=torch.bfloat16, device="meta")
+            method.gated(x) if gate else method.apply(x)
+    assert len(asked) == (16 if gate else 3)
+    assert asked == method.kernels(sizes, gate=gate)
 
 
 def test_every_measured_cut_serves_its_shape() -> None:

@@ -48,9 +48,11 @@ def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
 
 def compile_products(model: Decoder, sizes: list[int], device: torch.device, threads: int) -> None:
     """Compile the products that captures would come upon one by one, so many at a time."""
+    begin, kernels = time.perf_counter(), model.kernels(sizes)
+    if not kernels:
+        return
     from mizzen.kernels.nvrtc import compile_together
 
-    begin, kernels = time.perf_counter(), model.kernels(sizes)
     compile_together(kernels, device.index or 0, threads)
     log.info("%d kernels of products are there after %.1f s", len(kernels), time.perf_counter() - begin)
 

@@ -14,6 +14,12 @@ def hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Tell whether a GPU multiplies by groups of warps (`wgmma`), which Hopper alone does."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def overlapped(x: torch.Tensor) -> dict[str, Any]:
     """Return launch options with which a kernel begins before the one ahead of it ends, where that is served.
 

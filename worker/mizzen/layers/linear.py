@@ -113,10 +113,12 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
     if weight.device.type != "cuda":
         return 0
     from mizzen.kernels import gemv, skinny, wide
+    from mizzen.kernels.launch import has_wgmma
 
     if not gemv.serves(weight, gate=gate):
         return 0
-    return max(skinny.widest(weight), wide.widest(weight, gate=gate))
+    most = wide.widest(weight, gate=gate) if has_wgmma(weight.device) else 0
+    return max(skinny.widest(weight), most)
 
 
 def few_rows(
@@ -129,7 +131,7 @@ def few_rows(
 ) -> torch.Tensor:
     """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2].
 
-    All are contiguous. `late` is as of `mizzen.kernels.wide`: products of fewer rows leave nobody to wait.
+    All are contiguous. `late` is that of `mizzen.kernels.wide`; kernels of fewer rows let the next begin.
     """
     from mizzen.kernels import gemv, skinny, wide
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -191,7 +191,7 @@ class Decoder:
         x, residual = self.layers[-1](x, residual, forward, rows)
         return residual.add_(self.ranks.all_reduce(x))
 
-    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+    def kernels(self, counts: Collection[int]) -> set[Kernel]:
         """Return what products for batches of so many rows are compiled from; all layers share them."""
         layer = self.layers[0]
         found = kernels_of(layer.mlp.gate_up.method, counts, gate=True)
