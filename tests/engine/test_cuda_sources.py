@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from mizzen.engine import warm
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.step import Step
+from mizzen.layers.build import Build
+from mizzen.layers.build import skinny as make_skinny
+from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.linear import SkinnyDense, widest_product
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
@@ -18,7 +25,6 @@ triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton
 from mizzen.kernels import filters, gemv, launch, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
-PRODUCTS = ((64, 2, 1), (128, 3, 2), (128, 4, 2), (192, 1, 2))
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -205,13 +211,19 @@ def test_kernels_for_hopper_and_later_compile_for_both() -> None:
         assert nvrtc.cubin(source, name, defines, BLACKWELL)
 
 
-@pytest.mark.parametrize("gate", [False, True])
-def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[tuple[Any, ...]] = set()
-    monkeypatch.setattr(wide, "compiled", lambda *kernel: asked.add(kernel[:-1]))
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+    """What products are compiled from, where nothing is compiled or launched."""
+    found: set[tuple[Any, ...]] = set()
+    monkeypatch.setattr(wide, "compiled", lambda *kernel: found.add(kernel[:-1]))
     monkeypatch.setattr(wide, "tensor_map", lambda *dims: None)
     monkeypatch.setattr(wide, "launch", lambda *launch, **how: None)
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
+    return found
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, asked: set[tuple[Any, ...]]) -> None:
     method = SkinnyDense(24576 if gate else 6144, 4096, False, torch.bfloat16, torch.device("meta"))
     method.widest, method.widest_gated, method.before_attention = 48, 256, True
     sizes = (1, 2, 4, *range(8, 513, 8))
@@ -221,6 +233,33 @@ def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, monkeypatch
             method.gated(x) if gate else method.apply(x)
     assert len(asked) == (16 if gate else 3)
     assert asked == method.kernels(sizes, gate=gate)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_heads_of_small_vocabularies_are_compiled_ahead(tied: bool, asked: set[tuple[Any, ...]]) -> None:
+    build = Build(device=torch.device("meta"), dtype=torch.bfloat16, linear=make_skinny)
+    table = Embedding(build, "table", 32768, 4096)
+    head: TiedHead | Head = TiedHead(build, table) if tied else Head(build, "head", 32768, 4096)
+    (head if isinstance(head, TiedHead) else cast(SkinnyDense, head.method)).widest = 192
+    sizes = (1, 2, 4, *range(8, 257, 8))
+    for count in range(8, 193, 8):
+        head(torch.empty(count, 4096, dtype=torch.bfloat16, device="meta"))
+    assert len(asked) == 12
+    assert asked == head.kernels(sizes)
+
+
+def test_what_graphs_multiply_by_is_compiled_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[set[int] | str] = []
+    graphs = SimpleNamespace(sizes=[1, 8, 32])
+    prefill = SimpleNamespace(sizes=[16, 64, 384], rows=48)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(warm, "make_graphs", lambda options, step: graphs)
+    monkeypatch.setattr(warm, "make_prefill_graphs", lambda options, step: prefill)
+    monkeypatch.setattr(warm, "compile_products", lambda model, counts, *how: done.append(counts))
+    monkeypatch.setattr(warm, "CudaRunner", lambda *how: done.append("captured"))
+    options, step = EngineOptions(model="model", device="cuda"), cast(Step, SimpleNamespace(model=None))
+    warm.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
+    assert done == [{1, 8, 32, 16, 64, 384, 48}, "captured"]
 
 
 def test_every_measured_cut_serves_its_shape() -> None:

@@ -34,7 +34,10 @@ def make_runner(
         return CpuRunner(step, threads=threads, delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
     step.graphs = make_prefill_graphs(options, step)
-    return CudaRunner(step, device, make_graphs(options, step), progress)
+    graphs = make_graphs(options, step)
+    counts = captured_rows(graphs, step.graphs)
+    compile_products(step.model, counts, device, max(1, cpu_count() // options.local_ranks))
+    return CudaRunner(step, device, graphs, progress)
 
 
 def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
@@ -42,13 +45,20 @@ def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
     if options.cuda_graph == "off" or not isinstance(step.attention.decode, DeviceDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
-    compile_products(step.model, sizes, step.upload.device, max(1, cpu_count() // options.local_ranks))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
 
 
-def compile_products(model: Decoder, sizes: list[int], device: torch.device, threads: int) -> None:
+def captured_rows(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
+    """Return of how many rows the products of captures are: all tokens, and of prompts those sampled."""
+    counts = set(decode.sizes) if decode else set()
+    if prefill:
+        counts.update(prefill.sizes, (min(size, prefill.rows) for size in prefill.sizes))
+    return counts
+
+
+def compile_products(model: Decoder, counts: set[int], device: torch.device, threads: int) -> None:
     """Compile the products that captures would come upon one by one, so many at a time."""
-    begin, kernels = time.perf_counter(), model.kernels(sizes)
+    begin, kernels = time.perf_counter(), model.kernels(counts)
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_together

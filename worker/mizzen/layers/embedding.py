@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from mizzen.layers.build import Build, RowPart, Target
-from mizzen.layers.linear import few_rows, widest_product
+from mizzen.layers.linear import few_rows, kernels_of, product_kernels, widest_product
 from mizzen.parallel.collectives import Collectives
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import Kernel
 
 ROW_MULTIPLE = 8
 """Ranks have room for a multiple of so many tokens each, as kernels want it."""
@@ -107,6 +111,11 @@ class TiedHead:
         """Yield nothing: the table is loaded as the embedding."""
         return iter(())
 
+    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+        """Return what logits of so many rows are compiled from; of several ranks nothing, as in `Head`."""
+        alone = self.ranks.size == 1
+        return product_kernels(self.embedding.weight, counts, self.widest) if alone else set()
+
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
@@ -137,6 +146,13 @@ class Head:
     def targets(self) -> Iterator[Target]:
         """Yield where the checkpoint's tensor goes."""
         yield from self.method.targets(self.name, self.part)
+
+    def kernels(self, counts: Iterable[int]) -> set[Kernel]:
+        """Return what logits of so many rows are compiled from.
+
+        Of several ranks nothing: where they write to rank 0's memory, rows lie apart, and cuBLAS takes them.
+        """
+        return kernels_of(self.method, counts) if self.ranks.size == 1 else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""

@@ -76,16 +76,10 @@ class SkinnyDense(Dense):
         return silu_mul(super().apply(x))
 
     def kernels(self, counts: Iterable[int], *, gate: bool) -> set[Kernel]:
-        """Return what the products of so many rows are compiled from, of those that take long to compile."""
-        from mizzen.kernels import skinny, wide
-
-        least, most = skinny.widest(self.weight), self.widest_gated if gate else self.widest
-        return wide.kernels(
-            *self.weight.shape,
-            (count for count in counts if least < count <= most),
-            gate=gate,
-            late=self.before_attention and not gate,
-        )
+        """Return `product_kernels` of these weights."""
+        most = self.widest_gated if gate else self.widest
+        late = self.before_attention and not gate
+        return product_kernels(self.weight, counts, most, gate=gate, late=late)
 
     def after(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, gate: bool
@@ -106,6 +100,17 @@ class SkinnyDense(Dense):
 def kernels_of(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[Kernel]:
     """Return `SkinnyDense.kernels` of weights that are such, else nothing."""
     return method.kernels(counts, gate=gate) if isinstance(method, SkinnyDense) else set()
+
+
+def product_kernels(
+    weight: torch.Tensor, counts: Iterable[int], most: int, *, gate: bool = False, late: bool = False
+) -> set[Kernel]:
+    """Return what `few_rows` of these counts, up to `most`, is compiled from, where that takes long."""
+    from mizzen.kernels import skinny, wide
+
+    (rows, columns), least = weight.shape, skinny.widest(weight)
+    few = (count for count in counts if least < count <= most)
+    return wide.kernels(rows, columns, few, gate=gate, late=late)
 
 
 def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:

@@ -194,7 +194,7 @@ class Decoder:
     def kernels(self, counts: Collection[int]) -> set[Kernel]:
         """Return what products for batches of so many rows are compiled from; all layers share them."""
         layer = self.layers[0]
-        found = kernels_of(layer.mlp.gate_up.method, counts, gate=True)
+        found = self.head.kernels(counts) | kernels_of(layer.mlp.gate_up.method, counts, gate=True)
         for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.down):
             found |= kernels_of(linear.method, counts)
         return found
