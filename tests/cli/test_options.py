@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -71,6 +72,26 @@ def test_the_shell_completes_commands() -> None:
     program = Path(sys.executable).with_name("mizzen")
     done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("chat_template.jinja", "{% if %}", "the default chat template, line 1"),
+    ],
+)
+def test_what_the_gateway_cannot_read_is_told_at_once(
+    name: str, content: str | None, reason: str, tmp_path: Path
+) -> None:
+    shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    result = run("serve", str(tmp_path))
+    assert result.exit_code == 2
+    assert reason in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

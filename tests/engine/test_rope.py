@@ -56,6 +56,16 @@ def test_a_context_is_what_yarn_stretches_it_to() -> None:
     assert context(factor=4.0) == 40960
 
 
+def test_the_original_context_may_stand_beside_the_rope() -> None:
+    shape = {**SHAPE, "original_max_position_embeddings": 20000}
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    config = read(Fields({**shape, "rope_scaling": scaling}))
+    theirs = Qwen3Config(**shape, head_dim=128, rope_parameters={**scaling, "rope_theta": 1e6})
+    inverse, _ = ROPE_INIT_FUNCTIONS["yarn"](theirs, torch.device("cpu"))
+    torch.testing.assert_close(inverse_frequencies(config.rope, 128), inverse, rtol=1e-5, atol=0)
+    assert config.context_length == 80000
+
+
 @pytest.mark.parametrize("length", [100, 4096, 4097, 6000, 8192])
 def test_dynamic_is_that_of_transformers_for_the_context_served(length: int) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0}

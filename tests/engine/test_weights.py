@@ -58,6 +58,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures.*LlamaForCausalLM.*Qwen3ForCausalLM.*GPT2"),
         ({"architectures": []}, "architectures"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures must list one of"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),
         ({"hidden_size": 33, "head_dim": None}, "hidden_size must be a multiple of num_attention_heads"),
         ({"head_dim": 7}, "head_dim must be even"),
@@ -69,8 +70,16 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta must be a positive number, not nan"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_scaling must agree with rope_parameters.*yarn",
+        ),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, not inf"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"quantization_config": {"ignore": ["lm_head"] * 99}}, "quantization_config.{0,300}…$"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
     ],
@@ -92,6 +101,26 @@ def test_older_rope_fields(folder: Path) -> None:
     change_config(folder, remove=("rope_parameters",), **old)
     rope = read_config(folder).rope
     assert (rope.kind, rope.theta, rope.factor) == ("linear", 777.0, 3.0)
+
+
+def test_older_rope_fields_may_say_the_same(folder: Path) -> None:
+    rope = {"factor": 3.0, "rope_theta": 777.0}
+    change_config(
+        folder,
+        rope_parameters={**rope, "rope_type": "linear"},
+        rope_scaling={"type": "linear", "factor": 3.0},
+    )
+    assert read_config(folder).rope.factor == 3.0
+
+
+@pytest.mark.parametrize(("window", "windows"), [(None, (None, None)), (9, (None, 9))])
+def test_a_window_of_null_is_none(
+    kit: SimpleNamespace, tmp_path: Path, window: int | None, windows: tuple[int | None, ...]
+) -> None:
+    kit.save_model(tmp_path, "qwen2")
+    asked = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": window}
+    change_config(tmp_path, remove=("layer_types",), **asked)
+    assert read_config(tmp_path).windows == windows
 
 
 def test_no_model(tmp_path: Path) -> None:
@@ -125,6 +154,21 @@ def test_unexpected_tensors_are_named(folder: Path) -> None:
         load(folder)
 
 
+def test_names_of_another_program_are_told_beside_ours(folder: Path) -> None:
+    change_weights(
+        folder, lambda w: w.update({"blk.0.attn_k": w.pop("model.layers.0.self_attn.k_proj.weight")})
+    )
+    with pytest.raises(WeightsError, match=r"missing: model\.layers\.0.*; unexpected: blk\.0\.attn_k$"):
+        load(folder)
+
+
+def test_whole_numbers_are_no_weights(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight is I8: quantized"):
+        load(folder)
+
+
 def test_a_wrong_shape_is_named(folder: Path) -> None:
     change_config(folder, intermediate_size=56)
     with pytest.raises(WeightsError, match=r"(gate|up|down)_proj.*\[.*\].*config.json means \[.*\]"):
@@ -137,7 +181,20 @@ def test_a_tied_head_may_be_in_the_file(kit: SimpleNamespace, tmp_path: Path) ->
     assert load(tmp_path)
 
 
+def test_a_head_of_its_own_is_used_although_tied(kit: SimpleNamespace, tmp_path: Path) -> None:
+    model = kit.save_model(tmp_path, "llama", tie_word_embeddings=True)
+    change_weights(tmp_path, lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"].flip(0)}))
+    theirs, prompt = type(model).from_pretrained(tmp_path, dtype=torch.float32), kit.tokens(9)
+    bench = kit.Bench(tmp_path)
+    ours = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    torch.testing.assert_close(ours, kit.oracle(theirs, prompt), atol=2e-4, rtol=2e-4)
+    assert not torch.allclose(ours, kit.oracle(model, prompt))
+
+
 def test_no_files_and_damaged_ones(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read: .*git lfs pull"):
+        load(folder)
     (folder / "model.safetensors").write_bytes(b"none")
     with pytest.raises(WeightsError, match=r"model\.safetensors cannot be read"):
         load(folder)

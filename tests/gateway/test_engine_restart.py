@@ -44,6 +44,7 @@ class StubLink:
             revision="r",
             context_length=10,
             max_running_requests=4,
+            files={},
         )
         self._on_change(self)
 

@@ -115,14 +115,32 @@ def test_where_a_template_comes_from() -> None:
     files["special_tokens_map.json"] = b'{"eos_token": {"content": "E"}, "pad_token": null}'
     from_file = ChatTemplate.from_files(files)
     assert from_file is not None
-    assert from_file.render(user) == "file E"
+    assert from_file.render(user) == from_file.render(user, tools=[TOOL]) == "file E"
     assert ChatTemplate.from_files({"tokenizer_config.json": b"{}"}) is None
+
+
+def test_templates_of_a_folder_as_transformers_saves_them(
+    transformers_tokenizer: Any, tokenizer_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    transformers_tokenizer.chat_template = {"default": "d", "tool_use": "t {{ tools[0].function.name }}"}
+    try:
+        transformers_tokenizer.save_pretrained(tmp_path)
+    finally:
+        transformers_tokenizer.chat_template = None
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    user = [{"role": "user", "content": "x"}]
+    assert template.render(user) == "d"
+    assert template.render(user, tools=[TOOL]) == "t weather"
+    assert "t {{ tools" in template.source
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"tokenizer_config.json": b"[]"}, "no JSON object"),
+        ({"tokenizer_config.json": b'{"chat_template": ["x"]}'}, "chat_template must be a text, or a list"),
+        ({"tokenizer_config.json": b'{"chat_template": [{"name": "default"}]}'}, "name and template"),
         ({"tokenizer_config.json": b"{"}, "not JSON"),
         ({"chat_template.jinja": b"\xff"}, "not UTF-8"),
         ({"chat_template.jinja": b"a\n{% if %}"}, "line 2"),

@@ -73,6 +73,18 @@ async def test_requests_go_over_to_the_new_tokenizer_as_its_engines_serve(
     assert asked(new) == expected(other(tokenizer_files))
 
 
+async def test_an_engine_brings_its_folder_of_templates(
+    live: Any, scripted: Callable[..., Any], tokenizer_files: dict[str, bytes]
+) -> None:
+    engine = scripted({**tokenizer_files, "additional_chat_templates/tool_use.jinja": b"<tool_call>{}"})
+    client = (await live(engine)).client(timeout=60)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    question = {"role": "user", "content": "Look!"}
+    await client.chat.completions.create(model="demo", messages=[question], tools=[tool], max_tokens=4)
+    ids = Tokenizer.from_files(tokenizer_files).encode("<tool_call>{}", add_special_tokens=False)
+    assert asked(engine) == {b"".join(one.to_bytes(4, "little") for one in ids)}
+
+
 async def test_what_waits_is_tokenized_for_the_engine_that_comes(
     live: Any, both: tuple[Any, Any], until: Any, tokenizer_files: dict[str, bytes]
 ) -> None:

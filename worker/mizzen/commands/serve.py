@@ -96,11 +96,18 @@ def free_port(held: contextlib.ExitStack, host: str, port: int, option: str = "-
 
 
 def _check_model(model: Path) -> None:
+    from mizzen.gateway.text.model import build
+    from mizzen.gateway.text.tokenizer import read_files
+
     if not (model / "config.json").is_file():
         what = "has no config.json" if model.is_dir() else "is no folder"
         raise typer.BadParameter(
             f"{str(model)!r} {what}; give a folder with config.json, the tokenizer and safetensors"
         )
+    try:
+        build("", read_files(model))  # what the gateway would say once the engine is up
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{str(model)!r}: {error}") from error
 
 
 def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:

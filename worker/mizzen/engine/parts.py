@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,9 @@ from mizzen.models.decoder import Decoder
 from mizzen.parallel.collectives import ALONE
 from mizzen.parallel.group import Group
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
-from mizzen.weights.load import Progress, fill_dummy, load_checkpoint
+from mizzen.weights.load import Progress, fill_dummy, holds_own_head, load_checkpoint
+
+log = logging.getLogger(__name__)
 
 DUMMY_SEED = 0
 
@@ -33,7 +37,10 @@ def make_model(
     options: EngineOptions, config: ModelConfig, progress: Progress, group: Group | None = None
 ) -> Decoder:
     """Build the model, or a rank's part of it, on its device and fill its weights."""
-    fused = is_fused(options)
+    fused, dummy = is_fused(options), options.load_format == "dummy"
+    if config.tie_embeddings and config.generates and not dummy and holds_own_head(Path(options.model)):
+        log.warning("lm_head.weight is no copy of the embedding: it is used, despite tie_word_embeddings")
+        config = replace(config, tie_embeddings=False)
     build = Build(
         device=group.place.device if group else torch.device(options.device),
         dtype=dtype_of(options, config),
@@ -44,7 +51,7 @@ def make_model(
     )
     with torch.inference_mode():
         model = Decoder(build, config)
-        if options.load_format == "dummy":
+        if dummy:
             fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
         else:
             load_checkpoint(

@@ -17,7 +17,7 @@ from mizzen.gateway.route.index import EnginePrefixes, names_of
 from mizzen.gateway.route.plugins import Pin
 from mizzen.gateway.suspicion import Progress, Suspicion, SuspicionLimits
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.gateway.text.tokenizer import FILES
+from mizzen.gateway.text.tokenizer import wanted
 from mizzen.wire.client import Link
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.endpoint import require_safe
@@ -353,7 +353,7 @@ class Engine:
         pause = FIRST_PAUSE_SECONDS
         while self.link.welcome is welcome:
             try:
-                text = await self._fetch(welcome.tokenizer_hash)
+                text = await self._fetch(welcome)
             except StreamLost as lost:  # with the connection, which ends this, or a part that did not come
                 if self.link.welcome is welcome:
                     self._problem = str(lost)
@@ -370,16 +370,17 @@ class Engine:
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _fetch(self, name: str) -> TextModel:
+    async def _fetch(self, welcome: Welcome) -> TextModel:
         """Return a text model that is known already, or made from the engine's files.
 
         Raises:
             StreamLost: the engine did not send them.
             ValueError, MalformedFrame: they are none of which a text model can be made.
         """
+        name = welcome.tokenizer_hash
         text = self._texts.get(name)
         if text is None:
-            files = await self.link.fetch_files(FILES)
+            files = await self.link.fetch_files(wanted(welcome.files))
             text = await self._texts.build(name, files)
         return text
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mizzen.models.fields import Fields
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ORIGINAL = "original_max_position_embeddings"
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -74,9 +75,23 @@ class ModelConfig:
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Return the object that describes the rotary embedding; empty where there is none."""
-    rope = fields.child("rope_parameters")
-    return rope if rope.values else fields.child("rope_scaling")
+    """Return the object that describes the rotary embedding; empty where there is none.
+
+    Raises:
+        ConfigError: there are two, of which the older one says something else.
+    """
+    rope, older = fields.child("rope_parameters"), fields.child("rope_scaling")
+    if not rope.values:
+        return older
+    told = {"rope_type" if name == "type" else name: value for name, value in older.values.items()}
+    if any(rope.values.get(name) != value for name, value in told.items()):
+        raise fields.error("rope_scaling", "must agree with rope_parameters: say it there alone")
+    return rope
+
+
+def original_context(fields: Fields, rope: Fields, default: int | None = None) -> int:
+    """Read the context length of pre-training; one beside the rotary embedding goes before one in it."""
+    return (rope if fields.values.get(ORIGINAL) is None else fields).integer(ORIGINAL, default)
 
 
 def read_rope(fields: Fields) -> RopeConfig:
@@ -114,7 +129,7 @@ def read_rope(fields: Fields) -> RopeConfig:
         factor=factor,
         low_frequency_factor=low,
         high_frequency_factor=high,
-        original_context=rope.integer("original_max_position_embeddings"),
+        original_context=original_context(fields, rope),
     )
 
 
@@ -138,9 +153,7 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
         kind="yarn",
         theta=theta,
         factor=factor,
-        original_context=rope.integer(
-            "original_max_position_embeddings", fields.integer("max_position_embeddings", 2048)
-        ),
+        original_context=original_context(fields, rope, fields.integer("max_position_embeddings", 2048)),
         fast_turns=fast,
         slow_turns=slow,
         whole_bounds=rope.flag("truncate", True),
@@ -153,7 +166,7 @@ def context_of(fields: Fields, rope: RopeConfig, default: int) -> int:
     length = fields.integer("max_position_embeddings", default)
     if rope.kind == "dynamic":
         return max(length, int(rope.factor * length))
-    if rope.kind != "yarn" or "original_max_position_embeddings" not in rope_fields(fields).values:
+    if rope.kind != "yarn" or not any(ORIGINAL in holder.values for holder in (fields, rope_fields(fields))):
         return length
     return max(length, int(rope.factor * rope.original_context))
 
@@ -168,8 +181,7 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
         return (everywhere,) * layers
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise fields.error("layer_types", f"must list {layers} layers")
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    if unknown:
+    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         raise fields.error("layer_types", "may hold full_attention and sliding_attention alone")
     window = fields.integer("sliding_window") if "sliding_attention" in kinds else None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

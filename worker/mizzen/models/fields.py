@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+
+SHOWN = 200
+"""Characters of a wrong value that an error shows."""
 
 
 class ConfigError(ValueError):
@@ -30,7 +34,7 @@ class Fields:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{folder} holds no {name}: give the folder of a model") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} must hold a JSON object")
@@ -39,7 +43,9 @@ class Fields:
     def error(self, name: str, rule: str) -> ConfigError:
         """Make an error about one field."""
         value = self.values.get(name)
-        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {value!r}"))
+        told = repr(value)
+        told = told if len(told) <= SHOWN else told[:SHOWN] + "…"
+        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {told}"))
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a positive integer; without a default the field is required."""
@@ -53,7 +59,7 @@ class Fields:
         """Read a positive number; without a default the field is required."""
         value = self.values.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.error(name, "must be a positive number")
         return float(value)
 

@@ -19,9 +19,11 @@ def upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Apply the Qwen family's sliding window.
 
     Files without `layer_types` give it by `use_sliding_window`: layers from `max_window_layers` on have the
-    window. Without that flag a `sliding_window` in the file means nothing.
+    window. Without that flag a `sliding_window` in the file means nothing; null is none with it, too.
     """
     if fields.values.get("layer_types") is not None or not fields.flag("use_sliding_window"):
+        return config
+    if fields.values.get("sliding_window", 4096) is None:
         return config
     first = fields.values.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:

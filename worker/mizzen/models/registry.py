@@ -26,7 +26,7 @@ def read_config(folder: Path) -> ModelConfig:
     """
     fields = Fields.load(folder)
     names = fields.values.get("architectures")
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS))}")
     for name in names:
         if name in READERS:

@@ -6,7 +6,8 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ Progress = Callable[[int, int], None]
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHOWN = 5
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 BASE = "model."
 """How names of all but the head begin, but for checkpoints of embedding models, which may leave it out."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
@@ -48,7 +50,9 @@ def checkpoint_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
-            raise WeightsError(f"{folder} holds neither {SINGLE} nor {INDEX}")
+            raise WeightsError(
+                f"{folder} holds neither {SINGLE} nor {INDEX}: weights are read from safetensors alone"
+            )
         return [folder / SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -63,9 +67,26 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Header, Any]]:
+    """Open a safetensors file: its header, and what gives its tensors.
+
+    Raises:
+        WeightsError: it, or what is read of it meanwhile, cannot be read.
+    """
+    try:
+        header = Header(path)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield header, file
+    except WeightsError:
+        raise
+    except (SafetensorError, OSError, ValueError, struct.error) as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from error
+
+
 def may_be_ignored(name: str, tied: bool) -> bool:
     """Tell whether a tensor is derived from others, or is none of the weights (see `kv_scales`)."""
-    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)
     return derived or name.endswith(KV_SCALES)
 
 
@@ -75,7 +96,7 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
     `tied` says that the head shares the embedding, so that a copy of it in the files is not unexpected.
 
     Raises:
-        WeightsError: tensors are missing, unexpected or of another shape, or a file cannot be read.
+        WeightsError: tensors are missing, unexpected or of another form, or a file cannot be read.
     """
     wanted = {target.name: target for target in targets}
     total = sum(size_of(target) for target in wanted.values())
@@ -83,35 +104,28 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
     pieces: list[Piece] = []
     progress(0, total)
     for path in checkpoint_files(folder):
-        try:
-            header = Header(path)
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
-                    if target is None:
-                        if not may_be_ignored(name, tied):
-                            unexpected.append(name)
-                        continue
-                    target = replace(target, name=name)
-                    source = file.get_slice(name)
-                    check_shape(path, source, target)
-                    if not target.into.numel():
-                        continue
-                    piece = header.piece(target) if target.into.device.type == "cuda" else None
-                    if piece is not None:
-                        pieces.append(piece)
-                        continue
-                    target.into.copy_(source[target.part])
-                    done += size_of(target)
-                    progress(done, total)
-        except WeightsError:
-            raise
-        except (SafetensorError, OSError, ValueError, struct.error) as error:
-            raise WeightsError(f"{path} cannot be read: {error}") from error
-    if wanted:
-        raise WeightsError(f"{folder}: tensors are missing: {some(wanted)}")
-    if unexpected:
-        raise WeightsError(f"{folder}: tensors are unexpected: {some(unexpected)}")
+        with opened(path) as (header, file):
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
+                if target is None:
+                    if not may_be_ignored(name, tied):
+                        unexpected.append(name)
+                    continue
+                target = replace(target, name=name)
+                source = file.get_slice(name)
+                check_form(path, source, target)
+                if not target.into.numel():
+                    continue
+                piece = header.piece(target) if target.into.device.type == "cuda" else None
+                if piece is not None:
+                    pieces.append(piece)
+                    continue
+                target.into.copy_(source[target.part])
+                done += size_of(target)
+                progress(done, total)
+    wrong = {"missing": wanted, "unexpected": unexpected}
+    if told := [f"{what}: {some(names)}" for what, names in wrong.items() if names]:
+        raise WeightsError(f"{folder}: tensors are {'; '.join(told)}")
 
     def count(size: int) -> None:
         nonlocal done
@@ -129,12 +143,39 @@ def size_of(target: Target) -> int:
     return target.into.numel() * target.into.element_size()
 
 
-def check_shape(path: Path, source: Any, target: Target) -> None:
-    """Compare the shape of a tensor (a safetensors slice) with what is wanted.
+def holds_own_head(folder: Path) -> bool:
+    """Tell whether a checkpoint holds a head that is no copy of its embedding.
 
     Raises:
-        WeightsError: they differ.
+        WeightsError: a file cannot be read.
     """
+    places: dict[str, tuple[Path, str]] = {}
+    for path in checkpoint_files(folder):
+        with opened(path) as (_, file):
+            names = {HEAD, EMBEDDING, BASE + EMBEDDING}.intersection(file.keys())
+            places |= {name.removeprefix(BASE): (path, name) for name in names}
+    if len(places) < 2:
+        return False
+    tensors: dict[str, torch.Tensor] = {}
+    for part, (path, name) in places.items():
+        with opened(path) as (_, file):
+            tensors[part] = file.get_tensor(name)
+    head, embedding = tensors[HEAD], tensors[EMBEDDING]
+    return head.dtype != embedding.dtype or not torch.equal(head, embedding)
+
+
+def check_form(path: Path, source: Any, target: Target) -> None:
+    """Compare the form of a tensor (a safetensors slice) with what is wanted.
+
+    Raises:
+        WeightsError: it holds no floating point numbers, or has another shape.
+    """
+    kind = source.get_dtype()
+    if not kind.startswith(("BF", "F")):
+        raise WeightsError(
+            f"{path}: {target.name} is {kind}: quantized weights are not served, "
+            "use a checkpoint in bfloat16, float16 or float32"
+        )
     shape = tuple(source.get_shape())
     if shape != target.shape:
         raise WeightsError(

@@ -26,6 +26,8 @@ BUFFERS = 2
 """Blocks that a thread has under way."""
 TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 LONGEST_HEADER = 100 << 20
+POINTER = b"version https://git-lfs."
+"""How a file begins that Git LFS left in place of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,13 @@ class Header:
             ValueError: it is no safetensors file.
         """
         with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
+            begin = file.read(len(POINTER))
+            if begin == POINTER:
+                raise ValueError("it is a pointer of Git LFS: fetch the file itself (git lfs pull)")
+            (size,) = struct.unpack("<Q", begin[:8])
             if size > LONGEST_HEADER:
                 raise ValueError(f"its header is {size} bytes long")
+            file.seek(8)
             self.entries = json.loads(file.read(size))
         self.path = path
         self.data = 8 + size

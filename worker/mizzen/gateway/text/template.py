@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jinja2
 
 from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
-from mizzen.gateway.text.tokenizer import read_files
+from mizzen.gateway.text.tokenizer import is_template, read_files
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RENDER_SECONDS = 5.0
+FILE = "chat_template.jinja"
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -51,17 +52,16 @@ class ChatTemplate:
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
         """Build the template of a model from file contents by name; None when the model has none.
 
+        One in a file of its own replaces those of the tokenizer's configuration; others lie in a folder.
+
         Raises:
             TemplateError: a file is no JSON or UTF-8, or as the constructor.
         """
         config = read_json(files, "tokenizer_config.json")
-        found = config.get("chat_template")
-        if isinstance(found, list):
-            templates = {str(entry["name"]): str(entry["template"]) for entry in found}
-        else:
-            templates = {} if found is None else {"default": str(found)}
-        if "chat_template.jinja" in files:
-            templates["default"] = read_text(files, "chat_template.jinja")
+        templates = {} if FILE in files else templates_of(config.get("chat_template"))
+        for name in files:
+            if name == FILE or is_template(name):
+                templates["default" if name == FILE else PurePath(name).stem] = read_text(files, name)
         if not templates:
             return None
         return cls(templates, special_tokens(read_json(files, "special_tokens_map.json"), config))
@@ -157,6 +157,24 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if reasoning is not None:
         result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
     return result
+
+
+def templates_of(found: object) -> dict[str, str]:
+    """Return the templates of a tokenizer's configuration by name: one, or a list of named ones.
+
+    Raises:
+        TemplateError: it is something else.
+    """
+    if found is None:
+        return {}
+    entries: list[Any] = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    pairs: list[tuple[Any, Any]] = [
+        (entry.get("name"), entry.get("template")) for entry in entries if isinstance(entry, dict)
+    ]
+    if len(pairs) < len(entries) or not all(isinstance(part, str) for pair in pairs for part in pair):
+        rule = "must be a text, or a list of objects with name and template"
+        raise TemplateError(f"tokenizer_config.json: chat_template {rule}")
+    return dict(pairs)
 
 
 def special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -20,6 +20,8 @@ FILES = (
     POOLING_FILE,
 )
 """Files that a tokenizer, its chat template and the pooling are read from; the first is required."""
+TEMPLATES = "additional_chat_templates"
+"""Folder of chat templates beside the default one, each named as its file."""
 MANY_TOKENS = 4096
 """More are decoded with other threads running."""
 COMPOSED = 4
@@ -30,9 +32,20 @@ class TokenizerError(ValueError):
     """A tokenizer cannot be read; the text says what is missing or wrong."""
 
 
+def is_template(name: str) -> bool:
+    """Tell whether a file's name is that of an additional chat template."""
+    return name.startswith(f"{TEMPLATES}/") and name.endswith(".jinja")
+
+
+def wanted(names: Iterable[str]) -> list[str]:
+    """Return the files, of those that a model has, that its text side is made of."""
+    return [name for name in names if name in FILES or is_template(name)]
+
+
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer files that a model's folder holds, by name."""
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    names = [*FILES, *sorted(f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja"))]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 class Tokenizer:
