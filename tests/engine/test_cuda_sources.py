@@ -280,15 +280,41 @@ def test_what_ranks_share_compiles(name: str) -> None:
     assert nvrtc.cubin(share.SOURCE, name, share.definitions(512, 4, 256), HOPPER)
 
 
-def test_a_kernel_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_compiled_once_and_again_where_its_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MIZZEN_CACHE_DIR", str(tmp_path / "cache"))
+    runs: list[str] = []
+    compile_it = nvrtc.cubin
+    monkeypatch.setattr(nvrtc, "cubin", lambda *what: (runs.append(what[1]), compile_it(*what))[1])
     defines = gemv.definitions(256, gate=False, norm=False, add=False)
-    first = nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER)
+
+    def found(source: str = gemv.SOURCE) -> bytes:
+        return nvrtc.cached_cubin(source, "gemv", defines, HOPPER)
+
+    first = found()
     (kept,) = (tmp_path / "cache" / "kernels").iterdir()
-    assert kept.read_bytes() == first
-    kept.write_bytes(b"as it was")
-    assert nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER) == b"as it was"
-    assert nvrtc.cached_cubin(gemv.SOURCE + " ", "gemv", defines, HOPPER) != b"as it was"
+    whole = kept.read_bytes()
+    assert (found(), len(runs)) == (first, 1)
+    for damaged in (b"", whole[:-1], whole[:20], whole + b"more", whole[:-1] + b"?"):
+        kept.write_bytes(damaged)
+        before = len(runs)
+        assert (found(), found(), len(runs)) == (first, first, before + 1)
+        assert kept.read_bytes() == whole
+    before = len(runs)
+    found(gemv.SOURCE + " ")
+    assert len(runs) == before + 1
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("MIZZEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(nvrtc.os, "replace", full)
+    defines = gemv.definitions(256, gate=False, norm=False, add=False)
+    assert nvrtc.cached_cubin(gemv.SOURCE, "gemv", defines, HOPPER)
+    assert not list((tmp_path / "kernels").iterdir())
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_else(

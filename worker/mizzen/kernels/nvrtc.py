@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Kernel = tuple[str, str, tuple[tuple[str, int], ...]]
 """A source, the name of a kernel in it, and what it is compiled with."""
+DIGEST = hashlib.sha256().digest_size
+"""Bytes of one."""
 
 
 class CompileError(RuntimeError):
@@ -71,12 +73,30 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
 
 
+def keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, whoever else writes it meanwhile.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
 def cached_cubin(
     source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
 ) -> bytes:
-    """Return what `cubin` returns, from an earlier run's where there is one.
+    """Return what `cubin` returns, from an earlier run's where there is a whole one.
 
-    A folder that cannot be read or written costs the time of compiling, and nothing else.
+    A file is the code's SHA-256 and the code. A folder that cannot be read or written, and a file that
+    a crash cut, cost the time of compiling, and nothing else.
 
     Raises:
         CompileError: it does not compile, or there is no compiler.
@@ -90,13 +110,13 @@ def cached_cubin(
     key = hashlib.sha256(repr((source, name, defines, capability, version)).encode()).hexdigest()
     path = cache_folder() / "kernels" / f"{name}-{key}.cubin"
     with contextlib.suppress(OSError):
-        return path.read_bytes()
+        kept = path.read_bytes()
+        if hashlib.sha256(kept[DIGEST:]).digest() == kept[:DIGEST]:
+            return kept[DIGEST:]
+        log.warning("%s is damaged: the kernel is compiled anew", path)
     code = cubin(source, name, defines, capability)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)
+        keep(path, hashlib.sha256(code).digest() + code)
     return code
 
 
