@@ -6,13 +6,15 @@ EXTRAS := operator,gateway,worker,tracing,test
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 GPU_PYTHON ?= $(PYTHON)
+SOURCES := worker:operator$${PYTHONPATH:+:$$PYTHONPATH}
 COMPILE ?= 1
 LOAD_SECONDS ?= 240
 SOAK ?=
+BENCH ?=
 ROUNDS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench docs clean
+.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench bench-gpu docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +46,7 @@ fuzz: $(STAMP) ## the property tests with examples of their own at every run; RO
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done
 
 test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
-	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=worker:operator $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
+	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=$(SOURCES) $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
 
 soak: $(STAMP) ## hours of rollouts, scaling and faults under load; SOAK="--requests 5000 ..." for less
 	$(BIN)/python tests/cluster/soak.py $(SOAK)
@@ -55,6 +57,9 @@ e2e: $(STAMP) ## the whole product on a real cluster: E2E_LOAD=kind, kube or reg
 bench: $(STAMP) ## the benchmarks that run on this machine's CPU
 	$(BIN)/python benchmarks/scheduler_step.py
 	$(BIN)/python benchmarks/cpu_vs_transformers.py
+
+bench-gpu: ## the benchmarks of this machine's GPU and one table of them, by GPU_PYTHON; BENCH="--json" and the like
+	PYTHONPATH=$(SOURCES) $(GPU_PYTHON) benchmarks/gpu_all.py $(BENCH)
 
 docs: $(STAMP) ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from arguments import above_zero, positive
+from arguments import Help, above_zero, positive
+from machine import machine
 
 from mizzen.parallel.device import KIB, DeviceCollectives
 from mizzen.parallel.group import Group, Place
@@ -184,14 +185,17 @@ def tell(args: argparse.Namespace, ways: Times, kernels: Times) -> None:
             f"{shape:>12} with norm: " + ", ".join(f"{way} {took:.1f}" for way, took in row.items()) + " us"
         )
     if args.json:
-        print(json.dumps({"ranks": args.ranks, "all_reduce": ways, "with_norm": kernels}))
+        told = {"ranks": args.ranks, "machine": machine("cuda")}
+        print(json.dumps({**told, "all_reduce": ways, "with_norm": kernels}))
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--ranks", type=positive, default=2)
-    made.add_argument("--rounds", type=positive, default=9)
-    made.add_argument("--part", choices=("all", "sums", "norm", "check"), default="all")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    made.add_argument("--ranks", type=positive, default=2, help="GPUs that sum")
+    made.add_argument("--rounds", type=positive, default=9, help="the median of so many is told")
+    made.add_argument(
+        "--part", choices=("all", "sums", "norm", "check"), default="all", help="measure this part alone"
+    )
     made.add_argument(
         "--bandwidth", type=above_zero, default=450.0, help="GB/s of a GPU's links in one direction"
     )

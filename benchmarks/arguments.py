@@ -7,6 +7,26 @@ import math
 from typing import Any
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the whole docstring as it stands, and the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if not action.help or default is None or default is False or default in ([], argparse.SUPPRESS):
+            return action.help
+        told = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+        return f"{action.help} (default: {told.replace('%', '%%')})"
+
+
+def given(made: argparse.ArgumentParser) -> set[str]:
+    """Return the names of the options that the command line gives, whatever their values."""
+    usual = {name: made.get_default(name) for name in vars(made.parse_args())}
+    made.set_defaults(**dict.fromkeys(usual))
+    found = {name for name, value in vars(made.parse_args()).items() if value is not None}
+    made.set_defaults(**usual)
+    return found
+
+
 def whole(text: str, least: int) -> int:
     """Read a whole number of at least `least`."""
     try:

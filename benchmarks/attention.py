@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from arguments import natural, plain, positive
+from arguments import Help, natural, plain, positive
 from engine_choices import read, smoke
 from layer_attention import Bench, Decodes, chunk_seconds
 from limits import add_roof, roof_of
+from machine import machine
 from shapes import SHAPES, config_of
+from tables import Table
 
-from gpu import Table, need_device
+from gpu import need_device
 from mizzen.attention.base import Geometry
 from mizzen.attention.registry import FACTORIES, choose
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -84,11 +86,10 @@ def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> flo
     return 4 * geometry.heads * geometry.head_dim * pairs / roof_of(args)[1]
 
 
-def measure(args: argparse.Namespace, geometry: Geometry, norm: bool) -> dict[str, dict[str, Any]]:
+def measure(
+    args: argparse.Namespace, geometry: Geometry, norm: bool, table: Table
+) -> dict[str, dict[str, Any]]:
     """Measure decodes by batch and context, then chunks."""
-    table = Table(
-        f"{geometry.heads} heads over {geometry.kv_heads} of {geometry.head_dim}, page size {args.page_size}"
-    )
     found: dict[str, dict[str, Any]] = {}
     for batch in args.batch:
         for context in args.context:
@@ -131,8 +132,8 @@ def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="whose layer is measured")
     made.add_argument("--heads", type=positive, help="query heads, if not the shape's")
     made.add_argument("--kv-heads", type=positive, help="KV heads, if not the shape's")
     made.add_argument("--head-dim", type=positive, help="size of a head, if not the shape's")
@@ -145,8 +146,8 @@ def main() -> None:
     made.add_argument("--prefix", type=natural, default=0, help="tokens of the prompt that are cached")
     made.add_argument("--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends of decodes")
     made.add_argument("--prefill", nargs="+", choices=ATTENTION_PREFILL[1:], help="backends of prompts")
-    made.add_argument("--page-size", type=positive, default=16)
-    made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    made.add_argument("--page-size", type=positive, default=16, help="tokens in a KV page")
+    made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="numbers of the KV")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
     made.add_argument("--rounds", type=positive, default=5, help="the median of so many is told")
     add_roof(made)
@@ -156,12 +157,16 @@ def main() -> None:
     if smoke(args):
         torch.set_num_threads(1)  # more would only wait for one another
     geometry, norm = geometry_of(args)
+    table = Table(
+        f"{geometry.heads} heads over {geometry.kv_heads} of {geometry.head_dim}, page size {args.page_size}"
+    )
     with torch.inference_mode():
-        found = measure(args, geometry, norm)
+        found = measure(args, geometry, norm, table)
     for line in slower_choices(found):
         print(f"  {line}")
     if args.json:
-        print(json.dumps(plain({"options": vars(args), "attention": found})))
+        told = {"options": vars(args), "machine": machine(args.device), "rows": table.rows}
+        print(json.dumps(plain({**told, "attention": found})))
 
 
 if __name__ == "__main__":

@@ -22,15 +22,16 @@ import torch
 from arguments import not_negative, positive
 from engine_choices import engine_options, parsed
 from step_parts import Part, show, traced
+from tables import Table
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import Table, check_ended, drain, fail, load, median, parser, run, started
+from gpu import check_ended, drain, fail, load, median, parser, room, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
 FIRST, LAST = 32, 160
 PROFILED = 20
-
+CACHED = "the prompts of a batch start together because they are cached"
 
 ASKS: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -60,13 +61,19 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
 
 def apart(llm: LLM, prompts: list[np.ndarray]) -> str:
     """Say why the rows of a batch never decoded all at once."""
-    least, room = len(prompts[0]) + FIRST + 2, llm.engine.info.context_length
-    if least > room:
-        return f"a prompt and {FIRST + 2} tokens behind it are beyond the {room} that fit: lower --context"
+    batch, least = len(prompts), len(prompts[0]) + FIRST + 2
+    if least > llm.engine.info.context_length:
+        bound, more = room(llm)
+        told = f"a prompt and {FIRST + 2} tokens behind it are beyond {bound}: "
+        return told + ", or ".join(filter(None, ["lower --context", more]))
     most = llm.options.max_running_requests
-    if most < len(prompts):
-        return f"max_running_requests is {most}: raise it for a batch of {len(prompts)}"
-    return f"KV has no room for a batch of {len(prompts)}: lower --batch or --context"
+    if most < batch:
+        return f"max_running_requests is {most}: raise it for a batch of {batch}"
+    held = llm.engine.info.pages_total * llm.engine.info.page_size
+    return (
+        f"the {held} tokens that the KV cache holds have no room for a batch of {batch}: lower --batch or "
+        "--context, or raise --engine kv_cache_tokens"
+    )
 
 
 def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> float:
@@ -122,7 +129,8 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             whole = least + limits.collectives(batch, batch)
             told = limits.gpus > 1 and not math.isnan(whole)
             note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if told else ""
-            share = table.row(f"decode step, batch {batch}", took * 1e3, least * 1e3, "ms", note)
+            steps = [seconds * 1e3 for seconds in rounds]
+            share = table.row(f"decode step, batch {batch}", steps, least * 1e3, "ms", note)
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
             results[batch] |= {"limit_with_collectives_ms": whole * 1e3}
             if args.profile:
@@ -134,7 +142,13 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 32, 128, 256])
+    made.add_argument(
+        "--batch",
+        type=positive,
+        nargs="+",
+        default=[1, 8, 32, 128, 256],
+        help="rows of a step",
+    )
     made.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
     made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
     made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
@@ -143,8 +157,8 @@ def main() -> None:
     if args.profile and args.device != "cuda":
         made.error("--profile needs --device cuda")
     if engine_options(args)["prefix_cache"] == "none":
-        made.error("the prompts of a batch start together because they are cached")
-    run(args, measure, without=("prefix cache off",))
+        made.error(CACHED)
+    run(args, measure, without={"prefix cache off": CACHED})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ import argparse
 import dataclasses
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+
+from arguments import given
 
 from mizzen.engine.config import EngineOptions
 
@@ -79,6 +82,21 @@ def engine_option(text: str) -> tuple[str, Any]:
     return name, value
 
 
+FLAGS = {
+    "tensor": ("tensor",),
+    "page_size": ("page_size",),
+    "attention_prefill": ("attention",),
+    "attention_decode": ("attention_decode",),
+    "kv_cache_dtype": ("kv_cache_dtype",),
+    "steps_in_flight": ("depth", "no_overlap"),
+    "cuda_graph": ("no_graphs",),
+    "fusion": ("no_fusion",),
+    "prefix_cache": ("no_prefix_cache",),
+    "prefill_chunk_tokens": ("chunk",),
+}
+"""Flags by the options of the engine that `flagged` reads from them."""
+
+
 def smoke(args: argparse.Namespace) -> bool:
     """Tell whether a run only tells whether all works."""
     return args.device == "cpu" and args.shape == "tiny"
@@ -131,15 +149,35 @@ def read(made: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
     return made.parse_args()
 
 
-def parsed(made: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
-    """Read the command line like `read`, and check the engine's options.
+def contradiction(args: argparse.Namespace, told: set[str], own: Mapping[str, str]) -> str | None:
+    """Return what is wrong where the command line says different things of one option of the engine.
 
-    `--engine` and a flag that say different things of the same option are refused.
+    Args:
+        args: the command line.
+        told: names of the options that it gives; the others are defaults, which `--engine` goes before.
+        own: options of the engine by the names of a benchmark's own options.
     """
-    usual = flagged(made.parse_args([]))
+    if args.no_overlap and "depth" in told and args.depth != 1:
+        return f"--no-overlap is --depth 1, not {args.depth}: leave one of them out"
+    flags = flagged(args) | {option: getattr(args, name) for name, option in own.items()}
+    names = FLAGS | {option: (name,) for name, option in own.items()}
+    for name, count in Counter(name for name, _ in args.engine).items():
+        if count > 1:
+            return f"--engine {name} is given {count} times: leave one value"
+    for name, value in args.engine:
+        if told & {*names.get(name, ())} and flags[name] != value:
+            return f"--engine {name}={value}: a flag says {flags[name]}: leave one of them out"
+    return None
+
+
+def parsed(
+    made: argparse.ArgumentParser, own: Mapping[str, str] | None = None, /, **small: Any
+) -> argparse.Namespace:
+    """Read the command line like `read`, and refuse options that contradict one another.
+
+    `own` are options of the engine by the names of a benchmark's own options.
+    """
     args = read(made, **small)
-    flags = flagged(args)
-    for name, value in dict(args.engine).items():
-        if flags.get(name) not in (usual.get(name), value):
-            made.error(f"--engine {name}={value}: a flag says {flags[name]}: leave one of them out")
+    if wrong := contradiction(args, given(made), own or {}):
+        made.error(wrong)
     return args

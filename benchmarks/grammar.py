@@ -30,6 +30,7 @@ import torch
 from arguments import natural, not_negative, plain, positive
 from engine_choices import engine_options, parsed
 from gateway_parts.vocabulary import Vocabulary
+from machine import machine
 from shapes import SHAPES
 
 from gpu import fail, loaded, median, need_device, parser, started
@@ -229,7 +230,7 @@ def host(args: Any) -> dict[str, dict[str, float]]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
-    made.add_argument("--batch", type=positive, default=64)
+    made.add_argument("--batch", type=positive, default=64, help="requests that decode together")
     made.add_argument("--mask-threads", type=positive, default=1, help="with --host")
     made.add_argument("--only", help="of what is asked, these names alone, by commas")
     made.add_argument("--layers", type=natural, default=0, help="run so many layers of the shape alone")
@@ -266,7 +267,8 @@ def main() -> None:
             )
         found = {"steps": steps, "compile_seconds": compiling, **started(llm)}
     if args.json:
-        print(json.dumps(plain({"options": vars(args), **found}), default=str))
+        told = {"options": vars(args), "machine": machine(args.device), **found}
+        print(json.dumps(plain(told), default=str))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from arguments import number, positive
 from engine_choices import parsed
+from tables import Table
 
-from gpu import Table, check_ended, drain, fail, load, median, parser, run, started
+from gpu import check_ended, drain, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.output import StepOutput
 from mizzen.core.request import Request
@@ -97,24 +98,34 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             rate = args.prompts * args.context / seconds
             if index:  # the first round is warm-up
                 rounds.append({"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "prompt_tokens_per_second": rate})
+        least, best = limits.decode(args.batch, START) * 1e3, args.context / limits.prefill(args.context)
+        shares = {
+            name: table.row(work, [figures[name] for figures in rounds], limit, unit)
+            for name, work, limit, unit in (
+                ("p50_ms", "between tokens, p50", least, "ms"),
+                ("p90_ms", "between tokens, p90", least, "ms"),
+                ("p99_ms", "between tokens, p99", least, "ms"),
+                ("prompt_tokens_per_second", "prompts beside them", best, "tok/s"),
+            )
+        }
         middle = {name: median([figures[name] for figures in rounds]) for name in rounds[0]}
         ratio = median([figures["p99_ms"] / figures["p50_ms"] for figures in rounds])
-        least = limits.decode(args.batch, START) * 1e3
-        for name in ("p50", "p90", "p99"):
-            table.row(f"between tokens, {name}", middle[f"{name}_ms"], least, "ms")
-        best = args.context / limits.prefill(args.context)
-        table.row("prompts beside them", middle["prompt_tokens_per_second"], best, "tok/s")
         print(f"  p99 is {ratio:.2f} times p50")
-        return {"rounds": rounds, "median": middle, "ratio": ratio, **started(llm)}
+        limit = dict.fromkeys(("p50_ms", "p90_ms", "p99_ms"), least) | {"prompt_tokens_per_second": best}
+        told = {"rounds": rounds, "median": middle, "limit": limit, "share": shares, "ratio": ratio}
+        return {**told, **started(llm)}
 
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
     made.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
     made.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
-    made.add_argument("--prompts", type=positive, default=8)
-    made.add_argument("--max-step-milliseconds", type=number, default=25.0)
-    run(parsed(made, batch=4, context=256, prompts=2), measure)
+    made.add_argument("--prompts", type=positive, default=8, help="that arrive, one after the other")
+    made.add_argument(
+        "--max-step-milliseconds", type=number, default=25.0, help="prompts are cut to steps of so many"
+    )
+    own = {"max_step_milliseconds": "max_step_milliseconds"}
+    run(parsed(made, own, batch=4, context=256, prompts=2), measure)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 
 Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, end tokens
 ignored: 142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so
-that none is in the prefix cache. The limit adds the steps' limits: all prompts by operations, and as many
-decode steps as the longest output, each with the rows and the context that are left then. `--batch` and
-`--context` run another number of requests, or prompts of one length; `--output` answers of one length.
+that none is in the prefix cache; one round more comes first and is not measured. The limit adds the steps'
+limits: all prompts by operations, and as many decode steps as the longest output, each with the rows and the
+context that are left then. `--batch` and `--context` run another number of requests, or prompts of one
+length; `--output` answers of one length.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import numpy as np
 from arguments import positive
 from engine_choices import parsed
 from limits import Limits
+from tables import Table
 
-from gpu import Table, fail, load, median, parser, run, started
+from gpu import fail, load, median, parser, room, run, started
 from mizzen import LLM, SamplingParams
 
 SEQUENCES = 256
@@ -52,7 +54,7 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
 def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float, float]:
     """Seconds that the workload takes at least, and those of collectives besides."""
     left, done = np.array(outputs), np.array(prompts)
-    total = sum(limits.prefill(count) for count in prompts)
+    total = limits.prefill(*prompts)
     told = sum(limits.collectives(count, 1) for count in prompts)
     for step in range(1, max(outputs)):
         rows = left > step
@@ -61,39 +63,54 @@ def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float
     return total, told
 
 
+def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
+    """End where a prompt and its answer are longer than a request may be."""
+    longest = max(range(len(prompts)), key=lambda at: prompts[at] + outputs[at])
+    if prompts[longest] + outputs[longest] <= llm.engine.info.context_length:
+        return
+    bound, more = room(llm)
+    asked = f"a prompt of {prompts[longest]} and an answer of {outputs[longest]} tokens"
+    fail(f"{asked} are beyond {bound}: {', or '.join(filter(None, ['lower --context or --output', more]))}")
+
+
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
+    """Answer all prompts, which the seed draws; return the seconds that it took."""
     rng = np.random.default_rng(seed)
     highest = min(llm.engine.info.vocab_size, VOCABULARY)
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]
     params = [SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True) for count in outputs]
     begin = time.perf_counter()
-    try:
-        answers = llm.generate(ids, params, progress=False)
-    except ValueError as error:  # before anything ran
-        fail(f"{error}: lower --context, or raise --engine kv_cache_tokens")
+    answers = llm.generate(ids, params, progress=False)
     seconds = time.perf_counter() - begin
     if [len(answer.token_ids) for answer in answers] != outputs:
-        room = llm.engine.info.context_length
-        fail(f"an answer ended early, for it and its prompt may have {room} tokens: lower --output")
+        raise RuntimeError("an answer ended early")
     return seconds
 
 
+def beside(limits: Limits, seconds: list[float], least: float, shared: float) -> str:
+    """Return what stands beside the figure: the rounds' seconds, and the limit's."""
+    told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
+    if math.isnan(least):
+        return told
+    told += f", limit {least:.2f}"
+    if limits.gpus > 1:
+        told += f", {least + shared:.2f} with collectives: {(least + shared) / median(seconds):.0%}"
+    return told
+
+
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Run the workload several times."""
+    """Run the workload several times, and once before."""
     prompts, outputs = lengths(args)
     with load(args, max_running_requests=args.batch) as (llm, limits):
-        llm.generate([[1, 2, 3]] * 8, SamplingParams(max_tokens=8, ignore_eos=True), progress=False)
+        check_room(llm, prompts, outputs)
+        answer(llm, prompts, outputs, seed=args.rounds)
         seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
-        took, (least, shared) = median(seconds), limit(limits, prompts, outputs)
-        rate, best = sum(outputs) / took, sum(outputs) / least
-        told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
-        if not math.isnan(least):
-            told += f", limit {least:.2f}"
-        if limits.gpus > 1 and not math.isnan(least):
-            told += f", {least + shared:.2f} with collectives: {(least + shared) / took:.0%}"
-        share = table.row(f"{args.batch} requests at once", rate, best, "tok/s", told)
+        least, shared = limit(limits, prompts, outputs)
+        rates, best = [sum(outputs) / took for took in seconds], sum(outputs) / least
+        note = beside(limits, seconds, least, shared)
+        share = table.row(f"{args.batch} requests at once", rates, best, "tok/s", note)
         return {
-            "seconds": seconds, "tokens_per_second": rate, "limit": best, "share": share,
+            "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
             "limit_with_collectives": sum(outputs) / (least + shared), **started(llm),
         }  # fmt: skip
 

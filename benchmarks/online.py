@@ -13,7 +13,8 @@ that is not small beside the latencies, `--processes` spreads the client.
 
 Prompts are random token ids below `--vocabulary` (/v1/completions), or random words with `--text` (and
 /v1/chat/completions with `--chat`). Answers have the length asked for: `ignore_eos` is sent unless `--eos`.
-Token counts are those of the server's `usage`.
+Token counts are those of the server's `usage`. A server may put several tokens into one piece of text, which
+comes at one time: how many is told, for the time between tokens is that between pieces.
 
 A trace is a JSON object a line: `at` (or `timestamp`), `max_tokens` (or `output_length`), and `prompt` or
 `input_length`, with `hash_ids` where prompts share blocks. `--speed 2` replays it twice as fast, and
@@ -32,7 +33,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from arguments import above_zero, natural, not_negative, plain, positive
+from arguments import Help, above_zero, given, natural, not_negative, plain, positive
 from online_parts.recorded import Entry, asked, read, recorded
 from online_parts.replay import Target, run
 from online_parts.summary import summarize
@@ -41,6 +42,11 @@ from online_parts.trace import Lengths, Session, Texts, Workload, generate, rate
 COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
 REQUESTS = 200
 """In a run that replays no trace."""
+LONGEST = 6 * 3600.0
+"""Seconds that a replay takes at most unless it is told what the trace's times mean."""
+WITHOUT_TRACE = ("rate", "burstiness", "input", "output", "shared", "groups", "turns", "think")
+"""Options that draw what a trace says."""
+WITH_TRACE = ("speed", "trace_unit", "hash_block")
 LAG_SHARE = 0.1
 """A client that is behind by more than this share of the median time to the first token is named."""
 
@@ -64,7 +70,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     made.add_argument("url", help="base of the server, as in http://127.0.0.1:8000")
     made.add_argument("--model", help="name in requests; by default the first that the server lists")
     made.add_argument(
@@ -79,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--input", type=lengths, default="U(100,1024)", help="prompt tokens")
     made.add_argument("--output", type=lengths, default="U(100,1024)", help="tokens of answers")
     made.add_argument("--shared", type=natural, default=0, help="tokens that prompts of a group begin with")
-    made.add_argument("--groups", type=positive, default=1)
+    made.add_argument("--groups", type=positive, default=1, help="of prompts that begin alike")
     made.add_argument("--turns", type=positive, default=1, help="requests of a session")
     made.add_argument(
         "--think", type=not_negative, default=1.0, help="mean seconds between answer and next turn"
@@ -94,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--chat", action="store_true", help="use /v1/chat/completions (with --text)")
     made.add_argument("--vocabulary", type=positive, default=10_000, help="token ids are below")
     made.add_argument("--eos", action="store_true", help="let the model end its answers")
-    made.add_argument("--temperature", type=not_negative)
+    made.add_argument("--temperature", type=not_negative, help="by default the server's")
     made.add_argument("--body", type=json_object, default={}, help="more fields of each request, as JSON")
     made.add_argument("--key-env", default="OPENAI_API_KEY", help="variable with the API key")
     made.add_argument("--timeout", type=above_zero, default=600.0, help="seconds that an answer may take")
@@ -102,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--good-first", type=above_zero, help="ms to the first token that are good enough")
     made.add_argument("--good-token", type=above_zero, help="ms a token that are good enough")
     made.add_argument("--processes", type=positive, default=1, help="of the client")
-    made.add_argument("--seed", type=natural, default=0)
+    made.add_argument("--seed", type=natural, default=0, help="of all that is drawn")
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     return made
 
@@ -157,6 +163,41 @@ def workloads(args: argparse.Namespace, entries: list[Entry]) -> list[tuple[str,
     return runs
 
 
+def useless(args: argparse.Namespace, told: set[str]) -> str | None:
+    """Return what is wrong where an option is given that changes nothing."""
+    names = WITH_TRACE if args.trace is None else WITHOUT_TRACE
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in names if name in told)
+    if not options:
+        return None
+    why = "without --trace" if args.trace is None else "with --trace, which says what is asked and when"
+    return f"{options} would change nothing {why}"
+
+
+def too_long(args: argparse.Namespace, entries: list[Entry], told: set[str]) -> str | None:
+    """Return what is wrong where a trace's times are hardly in the unit that they are taken for."""
+    seconds = (entries[-1].at - entries[0].at) * args.trace_unit / min(args.speed)
+    if seconds <= LONGEST or "trace_unit" in told:
+        return None
+    return (
+        f"replaying {args.trace} would take {duration(seconds)}: give --trace-unit 0.001 if its times are "
+        "milliseconds, or --trace-unit 1 if they are seconds"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def plan(name: str, sessions: list[Session]) -> str:
+    """Return what a run is about to ask, and how long that takes at least."""
+    asks, last = sum(len(session.asks) for session in sessions), max(s.asks[0].after for s in sessions)
+    several = f" in {len(sessions)} sessions of several turns" if asks > len(sessions) else ""
+    return f"{name}: {asks} requests{several}, the last begins in {duration(last)}"
+
+
 def cell(figures: dict[str, float] | None) -> str:
     return "-" if figures is None else "/".join(f"{figures[q]:.1f}" for q in ("p50", "p90", "p99"))
 
@@ -174,10 +215,11 @@ def hint(kind: str, detail: str) -> str:
 def show(name: str, result: dict[str, Any], warm: float) -> None:
     """Print a run's line, and what went wrong in it."""
     errors = sum(result["errors"].values())
+    pieces = "-" if result["tokens_per_piece"] is None else f"{result['tokens_per_piece']:.2f}"
     print(
         f"{name:>12} {result['requests_per_second']:>7.2f} {result['output_tokens_per_second']:>9.0f} "
         + " ".join(f"{cell(result[column]):>23}" for column in COLUMNS)
-        + f" {result['most_in_flight']:>6} {errors:>6}",
+        + f" {pieces:>9} {result['most_in_flight']:>6} {errors:>6}",
         flush=True,
     )
     for kind, count in result["errors"].items():
@@ -195,6 +237,9 @@ def show(name: str, result: dict[str, Any], warm: float) -> None:
 def main() -> int:
     made = parser()
     args = made.parse_args()
+    told = given(made)
+    if wrong := useless(args, told):
+        made.error(wrong)
     if args.chat and not args.text:
         made.error("--chat needs --text: messages hold no token ids")
     if args.trace is not None and not args.trace.is_file():
@@ -205,6 +250,8 @@ def main() -> int:
         entries = entries_of(args) if args.trace is not None else []
     except (ValueError, OSError) as error:
         made.error(str(error))
+    if entries and (wrong := too_long(args, entries, told)):
+        made.error(wrong)
     key = os.environ.get(args.key_env)
     try:
         model = args.model or asyncio.run(first_model(args.url, key))
@@ -223,10 +270,11 @@ def main() -> int:
     print(f"{target.model} at {target.endpoint}; ms at p50/p90/p99")
     print(
         f"{'':>12} {'req/s':>7} {'out tok/s':>9} {'first token':>23} {'per token':>23} "
-        f"{'between tokens':>23} {'open':>6} {'errors':>6}"
+        f"{'between tokens':>23} {'tok/piece':>9} {'open':>6} {'errors':>6}"
     )
     results = {}
     for name, sessions in workloads(args, entries):
+        print(plan(name, sessions), flush=True)
         records = run(target, sessions, args.processes)
         results[name] = result = {
             "sessions_per_second": rate_of(sessions),
@@ -240,8 +288,8 @@ def main() -> int:
         show(name, result, args.warm)
     if args.json:
         options = {k: v.text if isinstance(v, Lengths) else v for k, v in vars(args).items()}
-        told = {"model": target.model, "options": options, "runs": results}
-        print(json.dumps(plain(told), default=str))
+        found = {"model": target.model, "options": options, "runs": results}
+        print(json.dumps(plain(found), default=str))
     return 1 if any(result["errors"] for result in results.values()) else 0
 
 

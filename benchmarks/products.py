@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from arguments import plain, positive
+from arguments import Help, plain, positive
 from engine_choices import read, smoke
 from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
 from limits import add_roof, roof_of
+from machine import machine
 from shapes import SHAPES, config_of
+from tables import Table
 
-from gpu import Table, need_device
+from gpu import need_device
 from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
 from mizzen.models.config import ModelConfig
 
@@ -133,10 +135,9 @@ def measure_one(
     return found
 
 
-def measure(args: argparse.Namespace, config: ModelConfig) -> dict[str, dict[str, Any]]:
+def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict[str, dict[str, Any]]:
     """Measure all products for each number of rows."""
     device, found = torch.device(args.device), dict[str, dict[str, Any]]()
-    table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))
     for name, (height, columns) in products_of(config, args.tensor).items():
         size = height * columns * dtype_of(device).itemsize
         count = min(LAYERS, max(2, math.ceil(COLD_BYTES / size))) if args.device == "cuda" else 1
@@ -150,8 +151,8 @@ def measure(args: argparse.Namespace, config: ModelConfig) -> dict[str, dict[str
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="whose products they are")
     made.add_argument(
         "--tensor", type=positive, default=1, help="GPUs that share the model; one's part is measured"
     )
@@ -164,11 +165,12 @@ def main() -> None:
     need_device(args.device)
     if smoke(args):
         torch.set_num_threads(1)  # more would only wait for one another
-    config = config_of(args.shape)
+    table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))
     with torch.inference_mode():
-        found = measure(args, config)
+        found = measure(args, config_of(args.shape), table)
     if args.json:
-        print(json.dumps(plain({"options": vars(args), "products": found})))
+        told = {"options": vars(args), "machine": machine(args.device), "rows": table.rows}
+        print(json.dumps(plain({**told, "products": found})))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
+from arguments import Help, plain, positive
+from numpy.typing import NDArray
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
@@ -40,6 +43,10 @@ GOAL_SIZE = 256
 VOCABULARY = 128_000
 END_TOKENS = (0, 1)
 CHURN = 0.01
+COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
+WITH_GOAL = ("quiet", "decode")
+LEAST_STEPS = 40
+"""Steps that are told something of, at least; before them one a running request lets all of them begin."""
 
 
 class Workload:
@@ -125,6 +132,11 @@ def run(
             yield lap * 1e6, bool(plan.prefill), len(output.finished)
 
 
+def quantile(values: NDArray[np.float64], percent: float) -> float:
+    """Return a percentile; NaN where no step was of this kind."""
+    return float(np.percentile(values, percent)) if len(values) else math.nan
+
+
 def measure(running: int, page_size: int, steps: int, policy: str, eviction: str) -> dict[str, float]:
     """Return medians and 99th percentiles in microseconds."""
     gc.collect()
@@ -138,36 +150,40 @@ def measure(running: int, page_size: int, steps: int, policy: str, eviction: str
     everything = np.array([lap for lap, _, _ in laps])
     finishes = sum(finished for _, _, finished in laps)
     return {
-        "quiet": float(np.median(quiet)),
-        "quiet_p99": float(np.percentile(quiet, 99)),
-        "decode": float(np.median(decode)),
-        "decode_p99": float(np.percentile(decode, 99)),
-        "mixed": float(np.median(mixed)),
-        "all": float(np.median(everything)),
-        "all_p99": float(np.percentile(everything, 99)),
+        "quiet": quantile(quiet, 50),
+        "quiet_p99": quantile(quiet, 99),
+        "decode": quantile(decode, 50),
+        "decode_p99": quantile(decode, 99),
+        "mixed": quantile(mixed, 50),
+        "all": quantile(everything, 50),
+        "all_p99": quantile(everything, 99),
         "event": float((everything.mean() - quiet.mean()) * len(everything) / max(finishes, 1)),
     }
+
+
+def of_goal(figure: dict[str, float]) -> str:
+    """Return the line with shares of the goal, under the columns that have one."""
+    cells = (f"{figure[key] / GOAL:.0%}" if key in WITH_GOAL else "" for key in COLUMNS)
+    return (f"{'of goal':>8}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
 
 def report(
     sizes: tuple[int, ...], steps: int, policy: str, eviction: str
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Print a table and return its figures."""
-    keys = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for page_size in (1, 16):
         goal = f"the goal is {GOAL:.0f} at {GOAL_SIZE} running"
         print(f"{policy}, {eviction}, page size {page_size}: microseconds a step; {goal}")
-        print(f"{'running':>8}" + "".join(f"{key:>12}" for key in keys))
-        table: dict[str, dict[str, float]] = {f"{key}_us": {} for key in keys}
+        print(f"{'running':>8}" + "".join(f"{key:>12}" for key in COLUMNS))
+        table: dict[str, dict[str, float]] = {f"{key}_us": {} for key in COLUMNS}
         for running in sizes:
             figure = measure(running, page_size, steps, policy, eviction)
-            for key in keys:
+            for key in COLUMNS:
                 table[f"{key}_us"][str(running)] = round(figure[key], 2)
-            print(f"{running:>8}" + "".join(f"{figure[key]:>12.1f}" for key in keys))
+            print(f"{running:>8}" + "".join(f"{figure[key]:>12.1f}" for key in COLUMNS))
             if running == GOAL_SIZE:
-                shares = (f"{figure[key] / GOAL:>12.0%}" for key in keys[:-1])
-                print(f"{'of goal':>8}" + "".join(shares))
+                print(of_goal(figure))
         figures[f"page_size_{page_size}"] = table
     return figures
 
@@ -182,22 +198,30 @@ def chosen(policies: list[str], evictions: list[str], *, everything: bool) -> li
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="running requests")
-    parser.add_argument("--policy", choices=tuple(POLICIES), nargs="+", default=["fcfs"])
-    parser.add_argument("--eviction", choices=tuple(STRATEGIES), nargs="+", default=["lru"])
+    parser.add_argument("--sizes", type=positive, nargs="+", default=SIZES, help="running requests")
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        nargs="+",
+        default=["fcfs"],
+        help="which waiting one goes first",
+    )
+    parser.add_argument(
+        "--eviction", choices=tuple(STRATEGIES), nargs="+", default=["lru"], help="which prefixes go first"
+    )
     parser.add_argument("--all", action="store_true", help="every policy with lru, every eviction with fcfs")
-    parser.add_argument("--steps", type=int, default=3000, help="steps a size; the first quarter warms up")
+    parser.add_argument("--steps", type=positive, default=3000, help="of a size; the first quarter warms up")
     options = parser.parse_args()
+    if options.steps < (least := LEAST_STEPS + max(options.sizes)):
+        parser.error(f"--steps {options.steps}: {max(options.sizes)} running requests need {least} at least")
     runs = chosen(options.policy, options.eviction, everything=options.all)
     found = {run: report(tuple(options.sizes), options.steps, *run) for run in runs}
     if options.json:
         figures = found[runs[0]]
         told = {f"{policy}, {eviction}": figure for (policy, eviction), figure in found.items()}
-        print(json.dumps({**figures["page_size_1"], **figures, "runs": told, "goal_us": GOAL}))
+        print(json.dumps(plain({**figures["page_size_1"], **figures, "runs": told, "goal_us": GOAL})))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ def in_flight(records: list[Record]) -> int:
     return int(np.cumsum([step for _, step in edges]).max()) if edges else 0
 
 
+def per_piece(records: list[Record]) -> float | None:
+    """Return how many tokens a piece of text held on average; None where no text came."""
+    pieces = sum(len(record.tokens_at) for record in records)
+    return sum(record.output_tokens for record in records if record.tokens_at) / pieces if pieces else None
+
+
 def details(records: list[Record]) -> dict[str, str]:
     """Return the first that a server said of each kind of error."""
     found: dict[str, str] = {}
@@ -83,6 +89,7 @@ def summarize(
         "output_tokens": sum(record.output_tokens for record in served),
         "prompt_tokens": sum(record.prompt_tokens for record in served),
         "cached_tokens": sum(record.cached_tokens for record in served),
+        "tokens_per_piece": per_piece(served),
         "most_in_flight": in_flight(records),
         "first_token_ms": quantiles(first_token(record) for record in counted),
         "per_token_ms": quantiles(per_token(record) for record in several),

@@ -8,11 +8,12 @@ import math
 import sys
 
 import pytest
-from arguments import above_zero, natural, plain, positive
+from arguments import above_zero, given, natural, plain, positive
 from engine_choices import VARIANTS, engine_option, engine_options, off_already, parsed, varied
 from rank_logs import passed_on
+from tables import Table
 
-from gpu import Table, parser, title, variants
+from gpu import parser, title, variants
 
 
 def args_of(monkeypatch: pytest.MonkeyPatch, *options: str, **small: object) -> argparse.Namespace:
@@ -77,9 +78,51 @@ def test_a_flag_and_an_engine_option_may_not_contradict(
     assert args_of(monkeypatch, "--no-graphs", "--engine", "cuda_graph=off").no_graphs
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--no-overlap", "--depth", "4"), "--no-overlap is --depth 1, not 4: leave one of them out"),
+        (("--depth", "2", "--engine", "steps_in_flight=4"), "--engine steps_in_flight=4: a flag says 2"),
+        (("--engine", "page_size=8", "page_size=16"), "--engine page_size is given 2 times"),
+        (("--engine", "page_size=8", "--engine", "page_size=8"), "--engine page_size is given 2 times"),
+        (("--most", "25", "--engine", "max_step_milliseconds=50"), "a flag says 25.0: leave one of them out"),
+    ],
+)
+def test_options_that_contradict_one_another_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    def read(*options: str) -> argparse.Namespace:
+        monkeypatch.setattr(sys, "argv", ["benchmark", *options])
+        made = parser("options")
+        made.add_argument("--most", type=float, default=25.0)
+        return parsed(made, {"most": "max_step_milliseconds"})
+
+    with pytest.raises(SystemExit):
+        read(*options)
+    assert message in capsys.readouterr().err
+
+
+def test_what_says_the_same_twice_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = args_of(monkeypatch, "--no-overlap", "--depth", "1", "--engine", "steps_in_flight=1")
+    assert engine_options(args)["steps_in_flight"] == 1
+    args = args_of(monkeypatch, "--engine", "page_size=8", "--engine", "tensor=2")
+    assert args.engine == [("page_size", 8), ("tensor", 2)]
+
+
+def test_options_that_are_given_are_told_from_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--depth", "2", "--engine", "page_size=8"])
+    made = parser("options")
+    assert given(made) == {"depth", "engine"}
+    args = made.parse_args()
+    assert (args.rounds, args.engine, args.no_graphs) == (3, [("page_size", 8)], False)
+
+
 def test_a_variant_wins_over_engine_options(monkeypatch: pytest.MonkeyPatch) -> None:
     args = args_of(monkeypatch, "--ablate", "--engine", "steps_in_flight=4", "cuda_graph=auto", "fusion=auto")
-    assert variants(args, ()) == list(VARIANTS)
+    assert variants(args, {}) == list(VARIANTS)
     for name in VARIANTS:
         options = engine_options(varied(args, name))
         assert options.items() >= VARIANTS[name].items()
@@ -89,10 +132,10 @@ def test_a_variant_wins_over_engine_options(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_would_change_nothing_is_no_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     args = args_of(monkeypatch, "--ablate", "--engine", "cuda_graph=off")
     assert off_already(args) == ["graphs off"]
-    assert variants(args, ("prefix cache off",)) == ["all on", "overlap off", "fusion off"]
+    assert variants(args, {"prefix cache off": "needed"}) == ["all on", "overlap off", "fusion off"]
     assert title(args, "fusion off") == "qwen3-0.6b, fusion off (off throughout: graphs)"
     args = args_of(monkeypatch, "--ablate", "--device", "cpu")
-    assert variants(args, ()) == ["all on", "overlap off", "prefix cache off"]
+    assert variants(args, {}) == ["all on", "overlap off", "prefix cache off"]
 
 
 def test_small_defaults_are_those_of_a_smoke_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +150,7 @@ def test_small_defaults_are_those_of_a_smoke_run_alone(monkeypatch: pytest.Monke
 
 def test_a_limit_that_is_not_known_has_no_share(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("work")
+    assert not table.rows
     assert table.row("known", 4.0, 1.0, "ms") == 0.25
     assert table.row("rate", 4.0, 8.0, "tok/s") == 0.5
     assert table.row("unknown", 4.0, math.nan, "ms") is None

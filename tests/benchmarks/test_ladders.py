@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_all
+import offline
 import pytest
 import torch
 from attention import chunk_limit, decode_limit
@@ -69,6 +71,14 @@ def test_a_ladder_tells_figures_and_on_a_cpu_no_limit(name: str) -> None:
     assert lines[1].split() == ["work", "measured", "limit", "of", "limit"]
     assert lines[2].split()[-1] != "0%" and " - " in f"{lines[2]} "
     assert not any("limit" in line or "% " in f"{line} " for line in lines[2:])
+    printed = [line for line in lines[2:] if line.split("  ")[-1:] == ["-"] or "  -  " in line]
+    assert [row["work"] for row in told["rows"]] == [line[:28].strip() for line in printed]
+    for row, line in zip(told["rows"], printed, strict=True):
+        assert f"{row['figure']:,.2f} {row['unit']} " in line
+        assert row["limit"] is row["share"] is None and len(row["rounds"]) == 1
+    assert told["machine"]["torch"] == torch.__version__
+    assert told["machine"]["gpu"] is None
+    assert told["machine"]["sm_clock_mhz"] == {"before": None, "after": None}
 
 
 def test_several_ranks_leave_the_table_clear_of_their_logs() -> None:
@@ -89,6 +99,7 @@ def test_backends_of_attention_are_compared() -> None:
         assert found["auto"] == "cpu" and set(found["backends"]) == {"cpu", "reference"}
         assert found["limit_us"] is None
     assert sum(line.endswith("auto") for line in lines) == 3
+    assert len(told["rows"]) == 6 and told["rows"][0]["work"] == "1 x 40, cpu"
 
 
 def test_limits_of_attention_are_those_of_the_window() -> None:
@@ -114,6 +125,7 @@ def test_products_are_measured_by_kernel() -> None:
     told, _ = told_by("products", *options)
     assert len(told["products"]) == 10
     assert all(list(found["kernels"]) == ["library"] for found in told["products"].values())
+    assert len(told["rows"]) == 10
 
 
 def test_every_policy_and_eviction_costs_a_step() -> None:
@@ -121,6 +133,44 @@ def test_every_policy_and_eviction_costs_a_step() -> None:
     assert len(told["runs"]) == 9
     assert {"fcfs, lru", "dfs-weight, lru", "fcfs, slru", "fcfs, priority"} <= set(told["runs"])
     assert all(figures["page_size_16"]["all_us"]["4"] > 0 for figures in told["runs"].values())
+
+
+@pytest.mark.slow
+def test_all_are_run_one_after_the_other_into_one_table() -> None:
+    told, lines = told_by("gpu_all", "--device=cpu", "--shape=tiny", "--rounds=1")
+    programs = [f"{name}.py" for name in ("offline", "decode", "prefill", "prefix", "mixed", "startup")]
+    assert [command.split()[0] for command in told["machines"]] == programs
+    assert not told["failed"]
+    begin = lines.index("| work | figure | limit | of the limit |")
+    cells = [line.strip("|").split(" | ") for line in lines[begin + 2 :]]
+    assert len(cells) == len(told["rows"]) and {len(row) for row in cells} == {4}
+    assert {row["command"].split()[0] for row in told["rows"]} == set(programs)
+    assert all(row["figure"] > 0 for row in told["rows"])
+
+
+def test_of_all_one_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"work": "w", "figure": 1234.5, "unit": "tok/s", "limit": 2000.0, "share": 0.617, "rounds": [1]}
+    machine = {"gpu": "GPU", "driver": "1.2", "torch": "2", "commit": None}
+    found = {"a.py": {"rows": [row], "machine": machine}, "b.py": None}
+    monkeypatch.setattr(gpu_all, "commands", lambda device, shape: list(found))
+    monkeypatch.setattr(gpu_all, "told_by", lambda command, rounds: found[command])
+    monkeypatch.setattr(sys, "argv", ["gpu_all.py"])
+    assert gpu_all.main() == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "GPU, driver 1.2, PyTorch 2"
+    assert out.splitlines()[-1] == "| `a.py`: w | 1,234.50 tok/s | 2,000.00 tok/s | 62% |"
+    assert err == "failed: b.py\n"
+
+
+def test_of_all_each_is_run_once() -> None:
+    assert gpu_all.commands("cuda", None) == list(gpu_all.RUNS)
+    assert gpu_all.commands("cuda", "llama-3.1-8b")[:2] == [
+        "offline.py --shape llama-3.1-8b",
+        "decode.py --shape llama-3.1-8b --batch 1 32 256",
+    ]
+    assert len(gpu_all.commands("cpu", None)) == 6
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -146,9 +196,14 @@ def test_wrong_options_are_named(options: tuple[str, ...], message: str) -> None
 def test_parts_are_turned_off_one_by_one_where_they_are() -> None:
     told, lines = ladder("prefill", "--work", "1x16", "--ablate")
     assert list(told["variants"]) == ["all on", "overlap off", "prefix cache off"]
-    assert [line for line in lines if line.startswith("tiny")] == [
-        f"tiny, {name}" for name in told["variants"]
-    ]
+    titles = [line for line in lines if line.startswith("tiny")]
+    assert titles == ["tiny, all on", "tiny, overlap off", "tiny, prefix cache off", "tiny, all on again"]
+    first, last = told["variants"]["all on"], told["again"]
+    assert told["drift"] == {"1x16": last["rows"][0]["figure"] / first["rows"][0]["figure"] - 1}
+    assert told["left_out"] == {"graphs off": "a CPU has none", "fusion off": "a CPU has none"}
+    assert lines[-4] == "drift of all on, from the first time to the last:"
+    assert lines[-3].split() == ["1x16", f"{told['drift']['1x16']:+.1%}"]
+    assert lines[-2:] == ["left out: graphs off: a CPU has none", "left out: fusion off: a CPU has none"]
 
 
 def limits(shape: str, *options: str) -> Limits:
@@ -175,6 +230,33 @@ def test_limits_are_those_of_bytes_and_operations() -> None:
     assert math.isnan(limits("qwen3-8b", "--device", "cpu", "--tensor", "2").collectives(1, 1))
 
 
+def test_limits_of_prompts_count_operations_or_what_is_read() -> None:
+    large = limits("qwen3-8b")
+    assert large.prefill(8192) * 1e3 == pytest.approx(169, abs=2)
+    assert large.prefill(8192) == large.operations(8192) / 799e12
+    # Two short prompts at once read the weights once.
+    assert large.prefill(1) * 1e3 == pytest.approx(3.54, abs=0.01)
+    assert large.prefill(30, 40) == large.prefill(70) == large.prefill(1)
+    # 8192 tokens of KV are 1.2 GB, read once by all that share them; then operations hold the limit.
+    assert large.prefill(64, start=8192) * 1e3 == pytest.approx(3.54 + 0.28, abs=0.01)
+    assert large.prefill(64, 64, start=8192) == large.prefill(64, start=8192)
+    assert large.prefill(*[64] * 8, start=8192) == 8 * large.operations(64, 8192) / 799e12
+    assert large.operations(64, 8192) > large.operations(64) + 4 * 36 * 32 * 128 * 64 * 8000
+    half = limits("qwen3-8b", "--kv-cache-dtype", "fp8")
+    assert half.prefill(64, start=8192) * 1e3 == pytest.approx(3.54 + 0.14, abs=0.01)
+    assert math.isnan(limits("qwen3-8b", "--device", "cpu").prefill(64, start=8192))
+
+
+@pytest.mark.parametrize(("shape", "rate"), [("qwen3-0.6b", 36_100), ("qwen3-8b", 12_700)])
+def test_the_limit_of_the_whole_workload_is_that_of_its_prompts_and_steps(shape: str, rate: float) -> None:
+    args = parser("limits").parse_args([])
+    args.batch, args.context, args.output = offline.SEQUENCES, None, None
+    prompts, outputs = offline.lengths(args)
+    least, shared = offline.limit(limits(shape), prompts, outputs)
+    assert sum(outputs) / least == pytest.approx(rate, rel=0.005)
+    assert shared == 0
+
+
 def test_limits_are_those_of_the_options_that_the_engine_gets() -> None:
     def same(flags: tuple[str, ...], *named: str) -> None:
         by_flag, by_name = limits("qwen3-8b", *flags), limits("qwen3-8b", "--engine", *named)
@@ -184,5 +266,5 @@ def test_limits_are_those_of_the_options_that_the_engine_gets() -> None:
     same(("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8")
     same(("--tensor", "2"), "tensor=2")
     half, whole = limits("qwen3-8b"), limits("qwen3-8b", "--engine", "dtype=float32")
-    assert whole.weights_read() == 2 * half.weights_read()
+    assert whole.prefill(1) == 2 * half.prefill(1)
     assert whole.token_bytes == 2 * half.token_bytes

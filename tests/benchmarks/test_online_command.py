@@ -14,7 +14,7 @@ import pytest
 from online_parts.recorded import asked, read, recorded
 from online_parts.replay import Record
 from online_parts.summary import summarize
-from online_parts.trace import Texts, rate_of
+from online_parts.trace import Ask, Session, Texts, rate_of
 
 URL = "http://127.0.0.1:1"
 
@@ -88,6 +88,55 @@ def test_a_bad_line_is_named(
     assert f"error: {path}:4: {message}" in refused(monkeypatch, capsys, "--trace", str(path))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--trace", "x", "--rate", "1"),
+            "--rate would change nothing with --trace, which says",
+        ),
+        (
+            ("--trace", "x", "--turns", "2", "--input", "5"),
+            "--input, --turns would change nothing with",
+        ),
+        (("--speed", "2", "--trace-unit", "1"), "--speed, --trace-unit would change nothing without --trace"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    assert f"error: {message}" in refused(monkeypatch, capsys, *options)
+
+
+def test_a_trace_whose_times_are_hardly_seconds_is_told_before_waiting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(json.dumps({**GOOD, "at": at}) for at in (1000, 37_000)))
+    message = refused(monkeypatch, capsys, "--trace", str(path))
+    assert f"replaying {path} would take 10.0 h: give --trace-unit 0.001 if its times are" in message
+    message = refused(monkeypatch, capsys, "--trace", str(path), "--speed", "4", "1.6")
+    assert "would take 6.2 h" in message
+    args = online.parser().parse_args([URL, "--trace", str(path), "--trace-unit", "1"])
+    entries = online.entries_of(args)
+    assert online.too_long(args, entries, {"trace", "trace_unit"}) is None
+    args.speed = [2.0]
+    assert online.too_long(args, entries, {"trace"}) is None
+
+
+def test_a_run_says_how_long_it_takes_before_it_begins() -> None:
+    one, more = Ask(0.0, "a", 1), Ask(200.0, "b", 1)
+    assert online.plan("rate 1", [Session((one,)), Session((more,))]) == (
+        "rate 1: 2 requests, the last begins in 3 min"
+    )
+    assert online.plan("rate 2", [Session((one, more)), Session((one,))]) == (
+        "rate 2: 3 requests in 2 sessions of several turns, the last begins in 0 s"
+    )
+
+
 def test_an_empty_trace_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -144,6 +193,17 @@ def test_a_trace_is_cut_in_order_of_time_and_says_so(
 def test_errors_hint_at_the_option(kind: str, detail: str, option: str) -> None:
     told = online.hint(kind, detail)
     assert option in told and bool(told) == bool(option)
+
+
+def test_tokens_that_share_a_piece_of_text_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        Record(0.0, sent=0.0, end=2.0, tokens_at=[0.5, 1.0], output_tokens=5),
+        Record(0.0, sent=0.0, end=2.0, tokens_at=[1.0], output_tokens=1),
+    ]
+    result = summarize(records, warm=0.0, most_first=None, most_token=None)
+    assert result["tokens_per_piece"] == 2
+    online.show("rate 1", result, 0.0)
+    assert capsys.readouterr().out.split()[-3:] == ["2.00", "2", "0"]
 
 
 def test_what_went_wrong_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import decode
 import mixed
 import numpy as np
+import offline
 import prefix
 import pytest
 from prefill import prefill
 from shapes import shape_folder
 
+from gpu import room
 from mizzen import LLM, SamplingParams
 
 LONG = "prompt refused: prompt has {} tokens; the KV capacity of 512 leaves room for 511: "
@@ -94,13 +96,47 @@ def test_an_engine_that_has_nothing_to_do_is_not_waited_for(llm: LLM) -> None:
     ("count", "length", "message"),
     [
         (1, 600, "batch 1: " + LONG.format(600)),
-        (1, 500, "a prompt and 34 tokens behind it are beyond the 512 that fit: lower --context"),
+        (1, 500, "a prompt and 34 tokens behind it are beyond the 512 tokens that the KV cache holds: lower "
+         "--context, or raise --engine kv_cache_tokens"),
         (6, 20, "max_running_requests is 4: raise it for a batch of 6"),
-        (4, 300, "KV has no room for a batch of 4: lower --batch or --context"),
+        (4, 300, "the 512 tokens that the KV cache holds have no room for a batch of 4: lower --batch or "),
     ],
-)
+)  # fmt: skip
 def test_a_batch_that_never_ran_says_why(llm: LLM, count: int, length: int, message: str) -> None:
     sampling = SamplingParams(max_tokens=decode.LAST + 2, ignore_eos=True)
     with pytest.raises(SystemExit) as caught:
         decode.step_seconds(llm, prompts(count, length), sampling)
     assert said(caught).startswith("error: " + message)
+
+
+def small(**options: object) -> LLM:
+    with shape_folder("tiny") as folder:
+        common = {"threads": 1, "load_format": "dummy", "kv_cache_tokens": 512}
+        return LLM(folder, device="cpu", skip_tokenizer=True, **{**common, **options})
+
+
+def test_what_to_raise_goes_by_what_bounds_a_prompt(llm: LLM) -> None:
+    assert room(llm) == ("the 512 tokens that the KV cache holds", "raise --engine kv_cache_tokens")
+    with small(context_length=128) as capped:
+        assert room(capped) == ("the context length of 128 tokens", "raise --engine context_length")
+    with small(kv_cache_tokens=65536) as whole:
+        assert room(whole) == ("the context length of 40960 tokens", "")
+
+
+def test_a_batch_beyond_the_queue_is_told_so() -> None:
+    with small(max_waiting_requests=2) as llm, pytest.raises(SystemExit) as caught:
+        decode.step_seconds(llm, prompts(4, 20), SamplingParams(max_tokens=200, ignore_eos=True))
+    assert said(caught).endswith(
+        "2 requests are waiting already; try again later: use fewer prompts at once, or raise --engine "
+        "max_waiting_requests"
+    )
+
+
+def test_answers_that_cannot_be_are_told_before_anything_runs(llm: LLM) -> None:
+    offline.check_room(llm, [10, 400], [20, 112])
+    with pytest.raises(SystemExit) as caught:
+        offline.check_room(llm, [10, 400], [20, 113])
+    assert said(caught) == (
+        "error: a prompt of 400 and an answer of 113 tokens are beyond the 512 tokens that the KV cache "
+        "holds: lower --context or --output, or raise --engine kv_cache_tokens"
+    )

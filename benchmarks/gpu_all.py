@@ -1,0 +1,106 @@
+"""The benchmarks of one GPU one after the other, and their figures in one table.
+
+    python benchmarks/gpu_all.py [--json]
+    python benchmarks/gpu_all.py --device cpu --shape tiny
+
+Each is a process of its own, whose output is passed on. A Markdown table of all rows comes last, and with
+`--json` one JSON object behind it. One that fails stops no other, and is told at the end. The second command
+tells in less than a minute whether all work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from arguments import Help, positive
+
+RUNS = (
+    "offline.py --shape qwen3-0.6b",
+    "offline.py --shape qwen3-8b",
+    "decode.py --shape qwen3-0.6b --batch 1 32 256",
+    "decode.py --shape qwen3-8b --batch 1 32 256",
+    "decode.py --shape qwen3-8b --batch 256 --kv-cache-dtype fp8",
+    "prefill.py --shape qwen3-8b --work 1x8192",
+    "prefix.py --shape qwen3-8b",
+    "mixed.py --shape qwen3-8b",
+    "startup.py --shape qwen3-8b",
+)
+
+
+def commands(device: str, shape: str | None) -> list[str]:
+    """Return what to run, each once; on a CPU every program with its own small defaults."""
+    if device == "cpu":
+        return list(dict.fromkeys(f"{run.split()[0]} --device cpu --shape {shape or 'tiny'}" for run in RUNS))
+    if shape is None:
+        return list(RUNS)
+    program_and_rest = (run.split(maxsplit=3) for run in RUNS)
+    return list(dict.fromkeys(" ".join([p, "--shape", shape, *rest]) for p, _, _, *rest in program_and_rest))
+
+
+def told_by(command: str, rounds: int | None) -> dict[str, Any] | None:
+    """Run a benchmark and pass on what it prints; return its JSON, or None where it failed."""
+    program, *options = command.split()
+    options += ["--json", *([] if rounds is None else ["--rounds", str(rounds)])]
+    print(f"$ {program} {' '.join(options)}", flush=True)
+    whole = [sys.executable, str(Path(__file__).with_name(program)), *options]
+    last = ""
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(last, end="", flush=True)
+            last = line
+    if process.returncode:
+        print(last, flush=True)
+        return None
+    print(flush=True)
+    return json.loads(last)
+
+
+def quantity(number: float | None, unit: str) -> str:
+    return "–" if number is None else f"{number:,.2f} {unit}"
+
+
+def markdown(rows: Iterable[dict[str, Any]]) -> str:
+    """Return all rows as one table."""
+    lines = ["| work | figure | limit | of the limit |", "|---|---|---|---|"]
+    for row in rows:
+        figure, limit = (quantity(row[name], row["unit"]) for name in ("figure", "limit"))
+        share = "–" if row["share"] is None else f"{row['share']:.0%}"
+        lines.append(f"| `{row['command']}`: {row['work']} | {figure} | {limit} | {share} |")
+    return "\n".join(lines)
+
+
+def ran_on(machine: dict[str, Any]) -> str:
+    """Return the line above the table: GPU, driver, PyTorch and commit, as far as they are known."""
+    names = {"gpu": "", "driver": "driver ", "torch": "PyTorch ", "commit": "commit "}
+    return ", ".join(word + machine[name] for name, word in names.items() if machine[name])
+
+
+def main() -> int:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
+    made.add_argument("--shape", help="of every benchmark, in place of those above")
+    made.add_argument("--rounds", type=positive, help="of every benchmark; by default its own")
+    made.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = made.parse_args()
+    found = {command: told_by(command, args.rounds) for command in commands(args.device, args.shape)}
+    rows = [{"command": command, **row} for command, told in found.items() if told for row in told["rows"]]
+    machines = {command: told["machine"] for command, told in found.items() if told}
+    failed = [command for command, told in found.items() if told is None]
+    for told in dict.fromkeys(map(ran_on, machines.values())):
+        print(f"{told}\n")
+    print(markdown(rows), flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"machines": machines, "rows": rows, "failed": failed}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What figures were measured on is told where it can be, and never in the way."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from machine import commit, driver, gpu_name, headline, machine, sm_clock
+
+
+def fake(**changes: object) -> ModuleType:
+    """Return an NVML with one GPU, of an old version that says bytes."""
+
+    def by_index(index: int) -> str:
+        return f"handle {index}"
+
+    calls = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: f"handle {uuid}",
+        "nvmlDeviceGetName": lambda handle: f"GPU of {handle}",
+        "nvmlSystemGetDriverVersion": lambda: b"580.1",
+        "nvmlDeviceGetClockInfo": lambda handle, kind: 1980 + kind,
+    }
+    return SimpleNamespace(**{**calls, **changes})  # pyright: ignore[reportReturnType]
+
+
+def test_a_gpu_is_told_by_name_driver_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    told = machine("cuda", 345)
+    assert (told["gpu"], told["driver"]) == ("GPU of handle 0", "580.1")
+    assert told["sm_clock_mhz"] == {"before": 345, "after": 1981}
+    assert headline("cuda", 345) == ", GPU of handle 0, SM clock 345 MHz"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert gpu_name("cuda") == "GPU of handle 3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-12ab")
+    assert gpu_name("cuda") == "GPU of handle GPU-12ab"
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("no such thing")
+
+
+@pytest.mark.parametrize(
+    "library", [None, fake(nvmlInit=broken), fake(nvmlDeviceGetName=broken, nvmlDeviceGetClockInfo=broken)]
+)
+def test_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch, library: ModuleType | None) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert gpu_name("cuda") is sm_clock("cuda") is None
+    assert headline("cuda", None) == ""
+    assert machine("cuda")["sm_clock_mhz"] == {"before": None, "after": None}
+
+
+def test_without_nvml_a_gpu_in_use_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    assert gpu_name("cuda") is None
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert gpu_name("cuda") == "GPU"
+    assert gpu_name("cpu") is None
+
+
+def test_a_cpu_has_no_gpu_and_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake())
+    told = machine("cpu")
+    assert told["gpu"] is told["driver"] is told["cuda"] is driver("cpu") is None
+    assert headline("cpu", sm_clock("cpu")) == ""
+    assert told["date"].endswith("+00:00")
+
+
+def test_without_git_no_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert commit() is None
