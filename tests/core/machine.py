@@ -12,6 +12,9 @@ from mizzen.core.scheduler import Scheduler
 
 BASES = ([1, 2, 1, 2] * 12, [1, 2, 1, 2, 5, 5] * 8, [7] * 48)
 
+TICKS = st.sampled_from((0.0, 1e-4, 4e-3, 0.03, 0.5))
+"""Seconds that a launch or a step may take."""
+
 configs = st.builds(
     lambda page_size, tokens, **rest: SchedulerConfig(
         page_size=page_size, pages_total=max(tokens // page_size, 2), context_length=64, **rest
@@ -19,7 +22,8 @@ configs = st.builds(
     page_size=st.sampled_from((1, 4, 16)),
     tokens=st.sampled_from((32, 48, 48, 80, 400)),
     max_running_requests=st.sampled_from((1, 3, 4, 5)),
-    prefill_chunk_tokens=st.sampled_from((2, 5, 16, 100)),
+    prefill_chunk_tokens=st.sampled_from((2, 5, 16, 40, 100)),
+    max_step_milliseconds=st.sampled_from((None, 1.0, 1.0, 25.0)),
     end_token_ids=st.just((3,)),
     steps_in_flight=st.integers(1, 3),
     prefix_cache=st.sampled_from(("radix", "radix", "radix", "none")),
@@ -35,9 +39,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     make: MakeScheduler = Scheduler
 
-    @initialize(config=configs)
-    def start(self, config: SchedulerConfig) -> None:
+    @initialize(config=configs, seconds=TICKS)
+    def start(self, config: SchedulerConfig, seconds: float) -> None:
         self.world = World(config, type(self).make)
+        self.world.tick = seconds
         self.rid = 0
 
     @rule(
@@ -126,6 +131,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.launch()
             if len(self.world.flying) >= self.world.config.steps_in_flight:
                 self.world.collect()
+
+    @rule(seconds=TICKS)
+    def take_longer(self, seconds: float) -> None:
+        self.world.tick = seconds
 
     @rule()
     def launch(self) -> None:

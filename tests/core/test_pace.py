@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -137,6 +138,40 @@ def test_a_device_that_slows_down_is_noticed_at_once() -> None:
     late = [lasts for lasts, plan in line.plans if len(plan.decode) and plan.prefill and lasts > 0.022]
     assert 1 <= len(late) <= 6
     assert line.longest_gap(1) <= 0.08
+
+
+def beside_endless_prompts(decode: Callable[[float], float]) -> list[tuple[float, StepPlan]]:
+    """Return later steps with prompts, of a stream that never runs alone; `decode` gives seconds by time."""
+    line: Timeline
+
+    def seconds(plan: StepPlan) -> float:
+        return decode(line.now) + 30e-6 * prompt_tokens(plan)
+
+    line = Timeline(CONFIG, seconds)
+    line.run([(0.0, stream(500)), *long_prompts(40, at=0.5, every=0.2)])
+    mixed = [step for step in line.plans if len(step[1].decode) and step[1].prefill]
+    return mixed[len(mixed) // 2 :]
+
+
+@pytest.mark.parametrize("before", [0.005, 0.1])
+def test_decodes_that_slow_down_beside_endless_prompts_leave_them_their_share(before: float) -> None:
+    late = beside_endless_prompts(lambda now: before if now < 0.7 else 0.036)
+    assert np.median([prompt_tokens(plan) for _, plan in late]) > 0.2 * 0.036 / 30e-6
+    assert max(lasts for lasts, _ in late) <= 0.036 * 1.26
+
+
+def test_a_limit_is_kept_again_once_decodes_are_faster_beside_endless_prompts() -> None:
+    late = beside_endless_prompts(lambda now: 0.036 if now < 0.9 else 0.005)
+    assert max(lasts for lasts, _ in late) <= 0.021
+    assert np.median([prompt_tokens(plan) for _, plan in late]) > 400
+
+
+def test_on_a_slow_device_prompts_lose_little_to_steps_that_measure_decodes() -> None:
+    line = Timeline(CONFIG, Speed(step=0.08, prefill_token=2e-3).seconds)
+    line.run([(0.0, stream(1500)), *long_prompts(3, at=0.5, every=0.1)])
+    begin = next(at for at, (_, plan) in enumerate(line.plans) if plan.prefill and len(plan.decode))
+    without = [plan for _, plan in line.plans[begin : begin + 1200] if not plan.prefill]
+    assert 4 <= len(without) <= 60
 
 
 def test_budgets_are_whole_pages_and_never_nothing() -> None:

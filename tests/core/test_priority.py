@@ -28,6 +28,11 @@ def running(here: World) -> set[int]:
     return {sequence.rid for sequence in here.scheduler.living() if sequence.slot >= 0}
 
 
+def starts(here: World) -> int:
+    """Return how often requests took a slot: once each, and again after each retraction."""
+    return sum(len(plan.starts) for plan in here.plans)
+
+
 def step(here: World, times: int) -> None:
     for _ in range(times):
         if here.launch() is None or len(here.flying) >= here.config.steps_in_flight:
@@ -71,6 +76,53 @@ def test_nobody_leaves_for_one_who_would_not_fit_even_so() -> None:
     here.drain()
 
 
+def test_nobody_leaves_for_pages_that_are_cached() -> None:
+    here = world(
+        page_size=16, pages_total=60, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
+    )
+    system = prompt(320, 50)
+    here.arrive(request(1, [*system, *prompt(4, 1)], ignore_eos=True, max_tokens=100, priority=1))
+    step(here, 4)
+    for rid in range(2, 6):
+        here.arrive(request(rid, prompt(97, rid), ignore_eos=True, max_tokens=12))
+    step(here, 3)
+    assert here.scheduler.memory.available < 20
+    here.arrive(request(9, [*system, *prompt(40, 9)], ignore_eos=True, max_tokens=4, priority=1))
+    here.drain()
+    assert starts(here) == 6
+
+
+def test_as_many_leave_as_what_is_not_cached_needs() -> None:
+    here = world(
+        page_size=16, pages_total=52, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
+    )
+    system = prompt(320, 50)
+    here.arrive(request(1, [*system, *prompt(4, 1)], ignore_eos=True, max_tokens=100, priority=1))
+    step(here, 4)
+    for rid in range(2, 5):
+        here.arrive(request(rid, prompt(97, rid), ignore_eos=True, max_tokens=12))
+    step(here, 3)
+    here.arrive(request(9, [*system, *prompt(150, 9)], ignore_eos=True, max_tokens=4, priority=1))
+    step(here, 5)
+    assert running(here) == {1, 2, 3, 9}
+    here.drain()
+    assert starts(here) == 6
+
+
+def test_what_those_who_leave_share_with_the_one_that_waits_is_counted_once() -> None:
+    here = world(
+        page_size=16, pages_total=40, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
+    )
+    system = prompt(320, 50)
+    for rid in (1, 2):
+        here.arrive(request(rid, [*system, *prompt(60 * rid, rid)], ignore_eos=True, max_tokens=200))
+        step(here, 3)
+    here.arrive(request(9, [*system, *prompt(250, 9)], ignore_eos=True, max_tokens=4, priority=1))
+    step(here, 5)
+    assert running(here) == {9}
+    here.drain()
+
+
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
 def test_equals_do_not_preempt(policy: str) -> None:
     here = world()
@@ -81,7 +133,7 @@ def test_equals_do_not_preempt(policy: str) -> None:
         step(here, 3)
     here.drain()
     assert list(here.finished) == [1, 2, 3, 4]
-    assert sum(len(plan.starts) for plan in here.plans) == 4
+    assert starts(here) == 4
 
 
 def test_memory_is_taken_from_the_lowest_priority_when_it_is_short() -> None:
@@ -107,6 +159,38 @@ def test_a_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None
         assert rid < patience + 20, "it is overtaken for ever"
     here.drain()
     assert rid > patience - 5
+
+
+def test_to_have_run_for_long_is_not_to_have_been_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 20
+    monkeypatch.setattr(policies, "PATIENCE", patience)
+    here = world(max_running_requests=3, pages_total=400, context_length=400, prefill_chunk_tokens=64)
+    for rid in (1, 2):
+        here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=390))
+    for rid in range(10, 10 + 2 * patience):
+        here.arrive(request(rid, prompt(3, rid), max_tokens=1))
+    step(here, 2)
+    while here.scheduler.admission.queue or len(running(here)) > 2:
+        step(here, 1)
+    for rid in (101, 102, 103):
+        here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=9, priority=1))
+    step(here, 8)
+    assert running(here) == {101, 102, 103}
+    here.drain()
+
+
+def test_a_long_queue_of_equals_overtakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 20
+    monkeypatch.setattr(policies, "PATIENCE", patience)
+    here = world(max_running_requests=1, max_waiting_requests=200)
+    for rid in range(5 * patience):
+        here.arrive(request(rid, prompt(3, rid), max_tokens=1, ignore_eos=True))
+    while len(here.finished) < 2 * patience:
+        step(here, 1)
+    here.arrive(request(500, prompt(3, 5), max_tokens=1, ignore_eos=True, priority=1))
+    here.drain()
+    assert list(here.finished).index(500) < 2 * patience + 3
+    assert list(here.finished)[-1] == 5 * patience - 1
 
 
 def first_tokens(here: World, arrivals: dict[int, list[Request]], steps: int = 400) -> dict[int, int]:
@@ -163,7 +247,7 @@ def test_nobody_leaves_for_one_who_waits_for_prompts_all_the_same() -> None:
 
 def make(serial: int, priority: int) -> Sequence:
     asked = Request(rid=serial, prompt=np.array([1], np.int32), sampling=request(0, [1]).sampling)
-    sequence = Sequence(asked, serial, 9, frozenset(), 0)
+    sequence = Sequence(asked, serial, 9, frozenset())
     sequence.rank = priority
     return sequence
 
@@ -201,6 +285,15 @@ def test_a_high_priority_is_found_behind_a_long_queue() -> None:
     urgent = queue.order(PATIENCE, Nothing())
     assert urgent[0].serial == 0
     assert len(set(urgent)) == len(urgent)
+
+
+def test_who_lost_patience_is_found_behind_one_retracted_who_has_not() -> None:
+    queue, (old, back, high) = WaitingQueue(POLICIES["priority"], 100), [make(n, n // 2) for n in range(3)]
+    back.admissions_before = 10
+    queue.add(old)
+    queue.put_back(back)
+    queue.add(high)
+    assert queue.order(PATIENCE, Nothing()) == [old, high, back]
 
 
 class Path:
@@ -262,6 +355,23 @@ def test_the_order_by_weight_shares_what_it_caches() -> None:
         here.drain()
         recomputed[policy] = sum(len(chunk.tokens) for plan in here.plans for chunk in plan.prefill)
     assert recomputed["dfs-weight"] < 0.75 * recomputed["fcfs"]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+def test_a_long_queue_is_ordered_to_its_end(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = 12
+    monkeypatch.setattr(policies, "PATIENCE", patience)
+    here = World(
+        dataclasses.replace(
+            BASE, policy=policy, pages_total=20, max_running_requests=1, prefill_chunk_tokens=128
+        )
+    )
+    heads, count = [prompt(56, 1), prompt(56, 2)], 4 * patience
+    for rid in range(count):
+        here.arrive(request(rid, [*heads[rid % 2], 5, rid % 12], max_tokens=1, ignore_eos=True))
+    here.drain()
+    changes = sum(len(chunk.tokens) > 8 for plan in here.plans for chunk in plan.prefill)
+    assert changes < count / patience + 2
 
 
 @pytest.mark.parametrize("short", ["slots", "pages"])

@@ -81,6 +81,9 @@ class World:
         self.plans: list[StepPlan] = []
         self.aborted: set[int] = set()
         self.blocks: set[int] = set()
+        self.now = 0.0
+        self.tick = 0.0
+        """Seconds that pass before each launch and before each completion."""
 
     def arrive(self, asked: Request) -> None:
         self.requests[asked.rid] = asked
@@ -96,7 +99,8 @@ class World:
 
     def launch(self) -> StepPlan | None:
         events, self.events = self.events, []
-        plan = self.scheduler.next(events, 0.0)
+        self.now += self.tick
+        plan = self.scheduler.next(events, self.now)
         self._take_ended()
         for rid in self.aborted:
             assert rid in self.finished, f"the abort of {rid} is not answered"
@@ -113,7 +117,8 @@ class World:
         plan = self.flying.popleft()
         tokens = self.device.execute(plan)
         self.guard.land()
-        output = self.scheduler.complete(tokens, 0.0)
+        self.now += self.tick
+        output = self.scheduler.complete(tokens, self.now)
         self._take_reports(output)
         for rid, offset, token in zip(
             output.rids.tolist(), output.offsets.tolist(), output.tokens.tolist(), strict=True

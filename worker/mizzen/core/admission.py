@@ -84,6 +84,10 @@ class Admission:
             admitted.append(sequence)
         return admitted
 
+    def known(self, waiting: Sequence) -> Known:
+        """Return what the prefix cache holds of a waiting request."""
+        return self._prefixes.known(waiting)
+
     @property
     def _changes(self) -> tuple[int, int]:
         """What moves whenever somebody joined or left the queue, or prefixes came into the cache."""

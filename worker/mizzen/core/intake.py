@@ -34,8 +34,8 @@ class Intake:
             message=fault,
         )
 
-    def accept(self, request: Request, admissions: int) -> Sequence:
-        """Return a request's sequence; `admissions` counts those of all requests so far."""
+    def accept(self, request: Request) -> Sequence:
+        """Return a request's sequence."""
         sampling, capacity = request.sampling, self._config.capacity_tokens
         prompt_tokens = len(request.prompt) - request.generated
         limit = min(prompt_tokens + (sampling.max_tokens or capacity), capacity)
@@ -45,7 +45,7 @@ class Intake:
         if request.pooling is not None:  # runs as if for one token, which nobody gets
             limit, stops = len(request.prompt) + 1, frozenset()
         self._serial += 1
-        sequence = Sequence(request, self._serial, limit, stops, admissions)
+        sequence = Sequence(request, self._serial, limit, stops)
         sequence.stop_bits = self._stops.acquire(stops)
         if self._config.policy in RANKED:
             sequence.rank = request.priority

@@ -14,6 +14,13 @@ _LEAST_SHARE = 0.25
 """Prompts get at least this share of a decode step's time on top of it."""
 _SURE_TOKENS = 256
 """Estimates are trusted up to so many tokens, or half as many again as the newest step beside streams ran."""
+_SCANT_TOKENS = 64
+"""Where prompts get no more a step, it is worth a few steps to know again how long decodes alone take."""
+_CLEAN_STEPS = 4
+"""So many steps without prompts in a row tell that."""
+_DOUBT_STEPS = 32
+"""It is doubted after so many steps with prompts in a row, twice as many each time that it was right."""
+_MOST_DOUBT_STEPS = 256
 
 
 class Estimate:
@@ -40,11 +47,15 @@ class Pace:
     """Bounds a step's prompt tokens so that the gap between two tokens of a stream stays near a limit.
 
     A step is taken to last the time of a decode step plus a time for each prompt token. Chunks that cost
-    more the smaller they are settle where the whole step takes the limit. Deterministic: all it knows of time
-    is what it is told.
+    more the smaller they are settle where the whole step takes the limit. As long as every step runs prompts,
+    nothing tells how decodes alone change: where that may keep prompts or streams from what is theirs, a few
+    steps run none. Deterministic: all it knows of time is what it is told.
     """
 
-    __slots__ = ("_landed", "_least", "_limit", "_most", "_page", "_tried", "decode_step", "prompt_token")
+    __slots__ = (
+        "_believed", "_clean", "_doubt", "_landed", "_least", "_limit", "_mixed", "_most", "_page", "_tried",
+        "decode_step", "prompt_token",
+    )  # fmt: skip
 
     def __init__(self, config: SchedulerConfig) -> None:
         limit = config.max_step_milliseconds
@@ -56,19 +67,33 @@ class Pace:
         """Prompt tokens of the newest complete step that ran some beside decodes."""
         self._landed = 0.0
         """When the newest complete step was."""
+        self._mixed = 0
+        """Steps with prompts beside decodes since it was known how long decodes alone take."""
+        self._clean = 0
+        """Steps without prompts in a row, the newest complete ones."""
+        self._believed = 0.0
+        """What was taken for the time of decodes alone before these."""
+        self._doubt = _DOUBT_STEPS
+        """So many steps with prompts raise doubts."""
         self.decode_step = Estimate()
         """Seconds of a step without prompts."""
         self.prompt_token = Estimate()
         """Seconds that a prompt token adds to a step."""
 
     def budget(self, decodes: bool) -> int:
-        """Return how many prompt tokens a step may run; `decodes` tells whether it decodes, too."""
+        """Return how many prompt tokens a step may run; `decodes` tells whether it decodes, too.
+
+        None at all where it is to be seen how long decodes alone take.
+        """
         if self._limit is None or not decodes:
             return self._most
-        room = max(self._limit - self.decode_step.value, self.decode_step.value * _LEAST_SHARE)
+        left, share = self._limit - self.decode_step.value, self.decode_step.value * _LEAST_SHARE
+        room = max(left, share)
         tokens, cost = max(_SURE_TOKENS, self._tried + self._tried // 2, self._least), self.prompt_token.value
         if cost * tokens > room:
             tokens = max(int(room / cost), self._least)
+        if self._mixed >= self._doubt and (tokens <= _SCANT_TOKENS or left < share):
+            return 0
         if tokens >= self._most:
             return self._most
         return tokens - tokens % self._page
@@ -87,9 +112,23 @@ class Pace:
         if self._limit is None or seconds < 0:
             return
         if not prompt_tokens:
-            self.decode_step.add(seconds)
+            self._learn_decode_step(seconds)
             return
         if decodes:
             self._tried = prompt_tokens
+            self._mixed += 1
+            self._clean = 0
             seconds = max(seconds - self.decode_step.value, 0.0)
         self.prompt_token.add(seconds / prompt_tokens)
+
+    def _learn_decode_step(self, seconds: float) -> None:
+        if not self._clean:
+            self._believed = self.decode_step.value
+        self.decode_step.add(seconds)
+        self._clean += 1
+        if self._clean != _CLEAN_STEPS:
+            return
+        if self._mixed >= self._doubt:
+            right = abs(self.decode_step.value - self._believed) * 8 < self._believed
+            self._doubt = min(2 * self._doubt, _MOST_DOUBT_STEPS) if right else _DOUBT_STEPS
+        self._mixed = 0

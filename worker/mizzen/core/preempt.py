@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from mizzen.core.decode import DecodeBatch
 from mizzen.core.flight import Flights
 from mizzen.core.memory import KvMemory
-from mizzen.core.radix import Node
+from mizzen.core.radix import Known, Node
 from mizzen.core.sequence import Phase, Sequence
 
 
 class _Room:
     """Pages and slots that are there, or will be once the steps in flight are complete."""
 
-    def __init__(self, memory: KvMemory, decode: DecodeBatch, flights: Flights) -> None:
-        self._memory, self._decode = memory, decode
+    def __init__(self, memory: KvMemory, decode: DecodeBatch, flights: Flights, known: Known) -> None:
+        self._memory, self._decode, self._known = memory, decode, known
         self._locks: dict[Node, int] = {}
         """Locks that are left of nodes that those who leave have locked."""
         self.pages, self.slots = memory.available, len(memory.free_slots)
@@ -40,9 +40,16 @@ class _Room:
                 self.pages += len(above.pages)
             above = above.parent
 
+    @property
+    def shared(self) -> int:
+        """Pages of the waiting request that others hold: what nobody holds is among the available ones."""
+        ends = ((node, min(node.end, self._known.pages)) for node in self._known.path())
+        return sum(end - node.start for node, end in ends if self._locks.get(node, node.refs))
+
 
 def victims(
     head: Sequence,
+    known: Known,
     running: Iterable[Sequence],
     memory: KvMemory,
     decode: DecodeBatch,
@@ -52,10 +59,11 @@ def victims(
     """Return the requests to retract so that a waiting one finds a slot and pages: as few as do.
 
     The lowest priority goes first, in it the youngest. None is returned when the request needs nobody to
-    leave, or when all that may would not be enough. What is cached of the request is not counted.
+    leave, or when all that may would not be enough.
 
     Args:
         head: the waiting request.
+        known: what is cached of it.
         running: all that run.
         memory: pages and slots.
         decode: the requests that decode.
@@ -67,11 +75,12 @@ def victims(
     if not lower:
         return []
     lower.sort(key=lambda sequence: (-sequence.rank, sequence.serial))
-    room, need = _Room(memory, decode, flights), memory.columns(len(head.tokens))
+    room, need = _Room(memory, decode, flights, known), memory.columns(len(head.tokens))
     chosen: list[Sequence] = []
 
     def enough() -> bool:
-        return room.slots > 0 and room.pages >= need + reserve * (len(everyone) - len(chosen))
+        left = reserve * (len(everyone) - len(chosen))
+        return room.slots > 0 and room.pages + room.shared >= need + left
 
     while lower and not enough():
         chosen.append(lower.pop())

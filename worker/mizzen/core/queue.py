@@ -24,6 +24,9 @@ class _Rank:
     def __iter__(self) -> Iterator[Sequence]:
         return chain(self.retracted, self.new.values())
 
+    def __len__(self) -> int:
+        return len(self.retracted) + len(self.new)
+
 
 class WaitingQueue:
     """New requests in the order of arrival, and retracted ones, which always go first (oldest first).
@@ -55,6 +58,10 @@ class WaitingQueue:
     def full(self) -> bool:
         """Whether another new request is one too many."""
         return self._new >= self._limit
+
+    def ahead(self, sequence: Sequence) -> int:
+        """Return how many who wait go before a new request, for they are older and of no lower rank."""
+        return sum(len(rank) for number, rank in self._ranks.items() if number >= sequence.rank)
 
     def add(self, sequence: Sequence) -> None:
         """Append a new request."""
@@ -112,9 +119,10 @@ class WaitingQueue:
         """Note and return those of lower ranks that were overtaken too often, the oldest first."""
         found: list[Sequence] = []
         for rank in islice(self._by_rank(), 1, None):
-            for waiting in takewhile(lambda one: not is_patient(one, admissions), rank):
-                waiting.urgent = True
-                found.append(waiting)
+            found += (one for one in rank.retracted if not is_patient(one, admissions))
+            found += takewhile(lambda one: not is_patient(one, admissions), rank.new.values())
+        for waiting in found:
+            waiting.urgent = True
         return sorted(found, key=lambda waiting: waiting.serial)
 
     def _rank(self, number: int) -> _Rank:

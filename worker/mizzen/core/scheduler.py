@@ -96,12 +96,14 @@ class Scheduler:
         if self._ranked and self.admission.queue:
             self._preempt()
         prompts = bool(self.prefilling or self.admission.queue)
-        draft = Draft(self.prefill_budget() if prompts else 0, self.memory)
+        draft = Draft(0, self.memory)
         if self.decode.size and not self._grow(draft):
             return None
         if self._rewrites:
             self._write_adopted(draft)
         if prompts:
+            # Behind `_grow`, which may have left nobody to decode.
+            draft.budget = self.prefill_budget()
             self.prefilling += self._fill(draft, self.prefilling, self.admission, self.decode.size)
         if not draft.chunks and not self.decode.size:
             self._idle()
@@ -202,7 +204,8 @@ class Scheduler:
         if refused is not None:
             self._ended.append(refused)
             return
-        self._live[request.rid] = sequence = self._intake.accept(request, self.admission.admissions)
+        self._live[request.rid] = sequence = self._intake.accept(request)
+        sequence.admissions_before = self.admission.admissions + queue.ahead(sequence)
         queue.add(sequence)
 
     def _abort(self, event: Abort) -> None:
@@ -269,6 +272,8 @@ class Scheduler:
     def _retract(self, sequence: Sequence) -> None:
         """Put a running request back into the queue; it resumes from its prompt and output."""
         slot = sequence.slot
+        if sequence.phase is Phase.DECODE:  # who was admitted meanwhile has not overtaken it
+            sequence.admissions_before += self.admission.admissions - sequence.decodes_from
         known = self._leave_batch(sequence)
         # Cached at once, so that it finds its own pages when it comes back soon.
         self._publish(sequence, min(sequence.computed, known))
@@ -294,8 +299,8 @@ class Scheduler:
             # Whoever joins them from now on comes out of the queue.
             self._none_lower = queue.changes
             return
-        reserve = self.admission.reserve
-        for sequence in victims(head, running, self.memory, self.decode, self.flights, reserve):
+        known, reserve = self.admission.known(head), self.admission.reserve
+        for sequence in victims(head, known, running, self.memory, self.decode, self.flights, reserve):
             self._retract(sequence)
 
     def _grow(self, draft: Draft) -> bool:
@@ -377,6 +382,7 @@ class Scheduler:
                 if sequence.request.pooling is not None:
                     flight.dropped.append(sequence.slot)
             else:
+                sequence.decodes_from = self.admission.admissions
                 self.decode.add(sequence, step + 1)
         if sampled:
             flight.rows = np.concatenate((flight.rows, sampled))

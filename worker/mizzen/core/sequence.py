@@ -41,14 +41,13 @@ class Sequence:
     """One request's state. Rows of arrays hold what changes with every step."""
 
     __slots__ = (
-        "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "first_sample",
-        "known", "last_step", "limit", "node", "pages_held", "phase", "prompt_tokens", "rank", "reported",
-        "request", "rid", "serial", "slot", "stop_bits", "stops", "tokens", "urgent", "whole",
+        "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "decodes_from",
+        "first_sample", "known", "last_step", "limit", "node", "pages_held", "phase", "prompt_tokens",
+        "rank", "reported", "request", "rid", "serial", "slot", "stop_bits", "stops", "tokens", "urgent",
+        "whole",
     )  # fmt: skip
 
-    def __init__(
-        self, request: Request, serial: int, limit: int, stops: frozenset[int], admissions: int
-    ) -> None:
+    def __init__(self, request: Request, serial: int, limit: int, stops: frozenset[int]) -> None:
         self.request = request
         self.rid = request.rid
         self.prompt_tokens = len(request.prompt) - request.generated
@@ -69,8 +68,11 @@ class Sequence:
         self.reported = 0
         """Prompt tokens whose log probabilities were reported."""
         self.phase = Phase.WAITING
-        self.admissions_before = admissions
-        """Admissions of all requests when it joined the queue."""
+        self.admissions_before = 0
+        """Admissions of all requests when it joined the queue, of those who were ahead of it then, and of all
+        while it decoded: whoever was admitted beside has overtaken it."""
+        self.decodes_from = 0
+        """Admissions of all requests when it began to decode."""
         self.admitted = False
         """Whether it ever was."""
         self.cached_tokens = 0
