@@ -249,8 +249,8 @@ def test_a_model_that_cannot_be_loaded_ends_serve_with_the_reason(tmp_path: Path
     (broken / "config.json").write_text(json.dumps({**config, "architectures": ["UnheardOfForCausalLM"]}))
     command = mizzen("serve", str(broken), "--device=cpu", "--threads=1", "--port=0")
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("mizzen: the engine ended with exit code 1: ")
+    assert last.startswith(f"Error: Invalid value: {broken}/config.json: architectures must list one of ")
     assert "UnheardOfForCausalLM" in last

@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from mizzen.attention import fa3, flashinfer, split
-from mizzen.attention.base import Geometry
-from mizzen.attention.registry import choose
+from mizzen.attention.base import Geometry, PlannedKV
+from mizzen.attention.registry import check_choices, choose
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 
 
-def kv(dtype: torch.dtype = torch.bfloat16) -> Any:
-    return SimpleNamespace(
-        keys=SimpleNamespace(device=torch.device("cuda"), dtype=dtype), quantized=dtype.itemsize == 1
-    )
+def kv(dtype: torch.dtype = torch.bfloat16) -> PlannedKV:
+    return PlannedKV(torch.device("cuda"), dtype)
+
+
+def place(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    packages: set[str],
+    compiler: str | None = None,
+    folder: Path = Path("/nowhere"),
+) -> None:
+    """Pretend to be on a GPU, with packages (in `folder`) and a compiler, or none."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    spec = SimpleNamespace(submodule_search_locations=[str(folder)])
+    for module in (fa3, flashinfer):
+        monkeypatch.setattr(
+            module.importlib.util, "find_spec", lambda name: spec if name in packages else None
+        )
+    for name in ("FLASHINFER_NVCC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler if name == compiler else None)
 
 
 def chosen(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     packages: set[str],
-    cache: Any = None,
+    cache: PlannedKV | None = None,
     head_dim: int = 128,
-    compiler: str | None = None,
     heads: int = 8,
+    **there: str,
 ) -> tuple[str, str]:
     """Return what decodes and prompts get."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    for module in (fa3, flashinfer):
-        monkeypatch.setattr(
-            module.importlib.util, "find_spec", lambda name: name if name in packages else None
-        )
-    monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler)
+    place(monkeypatch, capability, packages, **there)
     geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,))
     return (
         choose("auto", geometry, cache or kv(), decode=True),
@@ -78,8 +90,78 @@ def test_nothing_is_chosen_that_could_not_be_compiled(
     caplog.set_level(logging.WARNING)
     assert chosen(monkeypatch, AMPERE, {"flashinfer"}) == ("split", "reference")
     assert "fa3 does not run here: it needs a Hopper GPU; flashinfer does not run here" in caplog.text
-    assert "flashinfer-jit-cache, or nvcc" in caplog.text
-    assert chosen(monkeypatch, AMPERE, {"flashinfer"}, compiler="/usr/bin/nvcc") == ("split", "flashinfer")
+    assert "its kernels are not compiled, and no nvcc is here" in caplog.text
+    assert chosen(monkeypatch, AMPERE, {"flashinfer"}, compiler="nvcc") == ("split", "flashinfer")
+
+
+GEOMETRY = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
+
+
+@pytest.mark.parametrize("option", ["--attention-prefill", "--attention-decode"])
+@pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa3"])
+def test_a_chosen_flashinfer_without_kernels_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, option: str
+) -> None:
+    place(monkeypatch, HOPPER, {"flashinfer", "sgl_kernel"})
+    names = {"prefill": "auto", "decode": "auto"} | {option.removeprefix("--attention-"): name}
+    words = rf"{option} {name} does not run here: its kernels are not compiled.*flashinfer-jit-cache"
+    with pytest.raises(ValueError, match=words):
+        check_choices(GEOMETRY, kv(), **names)
+    place(monkeypatch, HOPPER, BOTH)
+    check_choices(GEOMETRY, kv(), **names)
+
+
+def test_kernels_that_the_package_brings_are_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place(monkeypatch, AMPERE, {"flashinfer"}, folder=tmp_path)
+    assert not flashinfer.comes_compiled()
+    kernel = tmp_path / "data/aot/batch_prefill/batch_prefill.so"
+    kernel.parent.mkdir(parents=True)
+    kernel.touch()
+    assert flashinfer.comes_compiled()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "compiler"),
+    [
+        ("FLASHINFER_NVCC", "/other/nvcc", "/other/nvcc"),
+        ("CUDA_HOME", "/cuda", "/cuda/bin/nvcc"),
+        ("CUDA_PATH", "/cuda", "/cuda/bin/nvcc"),
+        ("", "", "/usr/local/cuda/bin/nvcc"),
+    ],
+)
+def test_a_compiler_is_looked_for_where_flashinfer_does(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, compiler: str
+) -> None:
+    place(monkeypatch, AMPERE, {"flashinfer"}, compiler=compiler)
+    if variable:
+        assert not flashinfer.finds_compiler()
+        monkeypatch.setenv(variable, value)
+    assert flashinfer.finds_compiler()
+    place(monkeypatch, AMPERE, {"flashinfer"})
+    monkeypatch.setenv("CUDA_HOME", "/cuda")
+    assert not flashinfer.finds_compiler()
+
+
+@pytest.mark.parametrize(
+    ("names", "cache", "words"),
+    [
+        (
+            {"decode": "fa3"},
+            PlannedKV(torch.device("cpu"), torch.float32),
+            "decode fa3 .* needs a Hopper GPU",
+        ),
+        ({"decode": "cpu"}, kv(), "--attention-decode cpu .* needs --device cpu, not cuda; choose reference"),
+        ({"prefill": "split"}, kv(), r"serves decodes alone: .*\(--attention-prefill\)"),
+        ({"decode": "flashinfer-fa3"}, kv(torch.float8_e4m3fn), "bfloat16 or float16, not float8_e4m3fn"),
+        ({"prefill": "fa3"}, kv(torch.float32), "--attention-prefill fa3 .* float8, not float32"),
+    ],
+)
+def test_a_choice_that_cannot_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, str], cache: PlannedKV, words: str
+) -> None:
+    place(monkeypatch, HOPPER, BOTH)
+    with pytest.raises(ValueError, match=words):
+        check_choices(GEOMETRY, cache, **{"prefill": "auto", "decode": "auto", **names})
 
 
 def test_full_precision_runs_by_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from mizzen.engine import parts
 from mizzen.engine.build import load_engine
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.machine import DeviceMemory
+from mizzen.engine.machine import DeviceMemory, taken_by
 from mizzen.engine.memory import GIB, KvNeed, MemoryShortage, count_pages, shortage
 
 NEED = KvNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
@@ -52,3 +52,31 @@ def test_a_model_that_does_not_fit_says_so(
     monkeypatch.setattr(parts, "load_checkpoint", full)
     with pytest.raises(MemoryShortage, match=r"too little memory \(weights\): take a larger GPU.*9.00 GiB"):
         load_engine(EngineOptions(model=str(tmp_path), device="cpu"))
+
+
+def test_what_graphs_take_is_what_the_device_lacks_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what PyTorch held ready: that is given back first, and after."""
+    device = {"free": 70, "idle": 10}
+
+    def give_back() -> None:
+        device["free"] += device.pop("idle", 0)
+
+    def make() -> str:
+        device["free"] -= 30
+        device["idle"] = 5
+        return "made"
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", give_back)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_: (device["free"], 100))
+    assert taken_by(torch.device("cuda"), make) == ("made", 25)
+    assert taken_by(torch.device("cpu"), make) == ("made", 0)
+
+
+def test_what_memory_is_for_adds_up_to_what_is_in_use(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "qwen3")
+    engine = load_engine(EngineOptions(model=str(tmp_path), device="cpu", kv_cache_tokens=256, threads=1))
+    info = engine.info
+    engine.close()
+    parts_of = info.weights_bytes + info.kv_bytes + info.graph_bytes + info.other_bytes
+    assert info.graph_bytes == 0 < info.other_bytes
+    assert parts_of == info.device_bytes - info.free_bytes

@@ -36,11 +36,11 @@ def make_kv(
     return kv, Pages(host=table, device=torch.from_numpy(table).to(DEVICE))
 
 
-def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Compare as whole tensors and number by number."""
+def close(got: torch.Tensor, wanted: torch.Tensor, most: float = 6e-3) -> None:
+    """Compare as whole tensors, to within a share, and number by number."""
     error = (got.float() - wanted.float()).norm() / wanted.float().norm()
-    assert error < 6e-3
-    torch.testing.assert_close(got, wanted, atol=3e-2, rtol=3e-2)
+    assert error < most
+    torch.testing.assert_close(got, wanted, atol=5 * most, rtol=5 * most)
 
 
 def check_mixed(
@@ -53,10 +53,11 @@ def check_mixed(
     prefill: Any = None,
     chunks: tuple[Chunk, ...] = CHUNKS,
     times: int = 1,
+    most: float = 6e-3,
 ) -> None:
     """Run decodes and prompts (by `prefill`, or the same backend) in one batch, and compare.
 
-    Layer follows layer, so many times.
+    Layer follows layer, so many times. `most` is the share by which results may differ as a whole.
     """
     page, reference = kv.page_size, ReferenceAttention(geometry, kv)
     rows = DecodeRows(
@@ -73,4 +74,4 @@ def check_mixed(
     wanted = MixedAttention(kv, reference, reference).plan(where, rows, chunks)
     for _ in range(times):
         for layer in range(len(geometry.windows)):
-            close(got(layer, q, k, v), wanted(layer, q, k, v))
+            close(got(layer, q, k, v), wanted(layer, q, k, v), most)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from mizzen import SamplingParams
+from mizzen.core.params import Grammar, GrammarKind
 from mizzen.core.request import FinishReason, Request
 from mizzen.engine.engine import Engine
 
@@ -17,6 +18,10 @@ KINDS = (
     {"temperature": 0.7, "frequency_penalty": 0.5, "logprobs": 5},
     {"temperature": 0.9, "repetition_penalty": 1.1, "logit_bias": ((5, 2.0),)},
 )
+REPORTED = {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1}
+CONSTRAINED = {"temperature": 1.0, "grammar": Grammar(GrammarKind.REGEX, r"([a-f]{2,4}\d{3}-)+")}
+"""Its repetition may end at any `-`, or never."""
+ALL = (*KINDS, REPORTED, CONSTRAINED)
 LONGEST = 1500
 """Tokens of a prompt at most."""
 AT_ONCE = 120
@@ -29,9 +34,7 @@ def request(rid: int, draw: np.random.Generator) -> Request:
     prompt = draw.integers(3, 10_000, int(draw.integers(1, LONGEST)))
     if rid % 2:
         prompt[: LONGEST // 4] = np.arange(LONGEST // 4)[: len(prompt)]
-    sampling = SamplingParams(
-        max_tokens=int(draw.integers(1, 200)), ignore_eos=True, **KINDS[rid % len(KINDS)]
-    )
+    sampling = SamplingParams(max_tokens=int(draw.integers(1, 200)), ignore_eos=True, **ALL[rid % len(ALL)])
     return Request(
         rid=rid,
         prompt=prompt.astype(np.int32),

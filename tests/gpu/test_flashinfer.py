@@ -42,10 +42,19 @@ def test_mixed_batches(
     check(template, Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=windows), page)
 
 
-def test_an_eight_bit_cache() -> None:
-    need("fa2", 128, window=False, stored=FP8)
-    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
-    check("fa2", geometry, 16, FP8)
+@pytest.mark.parametrize("groups", [*range(1, 9), 16])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_any_number_of_query_heads_share_a_kv_head(template: str, groups: int) -> None:
+    need(template, 128, window=False)
+    check(template, Geometry(heads=2 * groups, kv_heads=2, head_dim=128, windows=(None,)), 16)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 5])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_an_eight_bit_cache(head_dim: int, groups: int) -> None:
+    """As close as one of 16 bits: keys and values are brought to the precision of queries."""
+    need("fa2", head_dim, window=False, stored=FP8)
+    check("fa2", Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None,)), 16, FP8)
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 60)], ids=["full", "window"])

@@ -74,6 +74,14 @@ def test_graphs_equal_the_eager_twin(
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
 
 
+def test_batches_above_the_largest_graph_equal_the_eager_twin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 12 requests run, of which graphs hold 4: steps come from both, in turns."""
+    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    assert answers(folder, cuda_graph_max_batch=4) == answers(folder, cuda_graph="off")
+
+
 def test_products_are_compiled_together_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling: list[str] = []
 
@@ -191,15 +199,17 @@ def test_no_step_waits_for_the_device(folder: Path, asked: dict[str, Any], graph
             assert [len(answer.token_ids) for answer in answers] == [12] * 4
 
 
-def logits_of(folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None) -> torch.Tensor:
+def logits_of(
+    folder: Path, dtype: str, fusion: str, kv: torch.dtype | None = None, attention: str = "reference"
+) -> torch.Tensor:
     """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
         model = parts.make_model(options, read_config(folder), lambda done, total: None)
-        attention = parts.make_kv(model, 16, 33, prefill="reference", decode="reference", dtype=kv)
+        mixed = parts.make_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
-        step = Step(model, attention, state, upload)
+        step = Step(model, mixed, state, upload)
         draw = np.random.default_rng(2)
         pages = PageWrites(
             np.repeat([0, 1], 16).astype(np.int32),
@@ -232,7 +242,11 @@ def test_fusion_costs_no_precision(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("fusion", ["off", "auto"])
-def test_8_bit_kv_costs_what_its_precision_does(folder: Path, fusion: str) -> None:
+@pytest.mark.parametrize(("attention", "most"), [("reference", 0.2), ("auto", 0.3)])
+def test_8_bit_kv_costs_what_its_precision_does(
+    folder: Path, attention: str, most: float, fusion: str
+) -> None:
+    """By fa3, prompts cost more than keys and values do: queries and weights of softmax have 8 bits too."""
     exact = logits_of(folder, "float32", "off")
-    narrow = logits_of(folder, "bfloat16", fusion, torch.float8_e4m3fn) - exact
-    assert narrow.norm() < 0.2 * exact.norm()
+    narrow = logits_of(folder, "bfloat16", fusion, torch.float8_e4m3fn, attention) - exact
+    assert narrow.norm() < most * exact.norm()

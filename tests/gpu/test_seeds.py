@@ -91,7 +91,9 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
         assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)
         assert engine.integrity_faults == 0
     assert [len(tokens) for tokens in alone + crowded] == [OUTPUT] * 2 * len(seeds)
-    # Steps with prompts in them run other kernels; plain bfloat16 turns a draw in 40 here.
+    # Steps with prompts in them run other kernels, which round otherwise: plain bfloat16 turns a draw in 40
+    # here. What follows a draw that turned is another text, so 0.62 of the tokens come before it on the
+    # average; over 16 seeds the mean deviates by 0.09, and the bound is four deviations below.
     same = [
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), OUTPUT)
         for x, y in zip(alone, crowded, strict=True)

@@ -1,4 +1,7 @@
-"""Logits equal Transformers' on seeded random weights of real shapes: Qwen3-0.6B and Llama-3.2-1B."""
+"""Logits equal Transformers' on seeded random weights, of real shapes and of a small one of each family.
+
+The real ones are those of Qwen3-0.6B and Llama-3.2-1B.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_models
 import torch
 import transformers
 
@@ -93,19 +97,33 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
-def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    theirs = save(tmp_path, shape)
-    draw = np.random.default_rng(1).integers(3, 10_000, (2, PROMPT + DECODES))
+def check(folder: Path, theirs: Any, vocabulary: int) -> None:
+    """Compare ours of a folder with Transformers' model, which is in float32."""
+    draw = np.random.default_rng(1).integers(3, vocabulary, (2, PROMPT + DECODES))
     draw[1, :SHARED] = draw[0, :SHARED]
     rows = draw.tolist()
     exact = oracle(theirs, rows)
     plain = oracle(theirs.bfloat16(), rows) - exact
-    del theirs
+    theirs.cpu()
     for fusion in ("off", "auto"):
-        single = ours(tmp_path, "float32", fusion, rows)
+        single = ours(folder, "float32", fusion, rows)
         assert (single - exact).norm() < 1e-4 * exact.norm()
         assert torch.equal(single.argmax(-1), exact.argmax(-1))
-        half = ours(tmp_path, "bfloat16", fusion, rows) - exact
+        half = ours(folder, "bfloat16", fusion, rows) - exact
         assert half.norm() < 1.2 * plain.norm() < 0.1 * exact.norm()
+
+
+@pytest.fixture(autouse=True)
+def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
+    check(tmp_path, save(tmp_path, shape), 10_000)
+
+
+@pytest.mark.parametrize("family", small_models.FAMILIES)
+def test_logits_of_each_family_equal_transformers(family: str, tmp_path: Path) -> None:
+    """Three layers, which any GPU runs in seconds."""
+    check(tmp_path, small_models.save_model(tmp_path, family), small_models.VOCABULARY)

@@ -38,6 +38,7 @@ def test_a_start_counts_its_graphs(folder: Path) -> None:
     assert len(counted) > len(batch_sizes(16))  # and those of steps with prompts
     assert engine.info.attention == ("split", "fa3")
     assert engine.info.step_bytes > 0
+    assert engine.info.graph_bytes > 0
 
 
 def test_flashinfer_takes_over_where_fa3_does_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,6 @@ def test_flashinfer_takes_over_where_fa3_does_not_run(folder: Path, monkeypatch:
 
     usual = tokens(("split", "fa3"))
     monkeypatch.setattr(fa3, "missing", lambda geometry, kv: "it is another GPU")
-    monkeypatch.setattr(flashinfer, "hinders", lambda geometry, kv: None)
+    monkeypatch.setattr(flashinfer, "missing", lambda geometry, kv, template="fa2": None)
     other = tokens(("split", "flashinfer"))
     assert sum(a == b for a, b in zip(usual, other, strict=True)) > 0.8 * len(usual)

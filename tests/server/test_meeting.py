@@ -71,6 +71,7 @@ class Meeting:
 RANK = RankReport(int(Phase.SERVING), "", 0.1, 7, 6, 123)
 FAILED = End(1, "rank_failed", "rank 1 failed: ValueError: x")
 DIED = End(1, "rank_died", "rank 1 (process 123) was killed by signal 9")
+WRONG = End(2, "wrong configuration", "rank 1 failed: ValueError: --attention-decode fa3 does not run here")
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def test_a_node_0_that_waits_takes_up_new_keys(meeting: Meeting, tmp_path: Path)
     assert before != leader.key == other.key
 
 
-@pytest.mark.parametrize("kind", [FAILED, DIED])
+@pytest.mark.parametrize("kind", [FAILED, DIED, WRONG])
 def test_a_node_that_fails_ends_the_group(kind: End, meeting: Meeting) -> None:
     leader, other = meeting.begun()
 
@@ -248,7 +249,7 @@ def test_a_node_that_fails_ends_the_group(kind: End, meeting: Meeting) -> None:
         return leader.verdict(None, meeting.now)
 
     end = meeting.until(over, leader, other, own=kind)
-    assert (end.code, end.kind, end.reason) == (1, kind.kind, f"node 1: {kind.reason}")
+    assert (end.code, end.kind, end.reason) == (kind.code, kind.kind, f"node 1: {kind.reason}")
     leader.close(end)
     meeting.made.remove(leader)
     end = meeting.until(lambda: other.verdict(kind, meeting.now), other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from mizzen.engine.info import EngineInfo
-from mizzen.server.catalogue import METRICS, Phase
+from mizzen.server.catalogue import MEMORY, METRICS, Phase
 from mizzen.server.rank_status import RankStatus
 from mizzen.server.status import StatusReader, StatusWriter, create_block
 
@@ -20,6 +20,7 @@ def test_memory_is_told_by_what_it_is_for() -> None:
         weights_bytes=11,
         kv_bytes=22,
         step_bytes=33,
+        graph_bytes=6,
         device_bytes=99,
         free_bytes=20,
         dtype="bfloat16",
@@ -33,6 +34,6 @@ def test_memory_is_told_by_what_it_is_for() -> None:
         snapshot = reader.read()
     finally:
         os.close(block)
-    told = ("weights_bytes", "kv_bytes", "step_bytes", "device_bytes", "free_bytes")
-    assert [snapshot[name] for name in told] == [11, 22, 33, 99, 20]
-    assert set(told) <= {metric.field for metric in METRICS}
+    assert [snapshot[name] for name in MEMORY] == [11, 22, 6, 40, 33, 99, 20]
+    assert sum(snapshot[name] for name in MEMORY[:4]) == 99 - 20
+    assert set(MEMORY) <= {metric.field for metric in METRICS}

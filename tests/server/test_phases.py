@@ -15,6 +15,7 @@ from mizzen.server import phases
 from mizzen.server.catalogue import Phase
 from mizzen.server.phases import PhaseStatus, share_done
 from mizzen.server.status import StatusReader, StatusWriter, create_block
+from mizzen.wire.group_socket import CannotListen
 
 
 @pytest.fixture
@@ -118,3 +119,21 @@ def test_users_see_quarters_in_log_files(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_a_phase_in_words(body: str, words: tuple[str, float | None]) -> None:
     assert _phase(body) == words
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "code"),
+    [
+        ("config", ValueError("--context-length is beyond the model's"), 2),
+        ("config", CannotListen("cannot listen on tcp://0.0.0.0:5561"), 1),
+        ("config", RuntimeError("another rank did not come"), 1),
+        ("kv", ValueError("no memory is left for KV"), 1),
+    ],
+)
+def test_only_what_no_restart_helps_is_a_wrong_configuration(
+    block: int, phase: str, error: Exception, code: int
+) -> None:
+    rank = PhaseStatus(StatusWriter(block, 0))
+    rank.report(phase)
+    rank.fail(str(error))
+    assert rank.exit_code(error) == code

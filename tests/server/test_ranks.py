@@ -201,6 +201,27 @@ def test_a_rank_that_cannot_start_ends_the_engine(start: Callable[..., Ranks]) -
     assert "--kv-cache-tokens 1000000000000 needs" in engine.message.read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"profile": "/proc/x"}, "wrong configuration: --profile /proc/x is no folder to write to"),
+        ({"kv_cache_dtype": "fp8"}, "wrong configuration: --kv-cache-dtype fp8 needs --device cuda"),
+        ({"context_length": 10**6}, "wrong configuration: --context-length 1000000 is beyond"),
+        (
+            {"attention_decode": "fa3"},
+            "wrong configuration: rank 0 failed: ValueError: --attention-decode fa3 does not run here",
+        ),
+    ],
+)
+def test_a_wrong_configuration_ends_it_before_weights_are_read(
+    options: dict[str, Any], words: str, start: Callable[..., Ranks]
+) -> None:
+    engine = start(tensor=1, **options)
+    assert engine.process.wait(SECONDS) == 2
+    assert engine.message.read_text().startswith(words)
+    assert '"weights"' not in engine.log.read_text()
+
+
 def test_heads_that_do_not_divide_end_it_before_any_rank_starts(start: Callable[..., Ranks]) -> None:
     engine = start(tensor=3)
     assert engine.process.wait(SECONDS) == 2

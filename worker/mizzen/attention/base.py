@@ -61,6 +61,38 @@ class Geometry:
         return self.heads // self.kv_heads
 
 
+class KvKind(Protocol):
+    """What of a KV cache decides which backends run over it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of keys and values."""
+        ...
+
+    @property
+    def quantized(self) -> bool:
+        """Whether keys and values are 8-bit floats."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKV:
+    """A cache that is not allocated yet."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def quantized(self) -> bool:
+        """Whether keys and values are 8-bit floats."""
+        return self.dtype == torch.float8_e4m3fn
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKV:
     """Keys and values of all layers, [layers, pages * page_size, kv_heads, head_dim] each.
@@ -73,6 +105,16 @@ class PagedKV:
     page_size: int
     key_scales: tuple[float, ...] = ()
     """By layer: what queries come multiplied by, because keys come divided by it; none where all are 1."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.keys.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of keys and values."""
+        return self.keys.dtype
 
     @property
     def quantized(self) -> bool:
@@ -128,6 +170,11 @@ class Chunk:
     def end(self) -> int:
         """Tokens whose KV the last query token reads."""
         return self.start + self.count
+
+
+def not_here(name: str, why: str) -> ValueError:
+    """Return the error of a backend, named as the user did, that was chosen and does not run here."""
+    return ValueError(f"{name} does not run here: {why}; choose reference or auto")
 
 
 class AttentionBackend(ABC):

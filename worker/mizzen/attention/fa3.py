@@ -18,9 +18,11 @@ from mizzen.attention.base import (
     Chunk,
     DecodeRows,
     Geometry,
+    KvKind,
     PagedKV,
     Pages,
     Run,
+    not_here,
 )
 from mizzen.core.request import Int32
 
@@ -28,13 +30,13 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 WIDEST_HEAD = 256
 
 
-def missing(geometry: Geometry, kv: PagedKV) -> str | None:
+def missing(geometry: Geometry, kv: KvKind) -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
-    device = kv.keys.device
+    device = kv.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a Hopper GPU"
-    if kv.keys.dtype not in DTYPES:
-        return f"it needs bfloat16, float16 or float8, not {str(kv.keys.dtype).removeprefix('torch.')}"
+    if kv.dtype not in DTYPES:
+        return f"it needs bfloat16, float16 or float8, not {str(kv.dtype).removeprefix('torch.')}"
     if geometry.head_dim % 8 or geometry.head_dim > WIDEST_HEAD:
         return f"head_dim must be a multiple of 8 up to {WIDEST_HEAD}, not {geometry.head_dim}"
     if importlib.util.find_spec("sgl_kernel") is None:
@@ -64,7 +66,7 @@ class Fa3Attention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
-            raise ValueError(f"attention fa3 does not run here: {why}; choose reference or auto")
+            raise not_here("attention fa3", why)
         from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
 
         self.flash = flash_attn_with_kvcache

@@ -9,16 +9,28 @@ when that step is.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.base import (
+    AttentionBackend,
+    Chunk,
+    DecodeRows,
+    Geometry,
+    KvKind,
+    PagedKV,
+    Pages,
+    Run,
+    not_here,
+)
 from mizzen.core.request import Int32
 
 if TYPE_CHECKING:
@@ -37,31 +49,46 @@ SPARE_TILES = 512
 """Programs that a batch may be cut into more than it has tiles."""
 
 
-def missing(geometry: Geometry, kv: PagedKV, template: str) -> str | None:
+def missing(geometry: Geometry, kv: KvKind, template: str = "fa2") -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
-    device = kv.keys.device
+    device = kv.device
     least = 9 if template == "fa3" else 8
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < least:
         return f"it needs an NVIDIA GPU of compute capability {least}.0 or above"
     if template == "fa3" and torch.cuda.get_device_capability(device) != (9, 0):
         return "it needs a Hopper GPU"
-    if kv.keys.dtype not in DTYPES or (template == "fa3" and kv.quantized):
+    if kv.dtype not in DTYPES or (template == "fa3" and kv.quantized):
         served = "bfloat16 or float16" + ("" if template == "fa3" else ", or float8 for KV")
-        return f"it needs {served}, not {str(kv.keys.dtype).removeprefix('torch.')}"
+        return f"it needs {served}, not {str(kv.dtype).removeprefix('torch.')}"
     if geometry.head_dim not in HEADS:
         return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
+    if not (comes_compiled() or finds_compiler()):
+        return (
+            "its kernels are not compiled, and no nvcc is here to do it: it needs the package "
+            "flashinfer-jit-cache, of the version of flashinfer-python (docs/images.md)"
+        )
     return None
 
 
-def hinders(geometry: Geometry, kv: PagedKV) -> str | None:
-    """Tell what keeps the fa2 template from being chosen unasked: `missing`, or kernels not compiled."""
-    if why := missing(geometry, kv, "fa2"):
-        return why
-    if importlib.util.find_spec("flashinfer_jit_cache") is None and shutil.which("nvcc") is None:
-        return "its kernels need the package flashinfer-jit-cache, or nvcc to compile them"
-    return None
+def comes_compiled() -> bool:
+    """Tell whether kernels come with the package, or with the one that is made for that."""
+    if importlib.util.find_spec("flashinfer_jit_cache") is not None:
+        return True
+    package = importlib.util.find_spec("flashinfer")
+    folders = (package and package.submodule_search_locations) or ()
+    return any(next(Path(folder, "data/aot").glob("*/*.so"), None) for folder in folders)
+
+
+def finds_compiler() -> bool:
+    """Tell whether there is an nvcc where FlashInfer looks for one."""
+    if given := os.environ.get("FLASHINFER_NVCC"):
+        return shutil.which(given) is not None
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home is None and shutil.which("nvcc"):
+        return True
+    return shutil.which(f"{home or '/usr/local/cuda'}/bin/nvcc") is not None
 
 
 def starts_of(counts: NDArray[np.int32]) -> torch.Tensor:
@@ -170,7 +197,7 @@ class FlashInferAttention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv, template):
-            raise ValueError(f"attention flashinfer does not run here: {why}; choose reference or auto")
+            raise not_here("attention flashinfer", why)
         from mizzen.kernels import share_cache
 
         share_cache()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mizzen.attention.base import AttentionBackend, Geometry, MixedAttention, PagedKV
+from mizzen.attention.base import AttentionBackend, Geometry, KvKind, MixedAttention, PagedKV, not_here
 from mizzen.attention.reference import ReferenceAttention
 
 log = logging.getLogger(__name__)
 
 Factory = Callable[[Geometry, PagedKV], AttentionBackend]
+Missing = Callable[[Geometry, KvKind], str | None]
+"""Tells what keeps a backend from running over a cache of that kind; None when nothing does."""
 
 
 def reference(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
@@ -18,12 +20,17 @@ def reference(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return ReferenceAttention(geometry, kv)
 
 
+def off_cpu(geometry: Geometry, kv: KvKind) -> str | None:
+    """Tell what keeps the backend of the CPU from running."""
+    return None if kv.device.type == "cpu" else f"it needs --device cpu, not {kv.device.type}"
+
+
 def cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend that is fast on the CPU."""
     from mizzen.attention.cpu import CpuAttention
 
-    if kv.keys.device.type != "cpu":
-        raise ValueError(f"attention cpu does not run on {kv.keys.device.type}: choose reference or auto")
+    if why := off_cpu(geometry, kv):
+        raise not_here("attention cpu", why)
     return CpuAttention(geometry, kv)
 
 
@@ -66,7 +73,41 @@ FACTORIES: dict[str, Factory] = {
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 
-def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
+def hindrances() -> dict[str, Missing]:
+    """Return what asks of each backend whether it runs."""
+    from mizzen.attention import fa3, flashinfer, split
+
+    return {
+        "cpu": off_cpu,
+        "fa3": fa3.missing,
+        "flashinfer": flashinfer.missing,
+        "flashinfer-fa3": lambda geometry, kv: flashinfer.missing(geometry, kv, "fa3"),
+        "reference": lambda geometry, kv: None,
+        "split": split.missing,
+    }
+
+
+def check_choices(geometry: Geometry, kv: KvKind, *, prefill: str, decode: str) -> None:
+    """Refuse backends that do not run over a cache; it need not be allocated.
+
+    Raises:
+        ValueError: names the option, why not, and the way out.
+    """
+    if prefill == "split":
+        raise ValueError(
+            "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
+        )
+    missing = hindrances()
+    for option, name in (("--attention-prefill", prefill), ("--attention-decode", decode)):
+        if name == "auto":
+            continue
+        if name not in missing:
+            raise ValueError(f"{option} must be one of auto, {', '.join(missing)}, not {name!r}")
+        if why := missing[name](geometry, kv):
+            raise not_here(f"{option} {name}", why)
+
+
+def choose(name: str, geometry: Geometry, kv: KvKind, *, decode: bool) -> str:
     """Resolve `auto` for a device and a shape of heads: the fastest that was measured, of those that run.
 
     Decodes go to our own kernel first, which was faster than fa3 at every batch where at most eight query
@@ -74,19 +115,17 @@ def choose(name: str, geometry: Geometry, kv: PagedKV, *, decode: bool) -> str:
     """
     if name != "auto":
         return name
-    if kv.keys.device.type == "cpu":
+    if kv.device.type == "cpu":
         return "cpu"
-    from mizzen.attention import fa3, flashinfer, split
-
-    candidates = [("fa3", fa3.missing), ("flashinfer", flashinfer.hinders)]
+    candidates = ["fa3", "flashinfer"]
     if decode:
         # Of 16 query heads a KV head, fa3 took 10.7, 27 and 160 us at batches of 1, 32 and 256, split 12.6,
         # 34 and 147; over 8-bit KV fa3 multiplies in 8 bits as well, and was the slower one.
         behind_fa3 = geometry.groups > 8 and not kv.quantized
-        candidates.insert(1 if behind_fa3 else 0, ("split", split.missing))
-    reasons: list[str] = []
-    for candidate, missing in candidates:
-        if (why := missing(geometry, kv)) is None:
+        candidates.insert(1 if behind_fa3 else 0, "split")
+    missing, reasons = hindrances(), list[str]()
+    for candidate in candidates:
+        if (why := missing[candidate](geometry, kv)) is None:
             return candidate
         reasons.append(f"{candidate} does not run here: {why}")
     log.warning("attention runs by plain PyTorch, which is slow: %s", "; ".join(reasons))
@@ -99,18 +138,13 @@ def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str
     Raises:
         ValueError: a name is unknown (the message lists those known), or its backend does not run here.
     """
+    check_choices(geometry, kv, prefill=prefill, decode=decode)
     made: dict[str, AttentionBackend] = {}
     chosen = [
         choose(decode, geometry, kv, decode=True),
         choose(prefill, geometry, kv, decode=False),
     ]
-    if chosen[1] == "split":
-        raise ValueError(
-            "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
-        )
     for name in chosen:
-        if name not in FACTORIES:
-            raise ValueError(f"attention must be one of auto, {', '.join(FACTORIES)}, not {name!r}")
         if name not in made:
             made[name] = FACTORIES[name](geometry, kv)
     return MixedAttention(kv, made[chosen[0]], made[chosen[1]], names=(chosen[0], chosen[1]))

@@ -17,10 +17,12 @@ from mizzen.attention.base import (
     Chunk,
     DecodeRows,
     Geometry,
+    KvKind,
     PagedKV,
     Pages,
     Projected,
     Run,
+    not_here,
 )
 
 if TYPE_CHECKING:
@@ -38,13 +40,13 @@ ROOM = 1024
 """Programs that the workspace has room for; both kernels need less where they split."""
 
 
-def missing(geometry: Geometry, kv: PagedKV) -> str | None:
+def missing(geometry: Geometry, kv: KvKind) -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
-    device = kv.keys.device
+    device = kv.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
         return "it needs an NVIDIA GPU of compute capability 8.0 or above"
-    if kv.keys.dtype not in DTYPES:
-        return f"it needs bfloat16, float16 or float8, not {str(kv.keys.dtype).removeprefix('torch.')}"
+    if kv.dtype not in DTYPES:
+        return f"it needs bfloat16, float16 or float8, not {str(kv.dtype).removeprefix('torch.')}"
     if geometry.head_dim not in HEADS:
         return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
     if geometry.groups > GROUPS:
@@ -121,7 +123,7 @@ class SplitAttention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
-            raise ValueError(f"attention split does not run here: {why}; choose reference or auto")
+            raise not_here("attention split", why)
         from mizzen.kernels import paged, split
 
         self.paged = paged.serves(kv.keys[0], geometry.groups)

@@ -22,11 +22,12 @@ from mizzen.engine.grammar.compiler import GrammarCompiler
 from mizzen.engine.grammar.intake import Grammars
 from mizzen.engine.grammar.masks import GrammarMasks
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.machine import cpu_count, device_memory
+from mizzen.engine.machine import cpu_count, held_memory, taken_by
 from mizzen.engine.memory import KvNeed, shortage
 from mizzen.engine.parts import fitting_pages, make_kv, make_model, take_kv_scales, whole_need
 from mizzen.engine.profile import ProfiledRunner
 from mizzen.engine.ranks import Follower, Lead
+from mizzen.engine.refusals import make_trace_folder
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Step
@@ -164,12 +165,12 @@ def assemble(
         step = make_step(pages, scheduling.columns)
     step.state.extras.masks = make_masks(config, end_token_ids, upload)
     with phases("graphs") if device.type == "cuda" else nullcontext():
-        runner = make_runner(options, step, device, delay, progress)
+        runner, graph_bytes = taken_by(device, lambda: make_runner(options, step, device, delay, progress))
     with phases("warmup"):
         warm_up(runner, config)
         if group:
             group.barrier("warm")
-    memory = device_memory(device)
+    memory = held_memory(device)
     info = EngineInfo(
         context_length=scheduling.capacity_tokens,
         vocab_size=config.vocab_size,
@@ -179,6 +180,7 @@ def assemble(
         weights_bytes=sum(size_of(target) for target in model.targets()),
         kv_bytes=pages * options.page_size * need.token_bytes,
         step_bytes=need.step_bytes,
+        graph_bytes=graph_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         generates=config.generates,
@@ -206,6 +208,8 @@ def tell(info: EngineInfo) -> None:
         "kv_bytes": info.kv_bytes,
         "kv_tokens": info.pages_total * info.page_size,
         "step_bytes": info.step_bytes,
+        "graph_bytes": info.graph_bytes,
+        "other_bytes": info.other_bytes,
         "free_bytes": info.free_bytes,
         "device_bytes": info.device_bytes,
         "attention_decode": decode,
@@ -242,6 +246,8 @@ def load_engine(
         ValueError: an option, config.json or the checkpoint is wrong, or memory is short; names what and why.
         RanksFailed: another rank did not come along.
     """
+    if options.profile:
+        make_trace_folder(Path(options.profile))
     grammars: list[Grammars] = []
 
     def make_masks(config: ModelConfig, end_token_ids: tuple[int, ...], upload: Uploader) -> GrammarMasks:

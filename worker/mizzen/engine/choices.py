@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from mizzen.attention.base import Geometry, PlannedKV
+from mizzen.attention.registry import check_choices
 from mizzen.core.config import SchedulerConfig
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.refusals import check_model, precision_of
 from mizzen.models.config import ModelConfig
-from mizzen.models.shares import check_shares
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def dtype_of(options: EngineOptions, config: ModelConfig) -> torch.dtype:
     """Resolve the precision of weights and KV."""
-    name = options.dtype
-    if name == "auto":
-        name = config.dtype if options.device == "cuda" else "float32"
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    return DTYPES[precision_of(options, config)]
 
 
 def kv_dtype_of(options: EngineOptions, weights: torch.dtype) -> torch.dtype:
-    """Resolve the precision of KV.
-
-    Raises:
-        ValueError: the device or the precision of the weights does not serve it.
-    """
-    if options.kv_cache_dtype == "auto":
-        return weights
-    if options.device != "cuda" or weights != torch.bfloat16:
-        raise ValueError("--kv-cache-dtype fp8 needs --device cuda and --dtype bfloat16: use auto here")
-    return torch.float8_e4m3fn
+    """Resolve the precision of KV; `check_model` refuses what does not go together."""
+    return weights if options.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def is_fused(options: EngineOptions) -> bool:
@@ -37,17 +30,12 @@ def is_fused(options: EngineOptions) -> bool:
 
 
 def check_options(options: EngineOptions, config: ModelConfig) -> None:
-    """Refuse what this engine or model cannot do.
+    """Refuse what this engine, model or device cannot do, before weights are read.
 
     Raises:
         ValueError: names the option and the way out.
     """
-    check_shares(config, options.tensor)
-    if options.context_length is not None and options.context_length > config.context_length:
-        raise ValueError(
-            f"--context-length {options.context_length} is beyond the model's max_position_embeddings "
-            f"({config.context_length}): lower it"
-        )
+    check_model(options, config)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with one")
     if options.device == "cuda" and torch.cuda.device_count() < options.local_ranks:
@@ -56,6 +44,22 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
             f"--tensor {options.tensor}{nodes if options.nodes > 1 else ' needs as many GPUs'}, "
             f"{torch.cuda.device_count()} are here: lower it"
         )
+    check_choices(
+        geometry_of(config, options.tensor),
+        PlannedKV(torch.device(options.device), kv_dtype_of(options, dtype_of(options, config))),
+        prefill=options.attention_prefill,
+        decode=options.attention_decode,
+    )
+
+
+def geometry_of(config: ModelConfig, ranks: int) -> Geometry:
+    """Return the shape of a rank's attention; KV heads that are fewer than ranks are held by several."""
+    return Geometry(
+        heads=config.heads // ranks,
+        kv_heads=max(1, config.kv_heads // ranks),
+        head_dim=config.head_dim,
+        windows=config.windows,
+    )
 
 
 def scheduler_config(

@@ -24,10 +24,18 @@ class EngineInfo:
     attention: tuple[str, str] = ("", "")
     """Backends of decodes and of prompts."""
     step_bytes: int = 0
-    """Kept free for steps: slots, workspaces, graphs, intermediate results. On one GPU it is measured."""
+    """Kept free for steps: slots, workspaces, graphs, intermediate results; those of graphs are estimated."""
+    graph_bytes: int = 0
+    """What captured graphs took, with the kernels that were loaded for them, as the device says."""
     device_bytes: int = 0
     """Memory of the device in all; on cpu of the machine, or of the container."""
     free_bytes: int = 0
-    """What of it was free once the engine was loaded."""
+    """What of it no process held once the engine was loaded."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds that each phase of start-up took: config, weights, kv, graphs (on cuda), warmup."""
+
+    @property
+    def other_bytes(self) -> int:
+        """What is held beside weights, KV and graphs: steps, CUDA's own, other processes; on cpu a guess."""
+        known = self.weights_bytes + self.kv_bytes + self.graph_bytes
+        return max(0, self.device_bytes - self.free_bytes - known)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
@@ -68,3 +72,25 @@ def device_memory(device: torch.device) -> DeviceMemory:
     # What PyTorch holds without using it is free to us.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return DeviceMemory(total, free + idle)
+
+
+def held_memory(device: torch.device) -> DeviceMemory:
+    """Return the device's memory as it says itself: what PyTorch holds without using it is not free."""
+    if device.type == "cpu":
+        return host_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free)
+
+
+def taken_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
+    """Make what stays on a device; return it with the bytes that it took of a GPU, 0 on cpu.
+
+    What PyTorch holds without using it is given back before and after.
+    """
+    if device.type == "cpu":
+        return make(), 0
+    torch.cuda.empty_cache()
+    before = held_memory(device).free
+    made = make()
+    torch.cuda.empty_cache()
+    return made, before - held_memory(device).free

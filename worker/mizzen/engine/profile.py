@@ -14,6 +14,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mizzen.core.plan import Runner, StepPlan, StepTokens
+from mizzen.engine.refusals import make_trace_folder
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +38,7 @@ class ProfiledRunner:
         Raises:
             ValueError: the folder cannot be written to.
         """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--profile {folder} is no folder to write to: {error}") from error
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"--profile {folder} is no folder to write to")
+        make_trace_folder(folder)
         self.runner = runner
         self.folder = folder
         self.steps = steps

@@ -81,8 +81,20 @@ METRICS = (
     Metric("pages_cached", "kv_pages_cached", "Pages that the prefix cache alone holds; free on demand"),
     Metric("weights_bytes", "weights_bytes", "Memory of weights"),
     Metric("kv_bytes", "kv_bytes", "Memory of the KV cache"),
-    Metric("step_bytes", "step_bytes", "Memory that is kept for slots and steps"),
-    Metric("device_bytes", "device_bytes", "Memory of the device in all"),
+    Metric("graph_bytes", "graph_bytes", "Memory that captured graphs took, with kernels loaded for them"),
+    Metric(
+        "other_bytes",
+        "other_bytes",
+        "Memory in use beside weights, KV and graphs once the engine was loaded: CUDA's, steps', others'",
+    ),
+    Metric(
+        "step_bytes",
+        "step_bytes",
+        "Memory that sizing the KV cache left for slots, steps and graphs: measured, but for graphs",
+    ),
+    Metric(
+        "device_bytes", "device_bytes", "Memory of the device in all: weights, KV, graphs, other and free"
+    ),
     Metric(
         "free_bytes", "device_free_bytes", "Memory of the device that was free once the engine was loaded"
     ),
@@ -102,6 +114,18 @@ METRICS = (
     Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent on filling masks"),
     Metric("integrity", "integrity_violations_total", "Failed checks of pages, slots and prefix tree"),
 )
+
+
+MEMORY = (
+    "weights_bytes",
+    "kv_bytes",
+    "graph_bytes",
+    "other_bytes",
+    "step_bytes",
+    "device_bytes",
+    "free_bytes",
+)
+"""Fields of what is told of memory once an engine is loaded; the first four are all that is in use."""
 
 
 @dataclass(frozen=True, slots=True)

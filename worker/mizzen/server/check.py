@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mizzen.engine.refusals import check_model, make_trace_folder
 from mizzen.models.registry import read_config
-from mizzen.models.shares import check_shares
 from mizzen.server.config import EngineConfig
 from mizzen.server.files import ModelFolderError
 from mizzen.server.nodes import endpoint
@@ -14,8 +14,12 @@ from mizzen.wire.endpoint import require_safe
 from mizzen.wire.keys import KeyFolder
 
 
-def check_config(config: EngineConfig) -> None:
+def check_config(config: EngineConfig, *, computes: bool = True) -> None:
     """Check what can be checked before anything is started.
+
+    Args:
+        config: What the engine is told.
+        computes: Whether a model is loaded; where it is simulated, its config.json need not be one.
 
     Raises:
         ValueError: names the option or file and what would be right.
@@ -23,8 +27,11 @@ def check_config(config: EngineConfig) -> None:
     if not Path(config.model).is_dir():
         raise ModelFolderError(f"--model {config.model} is no folder")
     if config.tensor > 1:
-        check_shares(read_config(Path(config.model)), config.tensor)
         plan_room(config)
+    if computes:
+        check_model(config, read_config(Path(config.model)))
+    if config.profile and not config.node_rank:
+        make_trace_folder(Path(config.profile))
     keys = open_keys(config)
     require_safe(config.wire_bind, keys)
     if config.nodes > 1:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WRONG_CONFIGURATION = 2
+"""Exit code of a rank, and of an engine, whose configuration cannot work: no restart helps."""
+MISCONFIGURED = "wrong configuration"
+"""Kind of such an end, and what its words begin with: the operator knows it by them."""
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -13,7 +18,7 @@ class End:
     kind: str = ""
     """Empty for a clean end, or one of
 
-    device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal; of a group of several nodes also
-    node_lost (node 0 tells), leader_lost, group_failed and refused (the others tell).
+    device_lost, rank_died, rank_failed, watchdog, startup_timeout, signal, `MISCONFIGURED`; of a group of
+    several nodes also node_lost (node 0 tells), leader_lost, group_failed and refused (the others tell).
     """
     reason: str = ""

@@ -48,6 +48,16 @@ class EngineInfo(Protocol):
         ...
 
     @property
+    def graph_bytes(self) -> int:
+        """Memory that captured graphs took, of rank 0."""
+        ...
+
+    @property
+    def other_bytes(self) -> int:
+        """What is in use beside weights, KV and graphs."""
+        ...
+
+    @property
     def step_bytes(self) -> int:
         """Memory that it keeps for slots and steps."""
         ...

@@ -92,7 +92,7 @@ def main() -> int:
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})
-        return 1
+        return status.exit_code(error)
     return 0
 
 

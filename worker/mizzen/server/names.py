@@ -7,6 +7,8 @@ few lines more, and nothing must be switched on.
 
 from __future__ import annotations
 
+from mizzen.server.catalogue import STARTUP_PHASES
+
 VLLM: dict[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running",),
     "waiting": ("vllm:num_requests_waiting",),
@@ -39,11 +41,15 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model_name": ("1", "one", "the name that the engine serves under"),
-    "reason": ("10", "5 ways of requests to end, 10 of engines", "how requests, or the engine itself, ended"),
+    "reason": ("11", "5 ways of requests to end, 11 of engines", "how requests, or the engine itself, ended"),
     "finished_reason": ("2", "`stop`, `length`", "how requests ended well"),
     "version": ("1", "one", "version of the program"),
     "code": ("6", "codes of the wire's refusals, 6", "why a request or frame was refused"),
-    "phase": ("5", "phases of the start, 5", "phase of the start"),
+    "phase": (
+        str(len(STARTUP_PHASES)),
+        ", ".join(f"`{phase.name.lower()}`" for phase in STARTUP_PHASES),
+        "phase of the start",
+    ),
     "state": ("4", "`starting`, `serving`, `draining`, `failed`", "state of the engine"),
     "page_size": ("1", "one", "tokens in a page"),
     "num_pages": ("1", "one", "pages of the KV cache"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mizzen.server.catalogue import Phase
 from mizzen.server.config import EngineConfig
-from mizzen.server.ends import End
+from mizzen.server.ends import MISCONFIGURED, WRONG_CONFIGURATION, End
 from mizzen.server.nodes import BLAME_SECONDS, WEAK, differences, endpoint, naming_port, settings
 from mizzen.server.pulse import Pulse
 from mizzen.wire.keys import KeyFolder
@@ -110,7 +110,8 @@ class Leader:
         told = [(node, one.report) for node, one in members if one.report is not None and one.report.kind]
         for node, report in told:
             if report.kind != WEAK:
-                return End(1, report.kind, f"node {node}: {report.reason}")
+                code = WRONG_CONFIGURATION if report.kind == MISCONFIGURED else 1
+                return End(code, report.kind, f"node {node}: {report.reason}")
         for node, member in members:
             silent = now - member.heard
             if silent > self.config.rank_deadline_seconds:

@@ -94,7 +94,7 @@ def naming_port(port: int) -> Iterator[None]:
     except UnsafeEndpoint:
         raise
     except ValueError as error:
-        raise ValueError(f"{error} (--ranks-port {port} takes that port and the next two)") from error
+        raise type(error)(f"{error} (--ranks-port {port} takes that port and the next two)") from error
 
 
 def settings(config: EngineConfig) -> dict[str, str]:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable
 
 from mizzen.server.catalogue import INDEX, STARTUP_PHASES, Phase
+from mizzen.server.ends import WRONG_CONFIGURATION
 from mizzen.server.status import Snapshot, StatusWriter
+from mizzen.wire.group_socket import CannotListen
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ class PhaseStatus:
         self._writer = writer
         self._values = writer.values
         self._phase = Phase.SPAWN
+        self._failed_in = Phase.SPAWN
 
     def phase(self, phase: Phase) -> None:
         """Enter a phase; the time in a start-up phase is its metric, and is logged."""
@@ -54,7 +57,17 @@ class PhaseStatus:
     def fail(self, reason: str) -> None:
         """Leave the reason of the end to whoever watches."""
         self._writer.set_text(reason)
+        self._failed_in = self._phase
         self.phase(Phase.FAILED)
+
+    def exit_code(self, error: BaseException) -> int:
+        """Return what a rank ends with once it has failed by an error.
+
+        What is wrong with a configuration is told in its phase, before weights are read; memory that is short
+        later, or a port that is taken, may be free at the next start.
+        """
+        wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
+        return WRONG_CONFIGURATION if wrong and self._failed_in == Phase.CONFIG else 1
 
 
 def share_done(ranks: Iterable[Snapshot], phase: Phase) -> float | None:

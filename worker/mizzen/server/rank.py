@@ -165,7 +165,7 @@ def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> i
         return 1
     except Exception as error:
         log.exception("rank failed", extra={"fields": {"reason": str(error)}})
-        return 1
+        return status.exit_code(error)
     return 0
 
 

@@ -14,6 +14,7 @@ from mizzen.server.catalogue import (
     BETWEEN_TOKENS_SECONDS,
     FIRST_TOKEN_SECONDS,
     INDEX,
+    MEMORY,
     REQUEST_SECONDS,
     STEP_SECONDS,
     Phase,
@@ -53,7 +54,7 @@ class RankStatus(PhaseStatus):
 
     def memory(self, info: EngineInfo) -> None:
         """Say what the engine's memory is for."""
-        for name in ("weights_bytes", "kv_bytes", "step_bytes", "device_bytes", "free_bytes"):
+        for name in MEMORY:
             self._values[INDEX[name]] = getattr(info, name)
 
     def step(self, seconds: float, tokens: int) -> None:

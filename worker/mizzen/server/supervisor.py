@@ -19,7 +19,7 @@ from mizzen.server.catalogue import Phase
 from mizzen.server.check import check_config, open_keys
 from mizzen.server.config import EngineConfig
 from mizzen.server.device import device_lost
-from mizzen.server.ends import End
+from mizzen.server.ends import MISCONFIGURED, WRONG_CONFIGURATION, End
 from mizzen.server.group_watch import GroupWatch
 from mizzen.server.http import Health, HttpServer, Routes
 from mizzen.server.links import between_pods, create_links
@@ -184,6 +184,8 @@ class Supervisor:
             return End(1, "rank_died", self._ranks[number - self._first].obituary())
         if device_lost(words):
             return End(DEVICE_LOST, "device_lost", f"rank {number} failed: {words}")
+        if codes.get(number) == WRONG_CONFIGURATION:
+            return End(WRONG_CONFIGURATION, MISCONFIGURED, f"rank {number} failed: {words}")
         return End(1, "rank_failed", f"rank {number} failed: {words}")
 
     def _late(self, now: float) -> End | None:
@@ -317,11 +319,11 @@ def run(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     try:
         if config.tensor > 1 and rank_module != RANK_MODULE:
             raise ValueError(f"--tensor must be 1 where nothing is computed, not {config.tensor}")
-        check_config(config)
+        check_config(config, computes=rank_module == RANK_MODULE)
     except ValueError as error:
-        log.error("wrong configuration", extra={"fields": {"reason": str(error)}})
-        _leave_words(config, f"wrong configuration: {error}")
-        return 2
+        log.error(MISCONFIGURED, extra={"fields": {"reason": str(error)}})
+        _leave_words(config, f"{MISCONFIGURED}: {error}")
+        return WRONG_CONFIGURATION
     try:
         return Supervisor(config, rank_module).run()
     except ValueError as error:

@@ -17,6 +17,10 @@ HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
 Options = Mapping[zmq.SocketOption, int]
 
 
+class CannotListen(ValueError):
+    """An endpoint cannot be bound: another program has it, for now perhaps."""
+
+
 class GroupListener:
     """The end that the others connect to. Used from one thread."""
 
@@ -27,7 +31,8 @@ class GroupListener:
 
         Raises:
             UnsafeEndpoint: reachable from other machines, and no keys.
-            ValueError: the endpoint is malformed, or cannot be bound.
+            CannotListen: another program has the port.
+            ValueError: the endpoint is malformed.
         """
         require_safe(endpoint, keys)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -39,7 +44,7 @@ class GroupListener:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
-            raise ValueError(f"cannot listen on {endpoint}: {error.strerror}") from None
+            raise CannotListen(f"cannot listen on {endpoint}: {error.strerror}") from None
         self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
         """Where the others connect; with the port that was chosen when `*` was asked for."""
 

@@ -75,7 +75,8 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Annotated[
         int | None,
         doc(
-            "64 bits; equal requests get equal answers. Choice i has a seed of its own that follows from it."
+            "64 bits; equal requests get equal answers, but for how other batches round. Choice i has a seed "
+            "of its own that follows from it."
         ),
     ] = None
     frequency_penalty: Annotated[
