@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -33,7 +34,7 @@ def test_every_request_of_every_rate_is_answered_and_counted(served: Served) -> 
         assert (run["requests"], run["errors"], run["output_tokens"]) == (12, {}, 72)
         assert run["prompt_tokens"] >= 60
         assert 0 < run["first_token_ms"]["p50"] <= run["whole_ms"]["max"]
-    assert len([line for line in lines if line.strip().startswith("rate")]) == 2
+    assert len([line for line in lines if re.match(r" +rate \d+ ", line)]) == 2
 
 
 def test_turns_of_a_chat_find_their_prefix_in_the_cache(served: Served) -> None:

@@ -85,7 +85,8 @@ def held_memory(device: torch.device) -> DeviceMemory:
 def taken_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
     """Make what stays on a device; return it with the bytes that it took of a GPU, 0 on cpu.
 
-    What PyTorch holds without using it is given back before and after.
+    What PyTorch holds without using it is given back before and after. Other processes that share the GPU
+    may give back more meanwhile than was taken; then nothing is told.
     """
     if device.type == "cpu":
         return make(), 0
@@ -93,4 +94,4 @@ def taken_by(device: torch.device, make: Callable[[], T]) -> tuple[T, int]:
     before = held_memory(device).free
     made = make()
     torch.cuda.empty_cache()
-    return made, before - held_memory(device).free
+    return made, max(0, before - held_memory(device).free)
