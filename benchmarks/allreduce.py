@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from arguments import Help, above_zero, positive
-from machine import machine
+from ran_on import machine
 
 from mizzen.parallel.device import KIB, DeviceCollectives
 from mizzen.parallel.group import Group, Place

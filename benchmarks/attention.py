@@ -25,7 +25,7 @@ from arguments import Help, natural, plain, positive
 from engine_choices import read, smoke
 from layer_attention import Bench, Decodes, chunk_seconds
 from limits import add_roof, roof_of
-from machine import machine
+from ran_on import machine
 from shapes import SHAPES, config_of
 from tables import Table
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from arguments import Help, plain, positive
 from engine_choices import ON_GPUS, VARIANTS, engine_option, engine_options, off_already, varied
 from limits import Limits, add_limits, limits_of
-from machine import headline, machine, sm_clock
+from ran_on import headline, machine, sm_clock
 from rank_logs import quiet_ranks
 from shapes import SHAPES, shape_folder
 from tables import Table, drifts

@@ -30,7 +30,7 @@ import torch
 from arguments import natural, not_negative, plain, positive
 from engine_choices import engine_options, parsed
 from gateway_parts.vocabulary import Vocabulary
-from machine import machine
+from ran_on import machine
 from shapes import SHAPES
 
 from gpu import fail, loaded, median, need_device, parser, started

@@ -22,7 +22,7 @@ from arguments import Help, plain, positive
 from engine_choices import read, smoke
 from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
 from limits import add_roof, roof_of
-from machine import machine
+from ran_on import machine
 from shapes import SHAPES, config_of
 from tables import Table
 

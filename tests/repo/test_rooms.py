@@ -111,3 +111,12 @@ def test_operator_stays_the_standard_librarys() -> None:
     assert not (ROOT / "operator/__init__.py").exists()
     found = python("import operator; print(operator.__file__)")
     assert Path(found).parent == Path(sysconfig.get_path("stdlib"))
+
+
+def test_no_two_helpers_that_tests_import_have_one_name() -> None:
+    # Their folders are all on the path of one process, where the first of a name hides the other.
+    places: dict[str, list[str]] = {}
+    for path in sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/*/*.py")]):
+        if path.stem != "conftest" and not path.stem.startswith(("test_", "__")):
+            places.setdefault(path.stem, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
