@@ -76,16 +76,22 @@ def test_nobody_leaves_for_one_who_would_not_fit_even_so() -> None:
     here.drain()
 
 
-def test_nobody_leaves_for_pages_that_are_cached() -> None:
+def beside_a_cached_prefix(pages: int, others: int) -> tuple[World, list[int]]:
+    """Return a world where a prefix of 20 pages is held and so many of a low priority run, and the prefix."""
     here = world(
-        page_size=16, pages_total=60, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
+        page_size=16, pages_total=pages, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
     )
     system = prompt(320, 50)
     here.arrive(request(1, [*system, *prompt(4, 1)], ignore_eos=True, max_tokens=100, priority=1))
     step(here, 4)
-    for rid in range(2, 6):
+    for rid in range(2, 2 + others):
         here.arrive(request(rid, prompt(97, rid), ignore_eos=True, max_tokens=12))
     step(here, 3)
+    return here, system
+
+
+def test_nobody_leaves_for_pages_that_are_cached() -> None:
+    here, system = beside_a_cached_prefix(pages=60, others=4)
     assert here.scheduler.memory.available < 20
     here.arrive(request(9, [*system, *prompt(40, 9)], ignore_eos=True, max_tokens=4, priority=1))
     here.drain()
@@ -93,15 +99,7 @@ def test_nobody_leaves_for_pages_that_are_cached() -> None:
 
 
 def test_as_many_leave_as_what_is_not_cached_needs() -> None:
-    here = world(
-        page_size=16, pages_total=52, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
-    )
-    system = prompt(320, 50)
-    here.arrive(request(1, [*system, *prompt(4, 1)], ignore_eos=True, max_tokens=100, priority=1))
-    step(here, 4)
-    for rid in range(2, 5):
-        here.arrive(request(rid, prompt(97, rid), ignore_eos=True, max_tokens=12))
-    step(here, 3)
+    here, system = beside_a_cached_prefix(pages=52, others=3)
     here.arrive(request(9, [*system, *prompt(150, 9)], ignore_eos=True, max_tokens=4, priority=1))
     step(here, 5)
     assert running(here) == {1, 2, 3, 9}

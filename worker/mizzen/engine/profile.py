@@ -14,7 +14,6 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from mizzen.core.plan import Runner, StepPlan, StepTokens
-from mizzen.engine.refusals import make_trace_folder
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +32,7 @@ class ProfiledRunner:
     """
 
     def __init__(self, runner: Runner, folder: Path, steps: int, device: torch.device) -> None:
-        """Write traces of so many steps to a folder, which is made if need be.
-
-        Raises:
-            ValueError: the folder cannot be written to.
-        """
-        make_trace_folder(folder)
+        """Write traces of so many steps to a folder that `refusals.make_trace_folder` has made."""
         self.runner = runner
         self.folder = folder
         self.steps = steps
