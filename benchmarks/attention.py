@@ -2,12 +2,16 @@
 
     python benchmarks/attention.py --shape qwen3-8b [--batch 1 8 32 256] [--context 1096] [--json]
     python benchmarks/attention.py --heads 16 --kv-heads 2 --head-dim 256 --window 4096 --page-size 64
+    python benchmarks/attention.py --batch 8 64 101 --context 1000 --long 30000 --chunk
 
 Decodes are measured from the projection to the attended values, as a layer runs them: norms of queries and
 keys, rotation, storing the new token, attention. They run in a captured graph over several layers where the
 backend can be captured, with more KV than the GPU's caches hold. Chunks of prompts (`--chunk`, behind
 `--prefix` cached tokens) are attention alone, launched one by one. The limits are the bytes of the KV and the
 operations.
+
+With `--long` the first row of each batch has another context than the others, and `split` is also measured as
+graphs run it that cut contexts by their lengths (`split by lengths`).
 
 What `auto` takes is marked; where another backend is faster, the last lines say so.
 """
@@ -20,6 +24,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from arguments import Help, natural, plain, positive
 from engine_choices import read, smoke
@@ -30,12 +35,15 @@ from shapes import SHAPES, config_of
 from tables import Table
 
 from gpu import need_device
-from mizzen.attention.base import Geometry
+from mizzen.attention.base import Geometry, UnevenDecode
 from mizzen.attention.registry import FACTORIES, choose
+from mizzen.core.request import Int32
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
 
 DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
+BY_LENGTHS = " by lengths"
+"""Behind the name of a backend: contexts are cut so."""
 BETTER = 1.02
 """Another backend is named where `auto`'s takes so many times as long."""
 
@@ -72,11 +80,32 @@ def slower_choices(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"{work}: {fastest} takes {times[fastest] / times[auto]:.0%} of the time of {auto} (auto)"
 
 
-def decode_limit(args: argparse.Namespace, geometry: Geometry, batch: int, context: int) -> float:
+def lengths_of(args: argparse.Namespace, batch: int, context: int) -> Int32:
+    """Return the tokens of each row of a batch."""
+    lengths = np.full(batch, context, np.int32)
+    if args.long:
+        lengths[0] = args.long
+    return lengths
+
+
+def decode_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return what decodes are measured by."""
+    names = tuple(args.decode or DECODES[args.device])
+    return (*names, "split" + BY_LENGTHS) if args.long and "split" in names else names
+
+
+def taken(auto: str, bench: Bench, lengths: Int32) -> str:
+    """Return by what graphs run a batch, where `auto` takes a backend."""
+    backend = FACTORIES[auto](bench.geometry, bench.kv)
+    able = isinstance(backend, UnevenDecode) and backend.uneven_slots
+    return auto + BY_LENGTHS if able and backend.uneven(len(lengths), lengths) else auto
+
+
+def decode_limit(args: argparse.Namespace, geometry: Geometry, lengths: Int32) -> float:
     """Return the seconds of reading the KV that a batch of decodes sees."""
     token_bytes = 2 * geometry.kv_heads * geometry.head_dim * (1 if args.kv_cache_dtype == "fp8" else 2)
-    seen = min(context, geometry.windows[0] or math.inf)
-    return batch * seen * token_bytes / roof_of(args)[0]
+    seen = np.minimum(lengths, geometry.windows[0] or math.inf)
+    return float(seen.sum()) * token_bytes / roof_of(args)[0]
 
 
 def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> float:
@@ -93,19 +122,21 @@ def measure(
     found: dict[str, dict[str, Any]] = {}
     for batch in args.batch:
         for context in args.context:
-            bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, batch, context)
-            least = decode_limit(args, geometry, batch, context)
-            auto = choose("auto", bench.geometry, bench.kv, decode=True)
+            lengths = lengths_of(args, batch, context)
+            bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, lengths)
+            least = decode_limit(args, geometry, lengths)
+            auto = taken(choose("auto", bench.geometry, bench.kv, decode=True), bench, lengths)
 
-            def decode(name: str, bench: Bench = bench, batch: int = batch, context: int = context) -> float:
-                backend = FACTORIES[name](bench.geometry, bench.kv)
-                return Decodes(bench, backend, batch, context, norm).seconds(args.rounds)
+            def decode(name: str, bench: Bench = bench, lengths: Int32 = lengths) -> float:
+                plain = name.removesuffix(BY_LENGTHS)
+                backend = FACTORIES[plain](bench.geometry, bench.kv)
+                return Decodes(bench, backend, lengths, norm, uneven=name != plain).seconds(args.rounds)
 
-            work = f"{batch} x {context}"
-            names = tuple(args.decode or DECODES[args.device])
-            found[f"decode {work}"] = compared(table, names, auto, least, work, decode)
+            work = f"{args.long} and {batch - 1} x {context}" if args.long else f"{batch} x {context}"
+            found[f"decode {work}"] = compared(table, decode_names(args), auto, least, work, decode)
     for count in args.chunk:
-        bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, 1, args.prefix + count)
+        lengths = np.array([args.prefix + count], np.int32)
+        bench = Bench.make(args.device, args.kv_cache_dtype, args.page_size, geometry, lengths)
         least = chunk_limit(args, geometry, count)
         auto = choose("auto", bench.geometry, bench.kv, decode=False)
 
@@ -142,6 +173,7 @@ def main() -> None:
         "--batch", type=positive, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes"
     )
     made.add_argument("--context", type=positive, nargs="+", default=[1096], help="tokens of each row")
+    made.add_argument("--long", type=positive, help="tokens of each batch's first row, if not as many")
     made.add_argument("--chunk", type=positive, nargs="*", default=[1024, 8192], help="prompt tokens at once")
     made.add_argument("--prefix", type=natural, default=0, help="tokens of the prompt that are cached")
     made.add_argument("--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends of decodes")

@@ -6,6 +6,7 @@
 Prompts of `--context` tokens are run first and stay in the prefix cache; then all of a batch start within a
 few steps, and the mean time of a step is taken between the 32nd output token of the last row and the 160th of
 the first. The context in the middle of that is the prompt and 96 tokens, with which the limit is computed.
+With `--long` the first row of each batch has a prompt of so many tokens.
 `--profile` runs some steps more under PyTorch's profiler and tells by how much each kernel delays a step.
 """
 
@@ -61,11 +62,11 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
 
 def apart(llm: LLM, prompts: list[np.ndarray]) -> str:
     """Say why the rows of a batch never decoded all at once."""
-    batch, least = len(prompts), len(prompts[0]) + FIRST + 2
+    batch, least = len(prompts), max(map(len, prompts)) + FIRST + 2
     if least > llm.engine.info.context_length:
         bound, more = room(llm)
         told = f"a prompt and {FIRST + 2} tokens behind it are beyond {bound}: "
-        return told + ", or ".join(filter(None, ["lower --context", more]))
+        return told + ", or ".join(filter(None, ["lower --context or --long", more]))
     most = llm.options.max_running_requests
     if most < batch:
         return f"max_running_requests is {most}: raise it for a batch of {batch}"
@@ -119,13 +120,16 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         rng = np.random.default_rng(0)
         highest = min(limits.config.vocab_size, 10000)
         prompts = list(rng.integers(0, highest, (largest, args.context)).astype(np.int32))
+        if args.long:
+            prompts[0] = rng.integers(0, highest, args.long).astype(np.int32)
         once = SamplingParams(max_tokens=1, ignore_eos=True)
         for rid, prompt in enumerate(prompts):
             llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
         drain(llm, f"prompts of {args.context} tokens")
         for batch in args.batch:
             rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
-            took, least = median(rounds), limits.decode(batch, args.context + (FIRST + LAST) / 2)
+            context = sum(map(len, prompts[:batch])) / batch + (FIRST + LAST) / 2
+            took, least = median(rounds), limits.decode(batch, context)
             whole = least + limits.collectives(batch, batch)
             told = limits.gpus > 1 and not math.isnan(whole)
             note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if told else ""
@@ -150,6 +154,7 @@ def main() -> None:
         help="rows of a step",
     )
     made.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
+    made.add_argument("--long", type=positive, help="tokens of the first row's prompt, if not as many")
     made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
     made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
     made.add_argument("--profile", action="store_true", help="tell the time of each kernel")

@@ -22,7 +22,9 @@ from mizzen.attention.base import (
     Pages,
     RefreshedDecode,
     Run,
+    UnevenDecode,
 )
+from mizzen.core.request import Int32
 
 COLD_BYTES = 256 << 20
 """KV of all layers together at least: several times a GPU's second-level cache."""
@@ -40,13 +42,12 @@ class Bench:
     device: torch.device
 
     @classmethod
-    def make(
-        cls, where: str, kv_dtype: str, page_size: int, geometry: Geometry, rows: int, context: int
-    ) -> Bench:
-        """Allocate `rows` sequences of so many tokens, in scattered pages."""
-        device, columns = torch.device(where), -(-context // page_size)
+    def make(cls, where: str, kv_dtype: str, page_size: int, geometry: Geometry, lengths: Int32) -> Bench:
+        """Allocate sequences of so many tokens each, in scattered pages."""
+        device, counts = torch.device(where), -(-lengths // page_size)
         stored = torch.float8_e4m3fn if kv_dtype == "fp8" else dtype_of(device)
-        cells = rows * columns * page_size
+        pages = int(counts.sum())
+        cells = pages * page_size
         layer_bytes = 2 * cells * geometry.kv_heads * geometry.head_dim * stored.itemsize
         layers = min(LAYERS, max(2, math.ceil(COLD_BYTES / layer_bytes))) if device.type == "cuda" else 2
         keys, values = (
@@ -55,8 +56,9 @@ class Bench:
         )
         for part in (*keys, *values):
             part.copy_(torch.randn(part.shape, dtype=dtype_of(device), device=device))
-        order = np.random.default_rng(0).permutation(rows * columns).astype(np.int32)
-        table = order.reshape(rows, columns)
+        table = np.zeros((len(lengths), counts.max()), np.int32)
+        inside = np.arange(counts.max()) < counts[:, None]
+        table[inside] = np.random.default_rng(0).permutation(pages)
         windows = (geometry.windows[0],) * layers
         whole = Geometry(
             heads=geometry.heads, kv_heads=geometry.kv_heads, head_dim=geometry.head_dim, windows=windows
@@ -106,15 +108,20 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes of one length, from the projection on."""
+    """A batch of decodes, from the projection on; `uneven` cuts contexts by their lengths."""
 
-    def __init__(self, bench: Bench, backend: AttentionBackend, rows: int, context: int, norm: bool) -> None:
-        self.bench, self.backend = bench, backend
+    def __init__(
+        self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, uneven: bool = False
+    ) -> None:
+        if uneven and not (isinstance(backend, UnevenDecode) and backend.uneven_slots):
+            raise ValueError("it does not cut contexts by their lengths")
+        self.bench, self.backend, self.uneven = bench, backend, uneven
         geometry, device, page = bench.geometry, bench.device, bench.kv.page_size
+        rows, end = len(lengths), lengths - 1
         self.slots = np.arange(rows)
-        self.lengths = np.full(rows, context, np.int32)
-        last = bench.pages.host[self.slots, (context - 1) // page].astype(np.int64)
-        self.cells = torch.from_numpy(last * page + (context - 1) % page).to(device)
+        self.lengths = lengths
+        last = bench.pages.host[self.slots, end // page].astype(np.int64)
+        self.cells = torch.from_numpy(last * page + end % page).to(device)
         self.qkv = bench.random(rows, geometry.heads + 2 * geometry.kv_heads)
         ones = torch.ones(geometry.head_dim, dtype=self.qkv.dtype, device=device)
         self.norms = (ones, ones) if norm else None
@@ -152,10 +159,13 @@ class Decodes:
         lengths = torch.ones_like(slots)
         self.read = (slots, lengths)
         graph, table = torch.cuda.CUDAGraph(), self.bench.pages.device
-        self.layers(backend.plan_decode_on_device(slots, lengths, table))  # loads kernels
+        plan = backend.plan_decode_on_device
+        if self.uneven and isinstance(backend, UnevenDecode):
+            plan = backend.plan_uneven_on_device
+        self.layers(plan(slots, lengths, table))  # loads kernels
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            self.layers(backend.plan_decode_on_device(slots, lengths, table))
+            self.layers(plan(slots, lengths, table))
         lengths.copy_(torch.from_numpy(self.lengths))
         if isinstance(backend, RefreshedDecode):
             backend.refresh(len(self.slots), self.lengths)

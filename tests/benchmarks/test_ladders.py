@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import gpu_all
+import numpy as np
 import offline
 import pytest
 import torch
@@ -107,10 +108,10 @@ def test_limits_of_attention_are_those_of_the_window() -> None:
     args.prefix = 10
     geometry = Geometry(heads=8, kv_heads=2, head_dim=16, windows=(24,))
     # A window of 24 tokens is read: 2 KV heads of 16 numbers, keys and values, 2 bytes each.
-    assert decode_limit(args, geometry, 2, 40) == pytest.approx(2 * 24 * 128 / 4.28e12)
+    assert decode_limit(args, geometry, np.full(2, 40, np.int32)) == pytest.approx(2 * 24 * 128 / 4.28e12)
     assert chunk_limit(args, geometry, 3) == pytest.approx(4 * 8 * 16 * (11 + 12 + 13) / 799e12)
     args.device = "cpu"
-    assert math.isnan(decode_limit(args, geometry, 2, 40))
+    assert math.isnan(decode_limit(args, geometry, np.full(2, 40, np.int32)))
 
 
 def test_what_does_not_run_is_said_and_passed_over() -> None:

@@ -24,6 +24,7 @@ KERNELS = (
     "tests/gpu/test_penalties.py::test_the_penalty_kernel_equals_its_plain_twin",
     "tests/gpu/test_split.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
     "tests/gpu/test_split.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    "tests/gpu/test_uneven.py::test_the_device_plans_as_its_plain_twin",
 )
 
 

@@ -240,6 +240,24 @@ class RefreshedDecode(Protocol):
 
 
 @runtime_checkable
+class UnevenDecode(Protocol):
+    """A `DeviceDecode` that can cut contexts by lengths that only the device knows, where that pays."""
+
+    @property
+    def uneven_slots(self) -> int:
+        """Parts of contexts that run at once, by which it cuts; 0 where it cannot cut by lengths."""
+        ...
+
+    def uneven(self, rows: int, lengths: Int32) -> bool:
+        """Tell whether it pays for a batch padded to `rows`, of so many tokens (int32 [at most rows])."""
+        ...
+
+    def plan_uneven_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch as `plan_decode_on_device` does, cut by its lengths."""
+        ...
+
+
+@runtime_checkable
 class ProjectedDecode(Protocol):
     """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
 

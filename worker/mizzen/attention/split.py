@@ -2,11 +2,13 @@
 
 The kernel is `mizzen.kernels.paged` on Hopper for the shapes that it serves, else `mizzen.kernels.split`.
 
-Lengths and page table stay on the device, so that a captured graph follows them.
+Lengths and page table stay on the device, so that a captured graph follows them. `mizzen.kernels.paged` also
+cuts contexts by their lengths, as `mizzen.kernels.uneven` plans it on the device once a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +26,11 @@ from mizzen.attention.base import (
     Run,
     not_here,
 )
+from mizzen.core.request import Int32
 
 if TYPE_CHECKING:
     from mizzen.kernels.split import Projections, Tiling
+    from mizzen.kernels.uneven import Cut
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 HEADS = (32, 64, 128, 256)
@@ -67,9 +71,16 @@ class SplitRun:
     """A planned batch of decodes."""
 
     def __init__(
-        self, backend: SplitAttention, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor
+        self,
+        backend: SplitAttention,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        plans: Mapping[int | None, torch.Tensor] | None = None,
     ) -> None:
+        """Take a batch, and by window how its contexts are cut, where not all alike."""
         self.backend = backend
+        self.plans = plans
         self.slots, self.lengths, self.table = slots, lengths, table
         self.tiling = backend.tiling(len(slots))
 
@@ -108,8 +119,9 @@ class SplitRun:
             table=self.table,
             page_size=kv.page_size,
         )
-        window = self.backend.geometry.windows[layer]
-        self.backend.kernel(q, how, cache, out, window, self.tiling, self.backend.workspace)
+        backend, window = self.backend, self.backend.geometry.windows[layer]
+        more = {} if self.plans is None else {"items": self.plans[window]}
+        backend.kernel(q, how, cache, out, window, self.tiling, backend.workspace, **more)
 
 
 class SplitAttention(AttentionBackend):
@@ -124,14 +136,17 @@ class SplitAttention(AttentionBackend):
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
             raise not_here("attention split", why)
-        from mizzen.kernels import paged, split
+        from mizzen.kernels import paged, split, uneven
 
+        device, size = kv.keys.device, geometry.head_dim
         self.paged = paged.serves(kv.keys[0], geometry.groups)
-        self.kernel = paged.attend if self.paged else split.attend
+        self.kernel: Callable[..., None] = paged.attend if self.paged else split.attend
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.resident = paged.RESIDENT[size, kv.dtype] if self.paged else 0
+        self.windows = tuple(dict.fromkeys(geometry.windows))
         # Kernels follow one another, so that all share it.
-        self.workspace = split.Workspace.allocate(
-            ROOM, ROOM, geometry.groups, geometry.head_dim, kv.keys.device
-        )
+        room = max(ROOM, uneven.partial_results(geometry.kv_heads, self.processors, self.resident))
+        self.workspace = split.Workspace.allocate(room, room, geometry.groups, size, device)
 
     def tiling(self, rows: int) -> Tiling:
         """Choose how to cut a batch."""
@@ -148,11 +163,38 @@ class SplitAttention(AttentionBackend):
         """Prepare a batch of decodes."""
         packed = torch.from_numpy(np.stack([rows.slots.astype(np.int32), rows.lengths])).pin_memory()
         packed = packed.to(self.kv.keys.device, non_blocking=True)
-        return self.plan_decode_on_device(packed[0], packed[1], rows.pages.device)
+        by_lengths = self.paged and self.uneven(len(rows.lengths), rows.lengths)
+        plan = self.plan_uneven_on_device if by_lengths else self.plan_decode_on_device
+        return plan(packed[0], packed[1], rows.pages.device)
 
     def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
         """Prepare a batch of decodes from what is on the device alone; may be captured in a graph."""
         return SplitRun(self, slots, lengths, table)
+
+    @property
+    def uneven_slots(self) -> int:
+        """Parts of contexts that run at once, where it cuts by lengths."""
+        return self.processors * self.resident
+
+    def cut(self, rows: int) -> Cut:
+        """Return how a batch may be cut by its lengths."""
+        from mizzen.kernels.uneven import uneven_cut
+
+        return uneven_cut(rows, self.geometry.kv_heads, self.processors, self.resident)
+
+    def uneven(self, rows: int, lengths: Int32) -> bool:
+        """Tell whether a batch of so many rows has some that are worth more parts than others."""
+        from mizzen.kernels.uneven import pays
+
+        return any(pays(lengths, window, self.cut(rows)) for window in self.windows)
+
+    def plan_uneven_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch of decodes that is cut by its lengths; may be captured in a graph."""
+        from mizzen.kernels.uneven import plan
+
+        cut = self.cut(len(slots))
+        plans = {window: plan(lengths, window, cut) for window in self.windows}
+        return SplitRun(self, slots, lengths, table, plans)
 
     def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
         """Refuse.

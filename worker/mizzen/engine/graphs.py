@@ -2,7 +2,8 @@
 
 The batch lives on the device (slots, positions, last tokens, page table, sampling parameters), and every
 replay advances it. The host sends one packed buffer when the batch changed or pages were added, and nothing
-otherwise. Batches are padded to the next captured size with rows of a slot that no request has.
+otherwise. Batches are padded to the next captured size with rows of a slot that no request has. Batches of
+very different lengths have graphs of their own (`mizzen.engine.uneven`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode
+from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode, UnevenDecode
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
 from mizzen.engine.extras import BatchExtras
@@ -26,6 +27,7 @@ from mizzen.engine.sampler import draw_processed
 from mizzen.engine.side import DeviceSide
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Outcome
+from mizzen.engine.uneven import UnevenGraphs
 from mizzen.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ class DecodeGraphs:
         self.logits = state.ranks.room(largest, model.config.vocab_size, model.embedding.weight.dtype, device)
         self.tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.uneven = UnevenGraphs.of(attention.decode, sizes, state.ranks, device)
+        self.uneven_graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.version: int | None = None
         """The decode batch that the device holds; None when another kind of step has run since."""
         self.penalties = SlotPenalties(state.extras, self.scratch + 1)
@@ -91,8 +95,16 @@ class DecodeGraphs:
         self.extras_steps = 0
         """For so many steps more that is good."""
 
-    def step(self, size: int) -> None:
-        """Enqueue what a replay does: from the inbox and the slots' state to `tokens`, and both advanced."""
+    @property
+    def count(self) -> int:
+        """Graphs of decode steps that are captured."""
+        return len(self.sizes) + len(self.uneven.sizes)
+
+    def step(self, size: int, backend: UnevenDecode | None = None) -> None:
+        """Enqueue what a replay does: from the inbox and the slots' state to `tokens`, and both advanced.
+
+        With a `backend` for it, contexts are cut by their lengths.
+        """
         from mizzen.kernels.decode import gather_inputs, write_pages
         from mizzen.kernels.sampling import draw_and_advance
 
@@ -101,7 +113,8 @@ class DecodeGraphs:
         slots = self.inbox[self.layout.slots][:size]
         positions = self.inbox[self.layout.positions][:size]
         batch = gather_inputs(slots, positions, state.agreed_tokens(), table, self.kv.page_size)
-        decode = self.backend.plan_decode_on_device(slots, batch.lengths, table)
+        plan = backend.plan_uneven_on_device if backend else self.backend.plan_decode_on_device
+        decode = plan(slots, batch.lengths, table)
         attend = Attend(self.kv, batch.cells, size, decode, None)
         hidden = self.model.hidden(batch.tokens, batch.positions, attend)
         logits = self.model.logits(hidden, self.logits[:size])
@@ -121,21 +134,26 @@ class DecodeGraphs:
         """Capture every size, the largest first, so that all share its memory; `captured` is told each."""
         begin = time.perf_counter()
         pool = None
+        kinds = (
+            (self.sizes, None, self.graphs),
+            (self.uneven.sizes, self.uneven.backend, self.uneven_graphs),
+        )
         with torch.inference_mode(), torch.cuda.stream(stream):
             self.load_kernels()
-            for size in reversed(self.sizes):
-                self.step(size)  # loads kernels, which a capture cannot
-                graph = torch.cuda.CUDAGraph()
-                stream.synchronize()
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    self.step(size)
-                pool = pool or graph.pool()
-                self.graphs[size] = graph
-                captured()
+            for sizes, backend, graphs in kinds:
+                for size in reversed(sizes):
+                    self.step(size, backend)  # loads kernels, which a capture cannot
+                    graph = torch.cuda.CUDAGraph()
+                    stream.synchronize()
+                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                        self.step(size, backend)
+                    pool = pool or graph.pool()
+                    graphs[size] = graph
+                    captured()
             self.logprobs.capture(stream, pool)
         stream.synchronize()
         seconds = time.perf_counter() - begin
-        log.info("captured %d decode graphs in %.1f s", len(self.graphs), seconds)
+        log.info("captured %d decode graphs in %.1f s", self.count, seconds)
 
     def load_kernels(self) -> None:
         """Run what follows a replay now and then, on rows of padding: its first run takes long."""
@@ -170,7 +188,9 @@ class DecodeGraphs:
         lengths = state.lengths[plan.decode] + 1
         if self.refreshed is not None:
             self.refreshed.refresh(size, lengths)
-        self.graphs[size].replay()
+        uneven = self.uneven.size_for(size, lengths)
+        graph = self.graphs[size] if uneven is None else self.uneven_graphs[uneven]
+        graph.replay()
         state.lengths[plan.decode] = lengths
         tokens = self.tokens[:rows]
         if self.extras is not None and not self.extras_steps:

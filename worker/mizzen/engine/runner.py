@@ -113,7 +113,8 @@ class CudaRunner:
         self.step = step
         self.graphs = graphs
         self.stream = torch.cuda.Stream(device)
-        captured = one_more(progress, sum(len(some.sizes) for some in (graphs, step.graphs) if some))
+        total = (graphs.count if graphs else 0) + (len(step.graphs.sizes) if step.graphs else 0)
+        captured = one_more(progress, total)
         pool = None
         if graphs is not None:
             graphs.capture(self.stream, captured)

@@ -156,19 +156,33 @@ __device__ __forceinline__ void prepare(
 
 // q: raw projections [rows, stride], of which the first KV * GROUP heads are queries, then keys, then values;
 // or (without PROJECTED) ready queries. out: [rows, KV * GROUP, SIZE].
+// The grid is (splits, KV, rows), or with UNEVEN (KV, items), where an item says which part of which row it is,
+// of how many, and which partial result is the row's first; see uneven.py.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 paged(const unsigned short* q, const unsigned short* q_scales, const unsigned short* k_scales,
     const float* cosines, const float* sines, const long long* cells, const int* slots, const int* lengths,
     const int* table, unsigned char* keys, unsigned char* values, unsigned short* out,
-    float* parts, float* stats, int* counters, int columns, int stride, int splits, float epsilon,
-    float scale) {
+    float* parts, float* stats, int* counters, int columns, int stride,
+#if UNEVEN
+    const int4* items,
+#else
+    int splits,
+#endif
+    float epsilon, float scale) {
     __shared__ __align__(16) float merged[WARPS][GROUP][SIZE];
     __shared__ float tops[WARPS][GROUP], totals[WARPS][GROUP];
     asm volatile("griddepcontrol.launch_dependents;");
 #if !PROJECTED
     asm volatile("griddepcontrol.wait;" ::: "memory");  // the kernel ahead stored the newest keys and values
 #endif
+#if UNEVEN
+    const int head = blockIdx.x;
+    const int4 item = __ldcg(items + blockIdx.y);
+    const int row = item.x, split = item.y, splits = item.z;
+    if (row < 0) return;
+#else
     const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+#endif
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
     const int length = lengths[row];
     const int* pages = table + (size_t)slots[row] * columns;
@@ -370,6 +384,14 @@ paged(const unsigned short* q, const unsigned short* q_scales, const unsigned sh
     }
     __syncthreads();
     const int pair = row * KV + head;
+#if UNEVEN
+    const int base = item.w * KV + head * splits;  // of the partial results of this row and head
+#define FIRST base
+#define COUNTER base
+#else
+#define FIRST pair * splits
+#define COUNTER pair
+#endif
 #pragma unroll
     for (int place = threadIdx.x; place < GROUP * SIZE; place += THREADS) {
         const int query = place / SIZE;
@@ -386,7 +408,7 @@ paged(const unsigned short* q, const unsigned short* q_scales, const unsigned sh
             out[(size_t)pair * GROUP * SIZE + place] = (unsigned short)pack16(sum / weight, 0.0f);
             continue;
         }
-        const int part = pair * splits + split;
+        const int part = FIRST + split;
         parts[(size_t)part * GROUP * SIZE + place] = sum;
         if (place % SIZE == 0) {
             stats[(part * GROUP + query) * 2] = most;
@@ -399,14 +421,14 @@ paged(const unsigned short* q, const unsigned short* q_scales, const unsigned sh
     __shared__ float all_tops[MOST][GROUP], all_totals[MOST][GROUP];
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) ends = atomicAdd(counters + pair, 1) == splits - 1;
+    if (threadIdx.x == 0) ends = atomicAdd(counters + COUNTER, 1) == splits - 1;
     __syncthreads();
     if (!ends) return;
     __threadfence();
-    if (threadIdx.x == 0) counters[pair] = 0;
+    if (threadIdx.x == 0) counters[COUNTER] = 0;
     for (int i = threadIdx.x; i < splits * GROUP; i += THREADS) {
-        all_tops[i / GROUP][i % GROUP] = __ldcg(stats + (pair * splits * GROUP + i) * 2);
-        all_totals[i / GROUP][i % GROUP] = __ldcg(stats + (pair * splits * GROUP + i) * 2 + 1);
+        all_tops[i / GROUP][i % GROUP] = __ldcg(stats + (FIRST * GROUP + i) * 2);
+        all_totals[i / GROUP][i % GROUP] = __ldcg(stats + (FIRST * GROUP + i) * 2 + 1);
     }
     __syncthreads();
     for (int place = threadIdx.x; place < GROUP * SIZE; place += THREADS) {
@@ -418,7 +440,7 @@ paged(const unsigned short* q, const unsigned short* q_scales, const unsigned sh
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 if (begin + i < splits)
-                    left[i] = __ldcg(parts + (size_t)(pair * splits + begin + i) * GROUP * SIZE + place);
+                    left[i] = __ldcg(parts + (size_t)(FIRST + begin + i) * GROUP * SIZE + place);
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 if (begin + i < splits) {

@@ -59,12 +59,14 @@ def definitions(
     *,
     norm: bool,
     projected: bool,
+    uneven: bool = False,
 ) -> tuple[tuple[str, int], ...]:
     """Return what the kernel is compiled with."""
     shape = (("SIZE", size), ("GROUP", group), ("KV", kv_heads), ("PAGE", page), ("WINDOW", window or 0))
     how = (("WARPS", warps), ("MOST", MOST), ("NORM", int(norm)), ("PROJECTED", int(projected)))
     resident = RESIDENT[size, cache] if warps == 4 else 1
-    return (*shape, *how, ("FP8", int(cache == torch.float8_e4m3fn)), ("RESIDENT", resident))
+    numbers = (("FP8", int(cache == torch.float8_e4m3fn)), ("RESIDENT", resident))
+    return (*shape, *how, *numbers, ("UNEVEN", int(uneven)))
 
 
 def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
@@ -101,10 +103,12 @@ def attend(
     window: int | None,
     tiling: Tiling,
     workspace: Workspace,
+    items: torch.Tensor | None = None,
 ) -> None:
     """Attend one query token a row; see `mizzen.kernels.split.attend`.
 
-    Of the tiling, splits and warps count; the cache's scales must be 1.
+    Of the tiling, splits and warps count; the cache's scales must be 1. With `items`, a plan of
+    `mizzen.kernels.uneven`, its parts take the place of the tiling's splits.
     """
     rows, heads, size = out.shape
     kv_heads = cache.keys.shape[1]
@@ -117,12 +121,13 @@ def attend(
             q_scales, k_scales = projections.norms
     defines = definitions(
         size, heads // kv_heads, kv_heads, cache.page_size, window, tiling.warps, cache.keys.dtype,
-        norm=norm, projected=projections is not None,
+        norm=norm, projected=projections is not None, uneven=items is not None,
     )  # fmt: skip
     function = compiled(SOURCE, "paged", defines, q.device.index or 0)
     arguments = (
         q, q_scales, k_scales, cos, sin, cells, cache.slots, cache.lengths, cache.table, cache.keys,
         cache.values, out, workspace.sums, workspace.stats, workspace.counters, cache.table.shape[1],
-        q.stride(0), tiling.splits, epsilon, LOG2E / size**0.5,
+        q.stride(0), tiling.splits if items is None else items, epsilon, LOG2E / size**0.5,
     )  # fmt: skip
-    launch(function, (tiling.splits, kv_heads, rows), 32 * tiling.warps, arguments)
+    blocks = (tiling.splits, kv_heads, rows) if items is None else (kv_heads, len(items), 1)
+    launch(function, blocks, 32 * tiling.warps, arguments)

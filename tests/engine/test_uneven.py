@@ -1,0 +1,202 @@
+"""How contexts of very different lengths are cut, and which batches take the graphs that cut so."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.core.request import Int32
+from mizzen.engine.graphs import batch_sizes
+from mizzen.engine.uneven import UnevenGraphs, same_everywhere, uneven_sizes
+from mizzen.parallel.collectives import ALONE, Collectives
+
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.attention.split import ROOM
+from mizzen.kernels import paged, uneven
+
+CPU = torch.device("cpu")
+PROCESSORS = (132, 114, 148)
+LENGTHS = st.one_of(st.integers(1, 300), st.integers(1, 4000), st.integers(1, 200_000))
+
+
+def lengths_of(*counts: int) -> Int32:
+    return np.array(counts, np.int32)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Int32, int | None, uneven.Cut]:
+    """Lengths of a whole batch in any order, a window, and how it may be cut."""
+    rows = draw(st.one_of(st.integers(1, 40), st.integers(1, 600)))
+    few = draw(st.lists(LENGTHS, min_size=1, max_size=12))
+    lengths = np.array(few, np.int32)[np.random.default_rng(rows).integers(0, len(few), rows)]
+    resident, kv_heads = draw(st.sampled_from((3, 4))), draw(st.sampled_from((1, 2, 3, 8, 40)))
+    cut = uneven.uneven_cut(rows, kv_heads, draw(st.sampled_from(PROCESSORS)), resident)
+    return lengths, draw(st.sampled_from((None, 60, 1024, 5000))), cut
+
+
+@given(batches())
+def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None, uneven.Cut]) -> None:
+    lengths, window, cut = batch
+    items, parts = uneven.planned(lengths, window, cut), uneven.parts_of(lengths, window, cut)
+    assert parts.sum() <= cut.items == len(items)
+    used = items[: parts.sum()]
+    assert used[:, 0].tolist() == np.repeat(np.arange(len(lengths)), parts).tolist()
+    assert used[:, 1].tolist() == [part for count in parts for part in range(count)]
+    assert (used[:, 2] == parts[used[:, 0]]).all()
+    assert (items[parts.sum() :, 0] == -1).all()
+
+
+@given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(PROCESSORS), st.sampled_from((3, 4)))
+def test_partial_results_stand_apart_and_find_room(
+    batch: tuple[Int32, int | None, uneven.Cut], kv_heads: int, processors: int, resident: int
+) -> None:
+    lengths, window, _ = batch
+    cut = uneven.uneven_cut(len(lengths), kv_heads, processors, resident)
+    items = uneven.planned(lengths, window, cut)
+    split = items[(items[:, 0] >= 0) & (items[:, 2] > 1)]
+    # As the kernel finds them.
+    heads = np.arange(kv_heads)[:, None]
+    places = (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
+    assert len(np.unique(places)) == len(places) <= uneven.partial_results(kv_heads, processors, resident)
+    assert not len(places) or places.max() == len(places) - 1
+
+
+@given(batches())
+def test_no_part_is_much_longer_than_what_each_block_should_have(
+    batch: tuple[Int32, int | None, uneven.Cut],
+) -> None:
+    lengths, window, cut = batch
+    parts = uneven.parts_of(lengths, window, cut)
+    seen = np.minimum(lengths.astype(np.int64), window or uneven.ENDLESS)
+    share = uneven.share_of(int(seen.sum()), cut.shares)
+    assert (parts >= cut.parts).all() and (parts <= paged.MOST).all()
+    assert ((seen <= 2 * share * parts) | (parts == paged.MOST)).all()
+    assert uneven.pays(lengths, window, cut) == bool((seen > 2 * cut.parts * share).any())
+
+
+@pytest.mark.parametrize("resident", [3, 4])
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
+    for kv_heads in (1, 2, 3, 8, 40):
+        for rows in range(1, 600):
+            cut = uneven.uneven_cut(rows, kv_heads, processors, resident)
+            assert (cut.parts, cut.warps) == paged.cut_of(rows * kv_heads, processors, resident)
+            for length in (1, 257, 5000, 131072):
+                parts = uneven.parts_of(np.full(rows, length, np.int32), None, cut)
+                assert (parts == cut.parts).all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [
+        (lengths_of(30_000, *[1000] * 95), 12),  # 125,000 tokens on 49 blocks of a head
+        (lengths_of(9000, *[500] * 7), 12),
+        (lengths_of(30_000, *[1000] * 30, *[1] * 65), 25),  # rows of padding
+        (lengths_of(200_000, *[10] * 95), 49),
+    ],
+)
+def test_a_long_row_gets_as_many_parts_as_its_share_of_the_batch(lengths: Int32, parts: int) -> None:
+    cut = uneven.uneven_cut(len(lengths), 8, 132, 3)
+    assert uneven.pays(lengths, None, cut)
+    found = uneven.parts_of(lengths, None, cut)
+    assert (found[0], set(found[1:])) == (parts, {cut.parts})
+
+
+def test_what_a_window_hides_is_not_cut() -> None:
+    lengths = lengths_of(30_000, *[1000] * 95)
+    cut = uneven.uneven_cut(96, 8, 132, 3)
+    assert not uneven.pays(lengths, 1024, cut)
+    assert uneven.pays(lengths, 8192, cut)
+    assert not uneven.pays(lengths_of(512, *[1] * 95), None, cut)
+
+
+def test_the_workspace_of_equal_parts_is_about_as_large() -> None:
+    assert uneven.partial_results(8, 132, 3) <= ROOM
+    assert uneven.partial_results(8, 132, 4) <= 1.1 * ROOM
+
+
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_the_kernel_compiles(cache: torch.dtype, projected: bool) -> None:
+    pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+    from mizzen.kernels import nvrtc
+
+    for warps in (4, 8):
+        defines = paged.definitions(
+            128, 4, 8, 16, None, warps, cache, norm=True, projected=projected, uneven=True
+        )
+        assert nvrtc.cubin(paged.SOURCE, "paged", defines, (9, 0))
+
+
+def test_few_sizes_have_graphs_that_cut_by_lengths() -> None:
+    assert uneven_sizes(batch_sizes(256)) == [8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert uneven_sizes(batch_sizes(100)) == [8, 16, 24, 32, 48, 64, 96, 100]
+    assert uneven_sizes(batch_sizes(640))[-4:] == [256, 384, 512, 640]
+    assert uneven_sizes(batch_sizes(7)) == []
+    assert uneven_sizes([300]) == [300]
+
+
+class Backend:
+    """One whose batches are uneven from twice the mean on; nothing is run."""
+
+    def __init__(self, slots: int = 396) -> None:
+        self.uneven_slots = slots
+        self.asked: list[int] = []
+
+    def uneven(self, rows: int, lengths: Int32) -> bool:
+        self.asked.append(rows)
+        return bool(lengths.max() > 2 * lengths.mean())
+
+    def plan_uneven_on_device(self, *given: Any) -> Any:
+        raise NotImplementedError
+
+
+class Ranks:
+    """Ranks with these numbers, as one of them sees them."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self.numbers, self.size = numbers, len(numbers)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        assert x[0] in self.numbers
+        return torch.tensor([sum(self.numbers), sum(number**2 for number in self.numbers)])
+
+
+def graphs_of(backend: object, sizes: list[int], ranks: object = ALONE) -> UnevenGraphs:
+    return UnevenGraphs.of(backend, sizes, cast(Collectives, ranks), CPU)
+
+
+def test_a_batch_takes_the_next_graph_where_that_pays() -> None:
+    backend = Backend()
+    graphs = graphs_of(backend, batch_sizes(100))
+    long, even = [9000], [1000]
+    assert graphs.size_for(4, lengths_of(*long, *[10] * 2)) == 8
+    assert graphs.size_for(8, lengths_of(*long, *[10] * 7)) == 8
+    assert graphs.size_for(40, lengths_of(*[10] * 32, *long)) == 48
+    assert graphs.size_for(100, lengths_of(*long, *[10] * 96)) == 100
+    assert graphs.size_for(40, lengths_of(*even * 33)) is None
+    assert backend.asked == [4, 8, 40, 100, 40]
+
+
+def test_other_backends_and_small_batches_have_none() -> None:
+    uneven_batch = lengths_of(9000, *[1] * 3)
+    for backend, sizes in ((SimpleNamespace(), [1, 64]), (Backend(0), [1, 64]), (Backend(), [1, 2, 4])):
+        graphs = graphs_of(backend, sizes)
+        assert graphs.sizes == [] and graphs.size_for(4, uneven_batch) is None
+
+
+@pytest.mark.parametrize("numbers", [(396, 396), (396, 342), (0, 396), (396, 0, 396, 396), (0, 0)])
+def test_ranks_that_would_choose_differently_have_none(numbers: tuple[int, ...]) -> None:
+    ranks = Ranks(numbers)
+    same = len(set(numbers)) == 1
+    for number in set(numbers):
+        assert same_everywhere(number, cast(Collectives, ranks), CPU) == same
+        graphs = graphs_of(Backend(number), [1, 8], ranks)
+        assert graphs.sizes == ([8] if same and number else [])
