@@ -44,11 +44,12 @@ def batches(draw: st.DrawFn) -> tuple[Int32, int | None, uneven.Cut]:
 @given(batches())
 def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None, uneven.Cut]) -> None:
     lengths, window, cut = batch
-    items, parts = uneven.planned(lengths, window, cut), uneven.parts_of(lengths, window, cut)
+    items, (parts, long) = uneven.planned(lengths, window, cut), uneven.parts_of(lengths, window, cut)
     assert parts.sum() <= cut.items == len(items)
     used = items[: parts.sum()]
-    assert used[:, 0].tolist() == np.repeat(np.arange(len(lengths)), parts).tolist()
-    assert used[:, 1].tolist() == [part for count in parts for part in range(count)]
+    long_first = np.argsort(~long, kind="stable")
+    assert used[:, 0].tolist() == np.repeat(long_first, parts[long_first]).tolist()
+    assert used[:, 1].tolist() == [part for count in parts[long_first] for part in range(count)]
     assert (used[:, 2] == parts[used[:, 0]]).all()
     assert (items[parts.sum() :, 0] == -1).all()
 
@@ -73,12 +74,13 @@ def test_no_part_is_much_longer_than_what_each_block_should_have(
     batch: tuple[Int32, int | None, uneven.Cut],
 ) -> None:
     lengths, window, cut = batch
-    parts = uneven.parts_of(lengths, window, cut)
+    parts, long = uneven.parts_of(lengths, window, cut)
     seen = np.minimum(lengths.astype(np.int64), window or uneven.ENDLESS)
     share = uneven.share_of(int(seen.sum()), cut.shares)
     assert (parts >= cut.parts).all() and (parts <= paged.MOST).all()
     assert ((seen <= 2 * share * parts) | (parts == paged.MOST)).all()
-    assert uneven.pays(lengths, window, cut) == bool((seen > 2 * cut.parts * share).any())
+    assert uneven.pays(lengths, window, cut) == bool(long.any())
+    assert (long == (seen > 2 * cut.parts * share)).all()
 
 
 @pytest.mark.parametrize("resident", [3, 4])
@@ -89,8 +91,8 @@ def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
             cut = uneven.uneven_cut(rows, kv_heads, processors, resident)
             assert (cut.parts, cut.warps) == paged.cut_of(rows * kv_heads, processors, resident)
             for length in (1, 257, 5000, 131072):
-                parts = uneven.parts_of(np.full(rows, length, np.int32), None, cut)
-                assert (parts == cut.parts).all()
+                parts, long = uneven.parts_of(np.full(rows, length, np.int32), None, cut)
+                assert (parts == cut.parts).all() and (cut.parts == paged.MOST or not long.any())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
 def test_a_long_row_gets_as_many_parts_as_its_share_of_the_batch(lengths: Int32, parts: int) -> None:
     cut = uneven.uneven_cut(len(lengths), 8, 132, 3)
     assert uneven.pays(lengths, None, cut)
-    found = uneven.parts_of(lengths, None, cut)
+    found, _ = uneven.parts_of(lengths, None, cut)
     assert (found[0], set(found[1:])) == (parts, {cut.parts})
 
 

@@ -4,7 +4,8 @@ A plain cut has as many parts of every row, so that one long row beside many sho
 for. Here a row of more than twice the tokens that its blocks should have is cut into parts of that many; all
 others stay as the plain cut has them.
 
-The plan is a list, int32 [items, 4], one item for each block of a KV head:
+The plan is a list, int32 [items, 4], one item for each block of a KV head, in the order in which blocks
+begin; those of long rows stand first, for one that began last would end alone (Graham 1969):
 
     row       -1 where the item is not used: those stand behind all others
     part      which one of the row
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from mizzen.core.request import Int32, Int64
 from mizzen.kernels.paged import MOST, cut_of
@@ -91,18 +93,20 @@ def pays(lengths: Int32, window: int | None, cut: Cut) -> bool:
     return longest > 2 * cut.parts * share_of(int(np.minimum(lengths, seen).sum()), cut.shares)
 
 
-def parts_of(lengths: Int32, window: int | None, cut: Cut) -> Int64:
-    """Return how many parts each row gets."""
+def parts_of(lengths: Int32, window: int | None, cut: Cut) -> tuple[Int64, NDArray[np.bool_]]:
+    """Return how many parts each row gets, and which rows are long."""
     seen = np.minimum(lengths, window or ENDLESS).astype(np.int64)
     share = share_of(int(seen.sum()), cut.shares)
-    return np.where(seen > 2 * cut.parts * share, np.minimum(-(-seen // share), MOST), cut.parts)
+    long = seen > 2 * cut.parts * share
+    return np.where(long, np.minimum(-(-seen // share), MOST), cut.parts), long
 
 
 def planned(lengths: Int32, window: int | None, cut: Cut) -> Int32:
     """Return the plan, as the kernel makes it."""
     items = np.full((cut.items, 4), -1, np.int32)
-    parts = parts_of(lengths, window, cut)
-    begin = parts.cumsum() - parts
+    parts, long = parts_of(lengths, window, cut)
+    ahead, behind = np.where(long, parts, 0), np.where(long, 0, parts)
+    begin = np.where(long, ahead.cumsum(), ahead.sum() + behind.cumsum()) - parts
     split = np.where(parts > 1, parts, 0)
     place = split.cumsum() - split
     for row, count in enumerate(parts.tolist()):
@@ -123,7 +127,8 @@ def _plan_kernel(
     long = seen > 2 * plain * share
     parts = tl.where(long, tl.minimum((seen + share - 1) // share, MOST), plain)
     parts = tl.where(inside, parts, 0).to(tl.int32)
-    begin = tl.cumsum(parts, 0) - parts
+    ahead, behind = tl.where(long, parts, 0), tl.where(long, 0, parts)
+    begin = tl.where(long, tl.cumsum(ahead, 0), tl.sum(ahead, 0) + tl.cumsum(behind, 0)) - parts
     split = tl.where(parts > 1, parts, 0)
     place = tl.cumsum(split, 0) - split
     for part in range(tl.max(parts, 0)):
