@@ -231,11 +231,3 @@ def retraction_forgets_a_token(config: SchedulerConfig) -> Scheduler:
 
 
 MUTANTS["retraction_forgets_a_token"] = retraction_forgets_a_token
-
-
-@replace(lambda scheduler: scheduler.decode, "frame")
-def decodes_in_the_order_of_slots(batch: DecodeBatch, frame: Callable[..., Any]) -> Any:
-    found = frame()
-    found.slots.sort()
-    found.rows.sort()
-    return found

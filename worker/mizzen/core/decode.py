@@ -34,11 +34,7 @@ class Columns(NamedTuple):
 
 
 class Frame:
-    """What steps with the same decode batch share; contexts never grow along the slots.
-
-    A device attends to its rows in this order, several at a time: a long one that began last would hold the
-    step's end alone (longest processing time first, Graham 1969). All rows grow alike, so the order holds.
-    """
+    """What steps with the same decode batch share; slots ascend."""
 
     __slots__ = ("columns", "rows", "slots", "version", "where")
 
@@ -84,8 +80,7 @@ class DecodeBatch:
         self._leaves: Int64 = np.full(slots, _NEVER, np.int64)
         """The last step of each request in the batch."""
         self._holders = holders
-        self._dirty = self._joined = False
-        """Whether requests came or left, and whether some came, since `_frame`."""
+        self._dirty = False
         none = np.empty(0, np.int64)
         self._frame = self._launched = Frame(0, none.astype(np.int32), none)
 
@@ -98,7 +93,7 @@ class DecodeBatch:
         """Return the batch as a step uses it; the same object while nothing changed."""
         if self._dirty:
             self._dirty = False
-            rows = self._ordered()
+            rows = self._active.nonzero()[0]
             slots = rows.astype(np.int32)
             # A slot that left comes back after a launch without it, so equal slots are equal requests.
             before = self._launched.slots
@@ -107,15 +102,6 @@ class DecodeBatch:
             else:
                 self._frame = Frame(self._launched.version + 1, slots, rows)
         return self._frame
-
-    def _ordered(self) -> Int64:
-        """Return the slots that decode, longest contexts first."""
-        if not self._joined:
-            rows = self._frame.rows
-            return rows[self._active.take(rows)]
-        self._joined = False
-        rows = self._active.nonzero()[0]
-        return rows[self._lengths.take(rows).argsort()[::-1]]
 
     def columns(self, rows: Int64) -> Columns:
         """Return the columns of placed slots."""
@@ -158,7 +144,7 @@ class DecodeBatch:
         """Let a placed request decode from `step` on."""
         slot = sequence.slot
         self.size += 1
-        self._dirty = self._joined = True
+        self._dirty = True
         self._active[slot] = True
         sequence.phase = Phase.DECODE
         self._phases[slot] = (step - sequence.computed) % self._page_size

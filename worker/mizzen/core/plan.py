@@ -90,8 +90,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     step: int
     """1, 2, 3, ... without a gap."""
     decode: Int32
-    """Slots [n] that each run one token: the one sampled last, at position `length`. They stand by their
-    context, the longest first."""
+    """Slots [n] that each run one token: the one sampled last, at position `length`."""
     decode_version: int
     """Unchanged from the plan before exactly when `decode` is: the device may keep its batch."""
     pages: PageWrites
