@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def place(
         monkeypatch.setattr(
             module.importlib.util, "find_spec", lambda name: spec if name in packages else None
         )
+    monkeypatch.setitem(sys.modules, fa3.FLASH, ModuleType(fa3.FLASH))
     for name in ("FLASHINFER_NVCC", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler if name == compiler else None)
@@ -75,6 +77,23 @@ def test_many_query_heads_of_a_kv_head_go_to_fa3(monkeypatch: pytest.MonkeyPatch
     assert chosen(monkeypatch, HOPPER, BOTH, heads=16) == ("split", "fa3")
     assert chosen(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn), heads=32) == ("split", "fa3")
     assert chosen(monkeypatch, AMPERE, BOTH, heads=32) == ("split", "flashinfer")
+
+
+def test_kernels_of_another_pytorch_are_passed_over_and_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sgl_kernel").mkdir()
+    broken = 'raise OSError("flash_ops.so: undefined symbol: _ZN5torch7Library4_def\\nand more")'
+    (tmp_path / "sgl_kernel" / "__init__.py").write_text(broken)
+    place(monkeypatch, HOPPER, BOTH)
+    monkeypatch.delitem(sys.modules, fa3.FLASH)
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
+    assert choose("auto", geometry, kv(), decode=False) == "flashinfer"
+    why = fa3.missing(geometry, kv())
+    assert why is not None and why.endswith("(flash_ops.so: undefined symbol: _ZN5torch7Library4_def)")
+    assert f"built for PyTorch {torch.__version__}" in why
 
 
 @pytest.mark.parametrize(("capability", "packages"), [(AMPERE, BOTH), (HOPPER, BOTH - {"sgl_kernel"})])

@@ -75,7 +75,7 @@ def test_the_distribution_has_the_extras_and_programs_that_it_promises() -> None
     assert set(PROJECT["scripts"]) == {"mizzen", "mizzen-operator", "mizzen-local"}
 
 
-@pytest.mark.parametrize("extra", ["", "operator", "gateway", "worker", "test"])
+@pytest.mark.parametrize("extra", ["", "operator", "gateway", "worker", "gpu", "test"])
 def test_the_constraints_pin_every_requirement(extra: str) -> None:
     pinned = set()
     for line in (ROOT / "constraints.txt").read_text().splitlines():

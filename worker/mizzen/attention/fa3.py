@@ -6,6 +6,7 @@ decodes are scheduled once a step, not once a layer.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import numpy as np
@@ -28,6 +29,7 @@ from mizzen.core.request import Int32
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 WIDEST_HEAD = 256
+FLASH = "sgl_kernel.flash_attn"
 
 
 def missing(geometry: Geometry, kv: KvKind) -> str | None:
@@ -41,6 +43,12 @@ def missing(geometry: Geometry, kv: KvKind) -> str | None:
         return f"head_dim must be a multiple of 8 up to {WIDEST_HEAD}, not {geometry.head_dim}"
     if importlib.util.find_spec("sgl_kernel") is None:
         return "it needs the package sglang-kernel (pip install 'mizzen[gpu]')"
+    try:
+        importlib.import_module(FLASH)
+    except (ImportError, OSError) as error:  # each version is built for one of PyTorch
+        why = next(iter(str(error).splitlines()), repr(error))
+        fitting = f"take the version that is built for PyTorch {torch.__version__}"
+        return f"the package sglang-kernel does not load: {fitting} ({why})"
     return None
 
 
