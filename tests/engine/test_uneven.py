@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 from mizzen.engine.graphs import batch_sizes
 from mizzen.engine.uneven import UnevenGraphs, same_everywhere, uneven_sizes
 from mizzen.parallel.collectives import ALONE, Collectives
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.attention.split import ROOM
+from mizzen.attention.split import ROOM, packed
 from mizzen.kernels import paged, uneven
 
 CPU = torch.device("cpu")
@@ -54,19 +54,41 @@ def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None,
     assert (items[parts.sum() :, 0] == -1).all()
 
 
+def places_of(items: Int32, kv_heads: int) -> Int64:
+    """Where the kernel puts the partial results of a plan."""
+    split = items[(items[:, 0] >= 0) & (items[:, 2] > 1)].astype(np.int64)
+    heads = np.arange(kv_heads)[:, None]
+    return (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
+
+
 @given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(PROCESSORS), st.sampled_from((3, 4)))
 def test_partial_results_stand_apart_and_find_room(
     batch: tuple[Int32, int | None, uneven.Cut], kv_heads: int, processors: int, resident: int
 ) -> None:
     lengths, window, _ = batch
     cut = uneven.uneven_cut(len(lengths), kv_heads, processors, resident)
-    items = uneven.planned(lengths, window, cut)
-    split = items[(items[:, 0] >= 0) & (items[:, 2] > 1)]
-    # As the kernel finds them.
-    heads = np.arange(kv_heads)[:, None]
-    places = (split[:, 3] * kv_heads + heads * split[:, 2] + split[:, 1]).ravel()
+    places = places_of(uneven.planned(lengths, window, cut), kv_heads)
     assert len(np.unique(places)) == len(places) <= uneven.partial_results(kv_heads, processors, resident)
     assert not len(places) or places.max() == len(places) - 1
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "processors", "resident", "rows", "long"),
+    [(1, 132, 3, 198, 7), (3, 132, 4, 88, 3), (2, 148, 4, 148, 5)],
+)
+def test_a_few_long_rows_among_short_ones_need_almost_all_room(
+    kv_heads: int, processors: int, resident: int, rows: int, long: int
+) -> None:
+    cut = uneven.uneven_cut(rows, kv_heads, processors, resident)
+    items = uneven.planned(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, cut)
+    room = uneven.partial_results(kv_heads, processors, resident)
+    assert 0.98 * room < places_of(items, kv_heads).max() + 1 <= room
+
+
+def test_hardly_an_item_is_spare() -> None:
+    cut = uneven.uneven_cut(34, 2, 132, 3)
+    parts, _ = uneven.parts_of(lengths_of(*[60_000] * 5, *[1] * 29), None, cut)
+    assert parts.sum() == cut.items - 1
 
 
 @given(batches())
@@ -124,6 +146,14 @@ def test_the_workspace_of_equal_parts_is_about_as_large() -> None:
     assert uneven.partial_results(8, 132, 4) <= 1.1 * ROOM
 
 
+def test_batches_of_any_size_are_sent_where_one_compiled_kernel_reads_them() -> None:
+    for rows in range(1, 10):
+        slots, lengths = np.arange(rows) + 5, np.arange(rows, dtype=np.int32) + 70
+        sent = packed(slots, lengths)
+        assert sent.dtype == np.int32 and not sent.strides[0] % 16 and sent.strides[1] == 4
+        assert (sent[0, :rows] == slots).all() and (sent[1, :rows] == lengths).all()
+
+
 @pytest.mark.parametrize("projected", [False, True])
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_the_kernel_compiles(cache: torch.dtype, projected: bool) -> None:
@@ -164,9 +194,10 @@ class Ranks:
     """Ranks with these numbers, as one of them sees them."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
-        self.numbers, self.size = numbers, len(numbers)
+        self.numbers, self.size, self.calls = numbers, len(numbers), 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
         assert x[0] in self.numbers
         return torch.tensor([sum(self.numbers), sum(number**2 for number in self.numbers)])
 
@@ -200,5 +231,7 @@ def test_ranks_that_would_choose_differently_have_none(numbers: tuple[int, ...])
     same = len(set(numbers)) == 1
     for number in set(numbers):
         assert same_everywhere(number, cast(Collectives, ranks), CPU) == same
+        calls = ranks.calls
         graphs = graphs_of(Backend(number), [1, 8], ranks)
+        assert ranks.calls == calls + 1  # the others wait for a rank that cannot cut, too
         assert graphs.sizes == ([8] if same and number else [])

@@ -53,11 +53,18 @@ MIXES: dict[str, list[int]] = {
 }
 
 
+PLANNED: dict[str, list[int]] = {
+    **MIXES,
+    "1,100 rows": [60_000, 30_000, *around(300, 1098)],
+    "on both sides of being long": [512, 513, 1024, 1025, *[1] * 92],
+}
+
+
 @pytest.mark.parametrize("window", [None, 700])
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
-@pytest.mark.parametrize("mix", [*MIXES, "1,100 rows"])
+@pytest.mark.parametrize("mix", PLANNED)
 def test_the_device_plans_as_its_plain_twin(mix: str, kv_heads: int, window: int | None) -> None:
-    lengths = np.array(MIXES.get(mix, [60_000, 30_000, *around(300, 1098)]), np.int32)
+    lengths = np.array(PLANNED[mix], np.int32)
     for resident in (3, 4):
         cut = uneven.uneven_cut(len(lengths), kv_heads, 132, resident)
         got = uneven.plan(torch.from_numpy(lengths).to(DEVICE), window, cut).cpu().numpy()

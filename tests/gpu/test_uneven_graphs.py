@@ -88,6 +88,17 @@ def test_padded_batches_of_all_kinds(folder: Path, taken: list[tuple[int, int | 
     assert alike(captured, eager) > 0.7
 
 
+def test_a_context_that_grows_long_changes_graphs_within_its_batch(
+    folder: Path, taken: list[tuple[int, int | None]]
+) -> None:
+    # Beyond 512 tokens it is long here; all rows decode from 501 to 519 of them.
+    eager = answers(folder, 500, GREEDY, cuda_graph="off")
+    captured = answers(folder, 500, GREEDY)
+    full = [size for rows, size in taken if rows == ROWS]
+    assert full[0] is None and full[-1] == ROWS and full == sorted(full, key=bool)
+    assert alike(captured, eager) > 0.7
+
+
 def test_contexts_that_differ_little_take_plain_graphs(
     folder: Path, taken: list[tuple[int, int | None]]
 ) -> None:

@@ -26,7 +26,7 @@ from mizzen.attention.base import (
     Run,
     not_here,
 )
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 
 if TYPE_CHECKING:
     from mizzen.kernels.split import Projections, Tiling
@@ -65,6 +65,18 @@ def split_count(rows: int, kv_heads: int, groups: int) -> int:
         splits *= 2
     # A batch that fills the GPU only just has less of a tail in halves.
     return max(splits, 2) if rows * kv_heads <= PROGRAMS else splits
+
+
+def packed(slots: Int64, lengths: Int32) -> Int32:
+    """Return slots, then lengths, [2, rows and up to three more], for one copy to the device.
+
+    Both begin at a multiple of 16 bytes: Triton compiles kernels anew for addresses that are none, and would
+    while a request waits.
+    """
+    rows = len(slots)
+    numbers = np.zeros((2, -(-rows // 4) * 4), np.int32)
+    numbers[0, :rows], numbers[1, :rows] = slots, lengths
+    return numbers
 
 
 class SplitRun:
@@ -161,11 +173,11 @@ class SplitAttention(AttentionBackend):
 
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""
-        packed = torch.from_numpy(np.stack([rows.slots.astype(np.int32), rows.lengths])).pin_memory()
-        packed = packed.to(self.kv.keys.device, non_blocking=True)
+        sent = torch.from_numpy(packed(rows.slots, rows.lengths)).pin_memory()
+        slots, lengths = sent.to(self.kv.keys.device, non_blocking=True)[:, : len(rows.slots)]
         by_lengths = self.paged and self.uneven(len(rows.lengths), rows.lengths)
         plan = self.plan_uneven_on_device if by_lengths else self.plan_decode_on_device
-        return plan(packed[0], packed[1], rows.pages.device)
+        return plan(slots, lengths, rows.pages.device)
 
     def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
         """Prepare a batch of decodes from what is on the device alone; may be captured in a graph."""
