@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's b
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
 from mizzen.kernels import filters, gemv, launch, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
+from mizzen.kernels.split import Cache, Projections, Tiling, Workspace  # noqa: E402
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -248,6 +250,31 @@ def test_heads_of_small_vocabularies_are_compiled_ahead(tied: bool, asked: set[t
     assert asked == head.kernels(sizes)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_what_is_compiled_ahead_is_what_attention_asks_for(
+    stored: torch.dtype, norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: set[tuple[Any, ...]] = set()
+    monkeypatch.setattr(paged, "compiled", lambda *kernel: found.add(kernel[:-1]))
+    monkeypatch.setattr(paged, "launch", lambda *launch, **how: None)
+    kv_heads, group, size, page = 8, 4, 128, 16
+    some = torch.empty(1, dtype=torch.int32, device="meta")
+    keys = torch.empty(page, kv_heads, size, dtype=stored, device="meta")
+    cache = Cache(keys=keys, values=keys, slots=some, lengths=some, table=some[None], page_size=page)
+    space = Workspace(sums=some, stats=some, counters=some)
+    scales = (some, some) if norm else None
+    raw = Projections(norms=scales, epsilon=1e-6, cos=some, sin=some, cells=some)
+    for rows in range(1, 300):
+        parts, warps = paged.cut_of(rows * kv_heads, 132, paged.RESIDENT[size, stored])
+        cut = Tiling(splits=parts, block=16, warps=warps, stages=0)
+        q = torch.empty(rows, kv_heads * group, size, device="meta")
+        for window, how, items in product((None, 1000), (raw, None), (None, some)):
+            paged.attend(q, how, cache, q, window, cut, space, items)
+    assert found == paged.kernels(keys, group, page, (None, 1000), norm=norm)
+    assert len(found) == 16
+
+
 def test_what_graphs_multiply_by_is_compiled_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[set[int] | str] = []
     graphs = SimpleNamespace(sizes=[1, 8, 32])
@@ -255,7 +282,7 @@ def test_what_graphs_multiply_by_is_compiled_before_the_captures(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(warm, "make_graphs", lambda options, step: graphs)
     monkeypatch.setattr(warm, "make_prefill_graphs", lambda options, step: prefill)
-    monkeypatch.setattr(warm, "compile_products", lambda model, counts, *how: done.append(counts))
+    monkeypatch.setattr(warm, "compile_kernels", lambda step, counts, *how: done.append(counts))
     monkeypatch.setattr(warm, "CudaRunner", lambda *how: done.append("captured"))
     options, step = EngineOptions(model="model", device="cuda"), cast(Step, SimpleNamespace(model=None))
     warm.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from mizzen.core.request import Int32, Int64
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import Kernel
 
 E4M3_LARGEST = 448.0
 """The largest number of torch.float8_e4m3fn."""
@@ -186,6 +189,10 @@ class AttentionBackend(ABC):
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         self.geometry = geometry
         self.kv = kv
+
+    def kernels(self, *, norm: bool) -> set[Kernel]:
+        """Return what a start had better compile ahead; `norm` is whether queries and keys have one."""
+        return set()
 
     @abstractmethod
     def plan_decode(self, rows: DecodeRows) -> Run:

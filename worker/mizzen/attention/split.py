@@ -29,6 +29,7 @@ from mizzen.attention.base import (
 from mizzen.core.request import Int32, Int64
 
 if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import Kernel
     from mizzen.kernels.split import Projections, Tiling
     from mizzen.kernels.uneven import Cut
 
@@ -159,6 +160,15 @@ class SplitAttention(AttentionBackend):
         # Kernels follow one another, so that all share it.
         room = max(ROOM, uneven.partial_results(geometry.kv_heads, self.processors, self.resident))
         self.workspace = split.Workspace.allocate(room, room, geometry.groups, size, device)
+
+    def kernels(self, *, norm: bool) -> set[Kernel]:
+        """Return what decodes are compiled from, eager ones and captured, cut plainly and by lengths."""
+        if not self.paged:
+            return set()
+        from mizzen.kernels import paged
+
+        keys, page = self.kv.keys[0], self.kv.page_size
+        return paged.kernels(keys, self.geometry.groups, page, self.windows, norm=norm)
 
     def tiling(self, rows: int) -> Tiling:
         """Choose how to cut a batch."""

@@ -19,7 +19,6 @@ from mizzen.engine.prefill_graphs import PrefillGraphs, paying_tokens, token_siz
 from mizzen.engine.runner import CpuRunner, CudaRunner, Delay
 from mizzen.engine.step import Step
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder import Decoder
 from mizzen.weights.load import Progress
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ def make_runner(
     step.graphs = make_prefill_graphs(options, step)
     graphs = make_graphs(options, step)
     counts = captured_rows(graphs, step.graphs)
-    compile_products(step.model, counts, device, max(1, cpu_count() // options.local_ranks))
+    compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
     return CudaRunner(step, device, graphs, progress)
 
 
@@ -56,15 +55,16 @@ def captured_rows(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) ->
     return counts
 
 
-def compile_products(model: Decoder, counts: set[int], device: torch.device, threads: int) -> None:
-    """Compile the products that captures would come upon one by one, so many at a time."""
-    begin, kernels = time.perf_counter(), model.kernels(counts)
+def compile_kernels(step: Step, counts: set[int], device: torch.device, threads: int) -> None:
+    """Compile what captures and eager steps would come upon one by one, so many at a time."""
+    begin, model = time.perf_counter(), step.model
+    kernels = model.kernels(counts) | step.attention.decode.kernels(norm=model.config.qk_norm)
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_together
 
     compile_together(kernels, device.index or 0, threads)
-    log.info("%d kernels of products are there after %.1f s", len(kernels), time.perf_counter() - begin)
+    log.info("%d kernels are there after %.1f s", len(kernels), time.perf_counter() - begin)
 
 
 def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | None:

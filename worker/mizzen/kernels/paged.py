@@ -13,16 +13,20 @@ two tokens are interleaved in registers, which is also where 8-bit floats become
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from mizzen.kernels.launch import hopper
-from mizzen.kernels.nvrtc import compiled, launch, runs, source
+from mizzen.kernels.nvrtc import Kernel, compiled, launch, runs, source
 from mizzen.kernels.split import LOG2E, Cache, Projections, Tiling, Workspace
 
 SIZES = {torch.bfloat16: (64, 128), torch.float8_e4m3fn: (128,)}
 """Heads that the kernel serves, by the precision of the cache."""
 GROUPS = 8
 """Most query heads that share a KV head."""
+WARPS = (4, 8)
+"""Of a block, see `cut_of`."""
 MOST = 64
 """Most programs that share a row's context."""
 PROGRAMS = 1024
@@ -67,6 +71,25 @@ def definitions(
     resident = RESIDENT[size, cache] if warps == 4 else 1
     numbers = (("FP8", int(cache == torch.float8_e4m3fn)), ("RESIDENT", resident))
     return (*shape, *how, *numbers, ("UNEVEN", int(uneven)))
+
+
+def kernels(
+    cache: torch.Tensor, group: int, page: int, windows: Iterable[int | None], *, norm: bool
+) -> set[Kernel]:
+    """Return what attention over caches like this [cells, kv_heads, size] may be compiled from.
+
+    From raw projections, with norms or without, and from ready queries; cut plainly and by lengths.
+    """
+    kv_heads, size = cache.shape[1:]
+    return {
+        (SOURCE, "paged", definitions(
+            size, group, kv_heads, page, window, warps, cache.dtype, norm=normed, projected=raw, uneven=uneven
+        ))
+        for window in windows
+        for warps in WARPS
+        for uneven in (False, True)
+        for raw, normed in ((True, norm), (False, False))
+    }  # fmt: skip
 
 
 def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
