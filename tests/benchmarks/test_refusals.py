@@ -97,7 +97,7 @@ def test_an_engine_that_has_nothing_to_do_is_not_waited_for(llm: LLM) -> None:
     [
         (1, 600, "batch 1: " + LONG.format(600)),
         (1, 500, "a prompt and 34 tokens behind it are beyond the 512 tokens that the KV cache holds: lower "
-         "--context, or raise --engine kv_cache_tokens"),
+         "--context or --long, or raise --engine kv_cache_tokens"),
         (6, 20, "max_running_requests is 4: raise it for a batch of 6"),
         (4, 300, "the 512 tokens that the KV cache holds have no room for a batch of 4: lower --batch or "),
     ],
