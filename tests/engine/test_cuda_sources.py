@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from mizzen.engine import warm
+from mizzen.engine.capture import captured_graph
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.step import Step
 from mizzen.layers.build import Build
@@ -287,6 +290,23 @@ def test_what_graphs_multiply_by_is_compiled_before_the_captures(monkeypatch: py
     options, step = EngineOptions(model="model", device="cuda"), cast(Step, SimpleNamespace(model=None))
     warm.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
     assert done == [{1, 8, 32, 16, 64, 384, 48}, "captured"]
+
+
+def test_a_graph_is_captured_of_what_has_run_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    @contextmanager
+    def graph(made: object, **how: object) -> Iterator[None]:
+        done.append(how)
+        yield
+        done.append(made)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    stream = cast(torch.cuda.Stream, SimpleNamespace(synchronize=lambda: done.append("ended")))
+    assert captured_graph(lambda: done.append("run"), stream, (0, 1)) == "graph"
+    how = {"pool": (0, 1), "stream": stream, "capture_error_mode": "thread_local"}
+    assert done == ["run", "ended", how, "run", "graph"]
 
 
 def test_every_measured_cut_serves_its_shape() -> None:

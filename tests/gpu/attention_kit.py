@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from mizzen.attention.base import Chunk, DecodeRows, Geometry, MixedAttention, PagedKV, Pages
+from mizzen.attention.base import (
+    AttentionBackend,
+    Chunk,
+    DecodeRows,
+    Geometry,
+    MixedAttention,
+    PagedKV,
+    Pages,
+    Run,
+)
 from mizzen.attention.reference import ReferenceAttention
+from mizzen.core.request import Int32, Int64
+
+Plan = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Run]
+"""(slots, lengths, table): plans decodes from what is on the device alone."""
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SLOTS = 8
@@ -75,3 +89,39 @@ def check_mixed(
     for _ in range(times):
         for layer in range(len(geometry.windows)):
             close(got(layer, q, k, v), wanted(layer, q, k, v), most)
+
+
+class CapturedBatch:
+    """Decodes of a backend in a captured graph, compared with the reference at every replay."""
+
+    def __init__(self, backend: AttentionBackend, plan: Plan, pages: Pages, rows: int) -> None:
+        self.geometry, self.pages = backend.geometry, pages
+        self.reference = ReferenceAttention(backend.geometry, backend.kv)
+        self.slots = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+        self.lengths = torch.ones(rows, dtype=torch.int32, device=DEVICE)
+        shape = (rows, self.geometry.heads, self.geometry.head_dim)
+        self.q = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        self.layers = len(self.geometry.windows)
+        self.out = torch.zeros(self.layers, *shape, device=DEVICE, dtype=torch.bfloat16)
+
+        def step() -> None:
+            run = plan(self.slots, self.lengths, pages.device)
+            for layer in range(self.layers):
+                run(layer, self.q, None, None, self.out[layer])
+
+        step()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            step()
+
+    def check(self, which: Int64, counts: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Replay with so many tokens of these slots, and compare each layer by `close`."""
+        self.slots.copy_(torch.from_numpy(which.astype(np.int32)))
+        self.lengths.copy_(torch.from_numpy(counts))
+        self.out.fill_(float("nan"))
+        self.graph.replay()
+        wanted = torch.empty_like(self.q)
+        plan = self.reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=self.pages))
+        for layer in range(self.layers):
+            plan(layer, self.q, None, None, wanted)
+            close(self.out[layer], wanted)

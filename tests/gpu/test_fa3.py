@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_kit import SLOTS, check_mixed, close, make_kv
+from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
 from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
@@ -50,34 +50,11 @@ def test_an_eight_bit_cache(head_dim: int, groups: int) -> None:
 def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, 60))
     kv, pages = make_kv(geometry, 16, torch.bfloat16)
-    fa3, reference = Fa3Attention(geometry, kv), ReferenceAttention(geometry, kv)
-    rng = np.random.default_rng(0)
-    slots = torch.zeros(rows, dtype=torch.int32, device="cuda")
-    lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
-    q = torch.randn(rows, 8, 128, device="cuda", dtype=torch.bfloat16)
-    out = torch.zeros(2, *q.shape, device="cuda", dtype=torch.bfloat16)
-
-    def step() -> None:
-        run = fa3.plan_decode_on_device(slots, lengths, pages.device)
-        for layer in range(2):
-            run(layer, q, None, None, out[layer])
-
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    fa3, rng = Fa3Attention(geometry, kv), np.random.default_rng(0)
+    batch = CapturedBatch(fa3, fa3.plan_decode_on_device, pages, rows)
     for longest in (1, 40, 1536):
         which = rng.integers(0, SLOTS, rows)
-        counts = rng.integers(1, longest + 1, rows).astype(np.int32)
-        slots.copy_(torch.from_numpy(which.astype(np.int32)))
-        lengths.copy_(torch.from_numpy(counts))
-        out.fill_(float("nan"))
-        graph.replay()
-        plan = reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=pages))
-        for layer in range(2):
-            wanted = torch.empty_like(q)
-            plan(layer, q, None, None, wanted)
-            close(out[layer], wanted)
+        batch.check(which, rng.integers(1, longest + 1, rows).astype(np.int32), close)
 
 
 def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from attention_kit import SLOTS, make_kv
+from attention_kit import SLOTS, CapturedBatch, make_kv
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages, Run
 from mizzen.attention.reference import ReferenceAttention
@@ -187,35 +187,13 @@ def test_uneven_attention_of_other_shapes(
 def test_a_captured_batch_is_planned_anew_by_every_replay() -> None:
     geometry = geometry_of(8, 2, 128, None, 60)
     kv, pages = make_kv(geometry, 16, torch.bfloat16)
-    backend, reference = SplitAttention(geometry, kv), ReferenceAttention(geometry, kv)
+    backend = SplitAttention(geometry, kv)
     rows, rng = 64, np.random.default_rng(0)
-    slots = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    lengths = torch.ones(rows, dtype=torch.int32, device=DEVICE)
-    q = torch.randn(rows, 8, 128, device=DEVICE, dtype=torch.bfloat16)
-    out = torch.zeros(2, *q.shape, device=DEVICE, dtype=torch.bfloat16)
-
-    def step() -> None:
-        run = backend.plan_uneven_on_device(slots, lengths, pages.device)
-        for layer in range(2):
-            run(layer, q, None, None, out[layer])
-
-    step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    batch = CapturedBatch(backend, backend.plan_uneven_on_device, pages, rows)
 
     def drawn(most: int, *long: int) -> Int32:
         return np.array([*long, *rng.integers(1, most + 1, rows - len(long))], np.int32)
 
     for counts in (drawn(1), drawn(40, 1536), drawn(20, 1536, 900), drawn(1536), drawn(30)[::-1].copy()):
-        which = rng.integers(0, SLOTS, rows)
-        slots.copy_(torch.from_numpy(which.astype(np.int32)))
-        lengths.copy_(torch.from_numpy(counts))
-        out.fill_(float("nan"))
-        graph.replay()
-        plan = reference.plan_decode(DecodeRows(slots=which, lengths=counts, pages=pages))
-        for layer in range(2):
-            wanted = torch.empty_like(q)
-            plan(layer, q, None, None, wanted)
-            close(out[layer], wanted)
+        batch.check(rng.integers(0, SLOTS, rows), counts, close)
     assert not backend.workspace.counters.any()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from mizzen.attention.base import Attend, DeviceDecode, MixedAttention, RefreshedDecode, UnevenDecode
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int64
+from mizzen.engine.capture import captured_graph
 from mizzen.engine.extras import BatchExtras
 from mizzen.engine.logprob_graphs import LogprobGraphs
 from mizzen.engine.penalized import SlotPenalties
@@ -142,13 +144,8 @@ class DecodeGraphs:
             self.load_kernels()
             for sizes, backend, graphs in kinds:
                 for size in reversed(sizes):
-                    self.step(size, backend)  # loads kernels, which a capture cannot
-                    graph = torch.cuda.CUDAGraph()
-                    stream.synchronize()
-                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                        self.step(size, backend)
+                    graphs[size] = graph = captured_graph(partial(self.step, size, backend), stream, pool)
                     pool = pool or graph.pool()
-                    graphs[size] = graph
                     captured()
             self.logprobs.capture(stream, pool)
         stream.synchronize()

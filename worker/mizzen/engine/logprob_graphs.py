@@ -7,10 +7,12 @@ are final, of rows too that are drawn once more.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 
 from mizzen.core.params import MAX_LOGPROBS
+from mizzen.engine.capture import captured_graph
 from mizzen.engine.logprobs import LogprobRows
 from mizzen.engine.penalized import SlotPenalties
 from mizzen.engine.side import LogprobTensors
@@ -77,12 +79,7 @@ class LogprobGraphs:
         """Capture all counts of rows, the largest first, in the memory of other graphs of the stream."""
         try:
             for count in reversed(self.counts):
-                self.enqueue(count)  # loads kernels, which a capture cannot
-                graph = torch.cuda.CUDAGraph()
-                stream.synchronize()
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    self.enqueue(count)
-                self.graphs[count] = graph
+                self.graphs[count] = captured_graph(partial(self.enqueue, count), stream, pool)
         except RuntimeError:
             log.exception("log probabilities cannot be captured: their kernels are launched one by one")
 

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ import torch
 from mizzen.attention.base import Attend, DeviceSequences, MixedAttention
 from mizzen.core.plan import StepPlan
 from mizzen.core.request import Int32
+from mizzen.engine.capture import captured_graph
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder import Decoder
@@ -161,11 +163,7 @@ class PrefillGraphs:
             for size in reversed(self.sizes):
                 packed = Packed(size, min(size, self.rows))
                 inbox = torch.from_numpy(self.blank(packed)).to(self.device)
-                self.forward(packed, inbox)  # loads kernels, which a capture cannot
-                graph = torch.cuda.CUDAGraph()
-                stream.synchronize()
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    self.forward(packed, inbox)
+                graph = captured_graph(partial(self.forward, packed, inbox), stream, pool)
                 pool = pool or graph.pool()
                 self.graphs[size] = Captured(graph, packed, inbox)
                 captured()
