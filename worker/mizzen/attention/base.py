@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from mizzen.core.request import Int32, Int64
@@ -178,6 +179,11 @@ class Chunk:
 def not_here(name: str, why: str) -> ValueError:
     """Return the error of a backend, named as the user did, that was chosen and does not run here."""
     return ValueError(f"{name} does not run here: {why}; choose reference or auto")
+
+
+def on_device(array: Int32, device: torch.device) -> torch.Tensor:
+    """Copy a small array to the device without waiting."""
+    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 class AttentionBackend(ABC):

@@ -11,7 +11,6 @@ import importlib.util
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mizzen.attention.base import (
     E4M3_LARGEST,
@@ -24,6 +23,7 @@ from mizzen.attention.base import (
     Pages,
     Run,
     not_here,
+    on_device,
 )
 from mizzen.core.request import Int32
 
@@ -55,11 +55,6 @@ def missing(geometry: Geometry, kv: KvKind) -> str | None:
 def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
     """Return tokens seen to the left and to the right of a query; -1 is no limit."""
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
-
-
-def on_device(array: NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Copy a small array to the device without waiting."""
-    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 class Fa3Attention(AttentionBackend):

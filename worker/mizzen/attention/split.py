@@ -25,6 +25,7 @@ from mizzen.attention.base import (
     Projected,
     Run,
     not_here,
+    on_device,
 )
 from mizzen.core.request import Int32, Int64
 
@@ -183,8 +184,8 @@ class SplitAttention(AttentionBackend):
 
     def plan_decode(self, rows: DecodeRows) -> Run:
         """Prepare a batch of decodes."""
-        sent = torch.from_numpy(packed(rows.slots, rows.lengths)).pin_memory()
-        slots, lengths = sent.to(self.kv.keys.device, non_blocking=True)[:, : len(rows.slots)]
+        sent = on_device(packed(rows.slots, rows.lengths), self.kv.keys.device)
+        slots, lengths = sent[:, : len(rows.slots)]
         by_lengths = self.paged and self.uneven(len(rows.lengths), rows.lengths)
         plan = self.plan_uneven_on_device if by_lengths else self.plan_decode_on_device
         return plan(slots, lengths, rows.pages.device)
