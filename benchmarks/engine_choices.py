@@ -104,7 +104,8 @@ def smoke(args: argparse.Namespace) -> bool:
 
 def flagged(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of the engine that have a flag of their own."""
-    return {
+    chunk = {} if args.chunk is None else {"prefill_chunk_tokens": args.chunk}
+    return chunk | {
         "skip_tokenizer": True,
         "tensor": args.tensor,
         "page_size": args.page_size,
@@ -115,7 +116,6 @@ def flagged(args: argparse.Namespace) -> dict[str, Any]:
         "cuda_graph": "off" if args.no_graphs else "auto",
         "fusion": "off" if args.no_fusion else "auto",
         "prefix_cache": "none" if args.no_prefix_cache else "radix",
-        "prefill_chunk_tokens": args.chunk,
     }
 
 

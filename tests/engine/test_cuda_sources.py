@@ -26,7 +26,20 @@ from mizzen.layers.linear import SkinnyDense, widest_product
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import filters, gemv, launch, nvrtc, paged, reduce, share, skinny, wide, wide_cuts  # noqa: E402
+from mizzen.kernels import (  # noqa: E402
+    filters,
+    gated,
+    gemv,
+    launch,
+    nvrtc,
+    paged,
+    reduce,
+    share,
+    skinny,
+    tensor_cores,
+    wide,
+    wide_cuts,
+)
 from mizzen.kernels.split import Cache, Projections, Tiling, Workspace  # noqa: E402
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
@@ -107,7 +120,7 @@ def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int,
     assert cut.serves(6144, 4096, batch)
     defines = wide.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
     path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.cubin(wide.text(batch), "wide", defines, HOPPER))
+    path.write_bytes(nvrtc.cubin(tensor_cores.kernel_text("wide", batch), "wide", defines, HOPPER))
 
     def dumped(what: str) -> str:
         run = [DISASSEMBLER, what, path]
@@ -119,6 +132,43 @@ def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int,
     loop = instructions[: instructions.rindex("HGMMA")]
     assert loop[instructions.index("HGMMA") :].count("MEMBAR") == 0
     assert "STACK:0 " in dumped("--dump-resource-usage")
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "wanted"),
+    [
+        (24576, 512, False),  # not measured
+        (24576, 1024, True),  # 384 items of 66 at once: 6 rounds, the last nearly full
+        (24576, 1280, False),  # 480: 8 rounds, the last with 18
+        (24576, 8392, True),
+        (6144, 1024, False),  # 96: 2 rounds
+        (6144, 2048, True),
+        (25600, 1024, False),  # 400: 7 rounds, the last with 4
+        (25600, 8192, True),
+    ],
+)
+def test_the_gated_product_of_prompts_is_taken_where_clusters_are_full(
+    rows: int, count: int, wanted: bool
+) -> None:
+    assert gated.pays(rows, count, 66) is wanted
+
+
+def test_the_gated_product_of_prompts_stays_in_registers(tmp_path: Path) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(nvrtc.cubin(*gated.kernel(), HOPPER))
+
+    def dumped(what: str) -> str:
+        run = [DISASSEMBLER, what, path]
+        return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    instructions = dumped("--dump-sass")
+    assert all(name in instructions for name in ("HGMMA.64x128x16", "UTMALDG.4D", "UTMALDG.2D.MULTICAST"))
+    loop = instructions[instructions.index("HGMMA") : instructions.rindex("HGMMA")]
+    assert loop.count("MEMBAR") == 0
+    assert "STACK:0 " in dumped("--dump-resource-usage")
+    assert gated.SHARED + 2 * gated.STAGES * 8 <= tensor_cores.SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -220,9 +270,12 @@ def test_kernels_for_hopper_and_later_compile_for_both() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     """What products are compiled from, where nothing is compiled or launched."""
     found: set[tuple[Any, ...]] = set()
-    monkeypatch.setattr(wide, "compiled", lambda *kernel: found.add(kernel[:-1]))
-    monkeypatch.setattr(wide, "tensor_map", lambda *dims: None)
-    monkeypatch.setattr(wide, "launch", lambda *launch, **how: None)
+    for module in (wide, gated):
+        monkeypatch.setattr(module, "compiled", lambda *kernel: found.add(kernel[:-1]))
+        monkeypatch.setattr(module, "launch", lambda *launch, **how: None)
+    for module in (wide, gated, tensor_cores):
+        monkeypatch.setattr(module, "tensor_map", lambda *dims: None)
+    monkeypatch.setattr(gated, "clusters", lambda device: 66)
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
     return found
 
@@ -231,12 +284,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
 def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, asked: set[tuple[Any, ...]]) -> None:
     method = SkinnyDense(24576 if gate else 6144, 4096, False, torch.bfloat16, torch.device("meta"))
     method.widest, method.widest_gated, method.before_attention = 48, 256, True
-    sizes = (1, 2, 4, *range(8, 513, 8))
+    method.gates_prompts = True
+    sizes = (1, 2, 4, *range(8, 513, 8), 1024)
     for count in sizes:
-        if skinny.widest(method.weight) < count <= (256 if gate else 48):
+        if skinny.widest(method.weight) < count <= (256 if gate else 48) or (gate and count == 1024):
             x = torch.empty(count, 4096, dtype=torch.bfloat16, device="meta")
             method.gated(x) if gate else method.apply(x)
-    assert len(asked) == (16 if gate else 3)
+    assert len(asked) == (17 if gate else 3)
     assert asked == method.kernels(sizes, gate=gate)
 
 

@@ -9,14 +9,8 @@
 //              registers; of 192 rows, the two share the last 64, half of the batch each
 //
 // A stage of the pipeline is 64 columns of both operands, in the swizzle of 128 bytes that the copy engine
-// writes and the tensor cores read. `wgmma` (of BATCH) and `wgmma_half` are put in front of this text.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-
-struct __align__(64) TensorMap {
-    u64 words[16];
-};
+// writes and the tensor cores read. `wgmma` (of BATCH), `wgmma_half` and what is in `tensor_cores.cu` are put in
+// front of this text.
 
 #define WARPGROUPS (ROWS == 64 ? 1 : 2)
 #define EXTRA (ROWS == 192)
@@ -26,48 +20,6 @@ struct __align__(64) TensorMap {
 #define CONSUMERS (WARPGROUPS * 128)
 #define WIDTH (GATE ? ROWS / 2 : ROWS)
 #define PITCH (WIDTH + 8)
-#define FIRST_USE 0x12F0000000000000ull
-#define KEEP 0x14F0000000000000ull
-
-__device__ __forceinline__ u32 address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-__device__ __forceinline__ u32 at_rank(u32 at, u32 rank) {
-    u32 remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(at), "r"(rank));
-    return remote;
-}
-
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" :: "r"(barrier), "r"(parity) : "memory");
-}
-
-// All blocks of the cluster meet. Relaxed, it orders no ordinary writes for the others: that would cost a fence.
-__device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void fetch_weights(const TensorMap* map, u32 to, u32 barrier, int column, int tile) {
-#if GATE
-    // Eight gates, the eight rows that they multiply, and so on: a thread's accumulators hold both of a pair.
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4, %4, %5}], [%2], %6;"
-        :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(0), "r"(tile * (ROWS / 16)), "l"(FIRST_USE)
-        : "memory");
-#else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5;"
-        :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(tile * ROWS), "l"(FIRST_USE) : "memory");
-#endif
-}
 
 __device__ __forceinline__ void fetch_inputs(const TensorMap* map, u32 to, u32 barrier, int column, int share, int part) {
     const int row = share * (BATCH / SHARE);
@@ -83,40 +35,6 @@ __device__ __forceinline__ void fetch_inputs(const TensorMap* map, u32 to, u32 b
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1, {%3, %4}], [%2], %5;"
         :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(KEEP) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void expect(u32 barrier) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(STAGE_BYTES) : "memory");
-}
-
-__device__ __forceinline__ u64 descriptor(u32 at) {
-    // Rows of 128 bytes, eight to a swizzled block of 1024; addresses in units of 16 bytes.
-    return (u64)((at & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-}
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ __forceinline__ float rounded(float x) { return __uint_as_float(pack(x, 0) << 16); }
-
-__device__ __forceinline__ float gated(float gate, float other) {
-    gate = rounded(gate);
-    return gate / (1 + __expf(-gate)) * rounded(other);
-}
-
-// Writes eight batch rows of the outputs of 16 weight rows to the staging tile [.., PITCH], transposed.
-__device__ __forceinline__ void stage(u32 tile, int group, int warp, int lane, const float* d) {
-    const u32 row = tile + (group * 8 + lane % 8) * PITCH * 2;
-#if GATE
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
-        :: "r"(row + warp * 16), "r"(pack(gated(d[0], d[2]), gated(d[1], d[3]))) : "memory");
-#else
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-        :: "r"(row + warp * 32 + (lane / 8 % 2) * 16), "r"(pack(d[0], d[1])), "r"(pack(d[2], d[3])) : "memory");
 #endif
 }
 
@@ -136,8 +54,8 @@ __device__ __forceinline__ void feed(const TensorMap* weights, const TensorMap* 
         const u32 to = base + slot * STAGE_BYTES, ready = full + slot * 8;
         if (i >= STAGES) {
             wait(empty + slot * 8, (i / STAGES - 1) & 1);
-            expect(ready);
-            fetch_weights(weights, to, ready, column, tile);
+            expect(ready, STAGE_BYTES);
+            fetch_weights(weights, to, ready, column, tile * ROWS, FIRST_USE);
         }
         fetch_inputs(inputs, to + WEIGHT_BYTES, ready, column, tile % SHARE, part);
     }
@@ -192,7 +110,7 @@ __device__ __forceinline__ void collect(const float4* mine, u32 staged, int grou
 #pragma unroll
     for (int from = 0; from < SPLIT; from++)
         d[0] += v[from].x, d[1] += v[from].y, d[2] += v[from].z, d[3] += v[from].w;
-    stage(staged, group, warp, threadIdx.x % 32, d);
+    stage(staged, PITCH, group, warp, threadIdx.x % 32, d);
 }
 
 // Brings sums to `out`, through the stages' memory, which nobody reads any more.
@@ -218,9 +136,9 @@ __device__ __forceinline__ void finish(const float* sums, const float* extra, un
     }
 #else
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) stage(staged, group, warp, lane, sums + group * 4);
+    for (int group = 0; group < GROUPS; group++) stage(staged, PITCH, group, warp, lane, sums + group * 4);
 #pragma unroll
-    for (int group = 0; EXTRA && group < GROUPS / 2; group++) stage(staged, begin + group, beyond, lane, extra + group * 4);
+    for (int group = 0; EXTRA && group < GROUPS / 2; group++) stage(staged, PITCH, begin + group, beyond, lane, extra + group * 4);
 #endif
     CONSUMERS_MEET();
     for (int i = threadIdx.x; i < (last - first) * WIDTH; i += CONSUMERS) {
@@ -250,8 +168,8 @@ wide(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMa
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         // Weights are nobody's output: they are on their way before the kernel ahead has ended.
         for (int i = 0; i < STAGES && i < steps; i++) {
-            expect(full + i * 8);
-            fetch_weights(&weights, base + i * STAGE_BYTES, full + i * 8, column_of(i, first, steps), blockIdx.x);
+            expect(full + i * 8, STAGE_BYTES);
+            fetch_weights(&weights, base + i * STAGE_BYTES, full + i * 8, column_of(i, first, steps), blockIdx.x * ROWS, FIRST_USE);
         }
     }
     __syncthreads();

@@ -12,22 +12,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from mizzen.kernels.nvrtc import Kernel, checked, compiled, launch, source
+from mizzen.kernels.nvrtc import Kernel, compiled, launch
+from mizzen.kernels.tensor_cores import (
+    ALIGNMENT,
+    COLUMNS,
+    SHARED_BYTES,
+    kernel_text,
+    tensor_map,
+    weight_map,
+)
 from mizzen.kernels.wide_cuts import CUTS, WIDEST
 
-COLUMNS = 64
-"""Columns of a stage."""
 BATCHES = tuple(range(16, 257, 16))
 """Rows of x that the kernel is compiled for."""
 MEASURED = (16, 32, 48, 64, 96, 128, 192, 256)
 """Those of them at which all shapes were measured; others are cut as the next of these, or as `CUTS` says."""
-SHARED_BYTES = 227 * 1024
-"""Shared memory of a block at most."""
-ALIGNMENT = 1024
 MULTIPROCESSORS = 132
 LARGEST_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters can run together."""
@@ -35,7 +37,6 @@ LONGEST_BY_RULE = 16 << 10
 """Columns up to which a shape that was not measured is taken for faster than cuBLAS."""
 LARGEST = 64 << 10
 """Outputs at most: for more, which are those of output heads, cuBLAS is as fast."""
-SOURCE = source("wide")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +140,6 @@ def widest(weight: torch.Tensor, *, gate: bool = False) -> int:
     return most if all(cut_of(rows, columns, batch) for batch in BATCHES if batch <= most) else 0
 
 
-def wgmma(name: str, batch: int) -> str:
-    """Return the C++ of the tensor cores' instruction for 64 rows times `batch`, which adds or sets."""
-    count = batch // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    return (
-        f"__device__ __forceinline__ void {name}(float* d, u64 a, u64 b, int add) {{\n"
-        f'    asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"\n'
-        f'        "wgmma.mma_async.sync.aligned.m64n{batch}k16.f32.bf16.bf16 "\n'
-        f'        "{{{registers}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0;\\n}}"\n'
-        f'        : {outputs} : "l"(a), "l"(b), "r"(add));\n}}\n'
-    )
-
-
 def definitions(
     batch: int, cut: Cut, stages: int, *, gate: bool, late: bool = False
 ) -> tuple[tuple[str, int], ...]:
@@ -169,57 +156,10 @@ def definitions(
     )
 
 
-@functools.cache
-def text(batch: int) -> str:
-    """Return the whole source for a batch."""
-    half = wgmma("wgmma_half", batch // 2) if batch % 16 == 0 else ""
-    return "typedef unsigned long long u64;\n" + wgmma("wgmma", batch) + half + SOURCE
-
-
-@functools.lru_cache(8192)
-def tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
-    """Describe bfloat16 numbers to the copy engine.
-
-    Args:
-        address: Where they are.
-        dims: Sizes, the innermost first.
-        strides: In elements, without the innermost, which is 1.
-        box: Sizes of what is fetched at a time.
-    """
-    from cuda.bindings import driver
-
-    return checked(
-        driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            len(dims),
-            address,
-            [driver.cuuint64_t(size) for size in dims],
-            [driver.cuuint64_t(2 * stride) for stride in strides],
-            [driver.cuuint32_t(size) for size in box],
-            [driver.cuuint32_t(1)] * len(dims),
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
-        "describing a tensor to the copy engine",
-    )
-
-
-def weight_map(weight: torch.Tensor, cut: Cut, *, gate: bool) -> Any:
-    """Describe weights [rows, columns]; with `gate` eight gates and the eight rows beside them in turn."""
-    rows, columns = weight.shape
-    if not gate:
-        return tensor_map(weight.data_ptr(), (columns, rows), (columns,), (COLUMNS, cut.rows))
-    half = rows // 2
-    dims, strides = (columns, 8, 2, half // 8), (columns, half * columns, 8 * columns)
-    return tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, cut.rows // 16))
-
-
 def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> Kernel:
     """Return what a product is compiled from."""
     stages = cut.stages(batch, columns // COLUMNS // cut.split)
-    return text(batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
+    return kernel_text("wide", batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
 
 
 def kernels(
@@ -265,7 +205,7 @@ def wide(
         function,
         (tiles, cut.split, 1),
         128 * (1 if cut.rows == 64 else 2) + 128,
-        (weight_map(weight, cut, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
+        (weight_map(weight, cut.rows, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
         cluster=(cut.share, cut.split, 1),
         shared=cut.shared_bytes(batch, columns // COLUMNS // cut.split),
     )

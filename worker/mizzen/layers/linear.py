@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 """(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
+FEWEST_ADDED = 1024
+"""Rows from which a library's product is added to the residual stream at once, measured."""
 NORMED_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
@@ -58,6 +60,8 @@ class SkinnyDense(Dense):
         """Most rows that the kernels serve; 0 when none."""
         self.widest_gated = 0 if bias else widest_product(self.weight, gate=True)
         """The same where the outputs are gates and what they multiply."""
+        self.gates_prompts = not bias and gates_prompts(self.weight)
+        """There is a kernel that makes these in one go of many rows."""
         self.before_attention = False
         """Let the kernel behind the product not begin early, see `mizzen.kernels.wide`."""
 
@@ -71,15 +75,22 @@ class SkinnyDense(Dense):
         """Map [tokens, columns] to silu(gates) * others [tokens, rows / 2]; `gates` are the upper rows."""
         if len(x) <= self.widest_gated:
             return few_rows(self.weight, x, None, gate=True)
+        if self.gates_prompts and (done := gated_prompts(self.weight, x)) is not None:
+            return done
         from mizzen.kernels.activation import silu_mul
 
         return silu_mul(super().apply(x))
 
     def kernels(self, counts: Iterable[int], *, gate: bool) -> set[Kernel]:
-        """Return `product_kernels` of these weights."""
+        """Return `product_kernels` of these weights, and what products of prompts are compiled from."""
         most = self.widest_gated if gate else self.widest
         late = self.before_attention and not gate
-        return product_kernels(self.weight, counts, most, gate=gate, late=late)
+        found = product_kernels(self.weight, counts, most, gate=gate, late=late)
+        if not gate or not self.gates_prompts:
+            return found
+        from mizzen.kernels.gated import kernel
+
+        return found | {kernel()}
 
     def after(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, gate: bool
@@ -124,6 +135,25 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
         return 0
     most = wide.widest(weight, gate=gate) if has_wgmma(weight.device) else 0
     return max(skinny.widest(weight), most)
+
+
+def gates_prompts(weight: torch.Tensor) -> bool:
+    """Tell whether `gated_prompts` can be asked with a weight."""
+    if weight.device.type != "cuda":
+        return False
+    from mizzen.kernels import gated, gemv
+    from mizzen.kernels.launch import has_wgmma
+
+    return gemv.serves(weight, gate=True) and has_wgmma(weight.device) and gated.serves(weight)
+
+
+def gated_prompts(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Map rows [tokens, columns] to silu(gates) * others [tokens, rows / 2] by one kernel, where it pays."""
+    from mizzen.kernels import gated
+
+    if not gated.pays(len(weight), len(x), gated.clusters(x.device)):
+        return None
+    return gated.gated(weight, x)
 
 
 def few_rows(
@@ -239,6 +269,8 @@ class InputSplitLinear:
         self.elsewhere = bias and not adds
         self.method = build.linear(rows, held.stop - held.start, adds, build.dtype, build.device)
         self.nothing = build.empty(0)
+        self.fewest_added = FEWEST_ADDED if build.fused and build.ranks.size == 1 and not bias else None
+        """Fewest rows whose product is added to the residual stream as it ends; None where it never is."""
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
@@ -252,3 +284,14 @@ class InputSplitLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, columns held] to [tokens, rows]: this rank's term of the sum over ranks."""
         return self.method.apply(x)
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Map x [tokens, columns held] to this rank's term of the residual stream [tokens, rows].
+
+        Of many rows it is added to `residual` in place, by the product itself, and None is returned.
+        """
+        method = self.method
+        if self.fewest_added is None or len(x) < self.fewest_added or not isinstance(method, Dense):
+            return method.apply(x)
+        torch.addmm(residual, x, method.weight.t(), out=residual)
+        return None

@@ -26,11 +26,12 @@ class GatedMLP:
         yield from self.down.targets(prefix)
 
     def __call__(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x`.
 
-        `norm` is between the stream and the block; `residual` may be updated in place.
+        `norm` is between the stream and the block; `residual` may be updated in place. `x` is None where the
+        stream has it, and the term is where it was added.
         """
         middle, residual = self.gate_up.after(norm, x, residual, gate=True)
-        return self.down(middle), residual
+        return self.down.onto(residual, middle), residual

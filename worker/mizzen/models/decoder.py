@@ -65,10 +65,21 @@ class Attention:
             yield from self.q_norm.targets(prefix)
             yield from self.k_norm.targets(prefix)
 
-    def __call__(self, qkv: torch.Tensor, forward: Forward, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Map the projection [tokens, (heads + 2 kv_heads) * d] to [tokens, hidden], or to `rows` alone."""
+    def __call__(
+        self,
+        qkv: torch.Tensor,
+        residual: torch.Tensor,
+        forward: Forward,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Map the projection [tokens, (heads + 2 kv_heads) * d] to [tokens, hidden], or to `rows` alone.
+
+        Returns this rank's term of the residual stream, None where the stream has it, and the stream.
+        """
         attended = self.attend(qkv, forward).view(len(qkv), -1)
-        return self.out(attended if rows is None else attended[rows])
+        if rows is not None:
+            attended, residual = attended[rows], residual[rows]
+        return self.out.onto(residual, attended), residual
 
     def attend(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Store the keys and values of a projection; return what its queries find [tokens, heads, d]."""
@@ -125,17 +136,15 @@ class DecoderLayer:
         residual: torch.Tensor,
         forward: Forward,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return this layer's last term [tokens, hidden] of the residual stream, and the stream without it.
 
         Terms are this rank's: the stream gets their sums over ranks. `x` is the term of the layer before
-        (None at the first); `residual` may be updated in place. With `rows`, only those are carried on behind
-        the attention.
+        (None at the first); `residual` may be updated in place. A term is None where the stream has it
+        already. With `rows`, only those are carried on behind the attention.
         """
         qkv, residual = self.attention.qkv.after(self.input_norm, x, residual)
-        x = self.attention(qkv, forward, rows)
-        if rows is not None:
-            residual = residual[rows]
+        x, residual = self.attention(qkv, residual, forward, rows)
         return self.mlp(self.mlp_norm, x, residual)
 
 
@@ -189,7 +198,7 @@ class Decoder:
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, forward)
         x, residual = self.layers[-1](x, residual, forward, rows)
-        return residual.add_(self.ranks.all_reduce(x))
+        return residual if x is None else residual.add_(self.ranks.all_reduce(x))
 
     def kernels(self, counts: Collection[int]) -> set[Kernel]:
         """Return what products for batches of so many rows are compiled from; all layers share them."""

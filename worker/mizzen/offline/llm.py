@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from mizzen.server.local_ranks import LocalRanks
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
+LARGE_CHUNK = 16384
+"""Prompt tokens of a step where nobody waits for a token: fewer steps beside decodes, measured."""
+LARGE_GPU = 64 << 30
+"""Bytes of memory beside which what such a step takes is little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class LLM:
             skip_tokenizer: Take and give token ids alone; text stays empty.
             options: The fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`,
                 `tensor`, `prefill_chunk_tokens` or `kv_cache_tokens`. `device` is cuda where there is a
-                GPU, else cpu. Nobody reads along, so `max_step_milliseconds` is not bounded unless given.
+                GPU, else cpu. Nobody reads along: unless given, `max_step_milliseconds` is not bounded, and
+                `prefill_chunk_tokens` is 16,384 on a GPU of 64 GiB and more.
 
         Raises:
             TypeError: an option is unknown.
@@ -85,6 +90,8 @@ class LLM:
             )
         options.setdefault("device", "cuda" if has_gpu() else "cpu")
         options.setdefault("max_step_milliseconds", math.inf)
+        if options["device"] == "cuda" and gpu_bytes() >= LARGE_GPU:
+            options.setdefault("prefill_chunk_tokens", LARGE_CHUNK)
         self.options = EngineOptions(model=str(model), **options)
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self._ranks = start_ranks(self.options)
@@ -291,3 +298,10 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def gpu_bytes() -> int:
+    """Return the memory of the first GPU, 0 where PyTorch finds none."""
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if has_gpu() else 0

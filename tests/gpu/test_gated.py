@@ -1,0 +1,82 @@
+"""The gated product of many rows equals the library's with SiLU behind it, also among other kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from product_kit import close, normal
+
+from mizzen.kernels.activation import silu_mul
+from mizzen.kernels.gated import gated
+from mizzen.kernels.norm import rms_norm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (256, 12288), (57344, 320))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_equals_the_library_and_the_exact_product(shape: tuple[int, int]) -> None:
+    """Fewer items than clusters, tiles that are not full, blocks that are not full, several rounds of all."""
+    rows, columns = shape
+    weight = normal(rows, columns) / columns**0.5
+    for count in (1, 255, 256, 300, 1023, 4097):
+        x = normal(count, columns, seed=count)
+        got = gated(weight, x)
+        gates, others = (x.double() @ weight.double().T).chunk(2, dim=-1)
+        exact = F.silu(gates) * others
+        assert got.shape == exact.shape
+        # Rounded gates and others, then their product: three roundings instead of a product's one.
+        assert (got.double() - exact).norm() < 1e-2 * exact.norm()
+        library = silu_mul(F.linear(x, weight))
+        assert (got == library).float().mean() > 0.9
+
+
+def test_large_gates_stay_finite() -> None:
+    weight = normal(32, 320)
+    for scale in (100, 1e6, 1e17):
+        x = normal(512, 320, seed=1) * scale
+        wanted = silu_mul(F.linear(x, weight))
+        got = gated(weight, x)
+        assert torch.equal(got.isfinite(), wanted.isfinite())
+        close(got.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
+
+
+def test_it_reads_no_row_beyond_the_last_and_writes_none() -> None:
+    weight, x = normal(1040, 320) / 18, normal(900, 320)
+    wanted = gated(weight, x[:700].clone())
+    x[700:] = float("nan")
+    assert torch.equal(gated(weight, x[:700]), wanted)
+
+
+def test_a_chain_of_kernels_that_overlap_gives_the_same_each_time() -> None:
+    size, count = 1024, 1500
+    weights = [normal(2 * size, size, seed=i) / size**0.5 for i in range(6)]
+    x, ones = normal(count, size, seed=99), torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    out, library = torch.empty_like(x), x
+
+    def chain() -> None:
+        y = x
+        for weight in weights:
+            y = rms_norm(gated(weight, y), ones, 1e-6)
+        out.copy_(y)
+
+    chain()
+    torch.cuda.synchronize()
+    wanted = out.clone()
+    for weight in weights:
+        library = rms_norm(silu_mul(F.linear(library, weight)), ones, 1e-6)
+    assert (wanted.double() - library.double()).norm() < 0.05 * library.double().norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(50):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted)
