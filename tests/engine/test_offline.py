@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mizzen import LLM, SamplingParams
+from mizzen.offline import llm as offline
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -154,3 +156,24 @@ def test_what_a_step_failed_of_is_told_then_and_ever_after(monkeypatch: pytest.M
         monkeypatch.undo()
         with pytest.raises(RuntimeError, match="failed before: step 1 failed: the device is gone"):
             made.generate(["A pod"], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "memory", "chunk"),
+    [
+        ({}, 0, 8192),  # no GPU
+        ({}, 24 << 30, 8192),
+        ({}, 80 << 30, 16384),
+        ({"device": "cpu"}, 80 << 30, 8192),
+        ({"prefill_chunk_tokens": 500}, 80 << 30, 500),
+    ],
+)
+def test_a_large_gpu_takes_larger_chunks(
+    options: dict[str, Any], memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)
+    monkeypatch.setattr(offline, "gpu_bytes", lambda: memory)
+    monkeypatch.setattr("mizzen.engine.build.load_engine", lambda options, lead: None)
+    llm = LLM(DEMO, skip_tokenizer=True, **options)
+    assert llm.options.prefill_chunk_tokens == chunk
+    assert llm.options.device == options.get("device", "cuda" if memory else "cpu")

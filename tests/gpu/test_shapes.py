@@ -30,9 +30,9 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3-0.6b": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
 }
-LONG, SHORT, DECODES = 1300, 300, 3
+LONG, SHORT, DECODES = 2048, 300, 3
 """Tokens of prompts: of so many that products of many rows have kernels of their own, and of fewer."""
-PAGE, SLOTS, COLUMNS = 16, 2, 88
+PAGE, SLOTS, COLUMNS = 16, 2, 132
 
 
 def save(folder: Path, shape: str) -> Any:

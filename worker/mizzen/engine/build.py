@@ -159,7 +159,8 @@ def assemble(
             return Step(model, attention, state, upload, fused=is_fused(options))
 
         columns = -(-context // options.page_size)
-        need = whole_need(options, context, need, device, group, lambda pages: make_step(pages, columns))
+        with model.gates_in_memory():
+            need = whole_need(options, context, need, device, group, lambda pages: make_step(pages, columns))
         pages = fitting_pages(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         step = make_step(pages, scheduling.columns)

@@ -2,18 +2,15 @@
 //
 // The tensor cores' M is weight rows, eight gates and the eight rows beside them in turn, and their N rows of x.
 //
-//   cluster    two blocks with a tile of 128 weight rows each; they fetch each row of x once for both
+//   cluster    two blocks (SHARE) with a tile of 128 weight rows (ROWS) each; they fetch each row of x once for both
 //   block      two warp groups of 64 weight rows, then one that feeds them and leaves them its registers;
-//              it takes a tile and a block of 256 rows of x after the other
+//              it takes a tile and a block of 256 rows of x (BATCH) after the other
 //   order      GROUP pairs of tiles by all blocks of x, then the next pairs: what clusters fetch at a time is
 //              in the second-level cache for the others
 //
 // A stage of the pipeline is as in `wide.cu`. Outputs go through an area of their own, PASS rows of x at a time
 // and in two halves by turns: who writes to one has met all others since they read it.
 
-#define ROWS 128
-#define BATCH 256
-#define SHARE 2
 #define WARPGROUPS (ROWS / 64)
 #define CONSUMERS (WARPGROUPS * 128)
 #define WEIGHT_BYTES (ROWS * 128)

@@ -71,7 +71,7 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 
 __device__ __forceinline__ float rounded(float x) { return __uint_as_float(pack(x, 0) << 16); }
 
-__device__ __forceinline__ float gated(float gate, float other) {
+__device__ __forceinline__ float silu_times(float gate, float other) {
     gate = rounded(gate);
     return __fdividef(gate, 1 + __expf(-gate)) * rounded(other);
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void stage(u32 tile, int pitch, int group, int warp, 
     const u32 row = tile + (group * 8 + lane % 8) * pitch * 2;
 #if GATE
     asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};"
-        :: "r"(row + warp * 16), "r"(pack(gated(d[0], d[2]), gated(d[1], d[3]))) : "memory");
+        :: "r"(row + warp * 16), "r"(pack(silu_times(d[0], d[2]), silu_times(d[1], d[3]))) : "memory");
 #else
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
         :: "r"(row + warp * 32 + (lane / 8 % 2) * 16), "r"(pack(d[0], d[1])), "r"(pack(d[2], d[3])) : "memory");

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 """(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
 FEWEST_ADDED = 1024
-"""Rows from which a library's product is added to the residual stream at once, measured."""
+"""Rows from which a library's product is added to the residual stream at once, measured on an H200."""
 NORMED_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
@@ -269,7 +269,8 @@ class InputSplitLinear:
         self.elsewhere = bias and not adds
         self.method = build.linear(rows, held.stop - held.start, adds, build.dtype, build.device)
         self.nothing = build.empty(0)
-        self.fewest_added = FEWEST_ADDED if build.fused and build.ranks.size == 1 and not bias else None
+        plain = type(self.method) in (Dense, SkinnyDense) and not bias
+        self.fewest_added = FEWEST_ADDED if plain and build.fused and build.ranks.size == 1 else None
         """Fewest rows whose product is added to the residual stream as it ends; None where it never is."""
 
     def targets(self, prefix: str) -> Iterator[Target]:

@@ -30,8 +30,8 @@ class GatedMLP:
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return this rank's term [tokens, hidden] of the residual stream, and the stream with `x`.
 
-        `norm` is between the stream and the block; `residual` may be updated in place. `x` is None where the
-        stream has it, and the term is where it was added.
+        `norm` is between the stream and the block; `residual` may be updated in place. A term that the stream
+        has already, `x` or the one returned, is None.
         """
         middle, residual = self.gate_up.after(norm, x, residual, gate=True)
         return self.down.onto(residual, middle), residual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from mizzen.attention.base import Attend
 from mizzen.layers.build import Build, Target
 from mizzen.layers.embedding import Embedding, Head, TiedHead
-from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows, kernels_of
+from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows, SkinnyDense, kernels_of
 from mizzen.layers.mlp import GatedMLP
 from mizzen.layers.norm import RMSNorm
 from mizzen.layers.rotary import Rotary, rotate
@@ -137,11 +138,11 @@ class DecoderLayer:
         forward: Forward,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return this layer's last term [tokens, hidden] of the residual stream, and the stream without it.
+        """Return the term [tokens, hidden] that the residual stream lacks behind this layer, and the stream.
 
-        Terms are this rank's: the stream gets their sums over ranks. `x` is the term of the layer before
-        (None at the first); `residual` may be updated in place. A term is None where the stream has it
-        already. With `rows`, only those are carried on behind the attention.
+        Terms are this rank's: the stream gets their sums over ranks. A term is None where the stream lacks
+        none, as `x`, that of the layer before, is at the first; `residual` may be updated in place. With
+        `rows`, only those are carried on behind the attention.
         """
         qkv, residual = self.attention.qkv.after(self.input_norm, x, residual)
         x, residual = self.attention(qkv, residual, forward, rows)
@@ -199,6 +200,22 @@ class Decoder:
             x, residual = layer(x, residual, forward)
         x, residual = self.layers[-1](x, residual, forward, rows)
         return residual if x is None else residual.add_(self.ranks.all_reduce(x))
+
+    @contextmanager
+    def gates_in_memory(self) -> Iterator[None]:
+        """Let no product of prompts use gates at once, as long as it is measured how much memory steps take.
+
+        The largest step may use them so, and one of nearly as many tokens not.
+        """
+        methods = [layer.mlp.gate_up.method for layer in self.layers]
+        changed = [one for one in methods if isinstance(one, SkinnyDense) and one.gates_prompts]
+        for method in changed:
+            method.gates_prompts = False
+        try:
+            yield
+        finally:
+            for method in changed:
+                method.gates_prompts = True
 
     def kernels(self, counts: Collection[int]) -> set[Kernel]:
         """Return what products for batches of so many rows are compiled from; all layers share them."""
