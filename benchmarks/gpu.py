@@ -51,9 +51,7 @@ def parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentPar
     made.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel")
     made.add_argument("--no-fusion", action="store_true", help="run plain operations")
     made.add_argument("--no-prefix-cache", action="store_true", help="compute every prompt whole")
-    made.add_argument(
-        "--chunk", type=positive, help="prompt tokens in one step at most, unless as LLM has it"
-    )
+    made.add_argument("--chunk", type=positive, help="prompt tokens in one step at most; else as LLM has it")
     made.add_argument(
         "--engine",
         type=engine_option,

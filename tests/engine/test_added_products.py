@@ -15,6 +15,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.probe import largest_plan
 from mizzen.engine.state import SlotState, Uploader
 from mizzen.engine.step import Step
+from mizzen.layers import linear
 from mizzen.layers.build import Build
 from mizzen.layers.linear import FEWEST_ADDED, Dense, InputSplitLinear, SkinnyDense
 from mizzen.models.registry import read_config
@@ -92,9 +93,11 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
     streams: list[torch.Tensor] = []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
-    for fewest in (None, 1, 6):  # none, all, all but behind the last attention
-        for product in products:
-            product.fewest_added = fewest
+    assert not any(product.addable for product in products)  # on a CPU, where nothing is fused
+    for product in products:
+        product.addable = product.method
+    for fewest in (1000, 1, 6):  # none, all, all but behind the last attention
+        monkeypatch.setattr(linear, "FEWEST_ADDED", fewest)
         state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)
         with torch.inference_mode():
             Step(model, attention, state, Uploader(torch.device("cpu")))(plan)

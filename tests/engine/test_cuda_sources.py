@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -46,6 +46,21 @@ HOPPER, BLACKWELL = (9, 0), (10, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
+@pytest.fixture
+def dumped(tmp_path: Path) -> Callable[[bytes, str], str]:
+    """Return what the disassembler tells of compiled code when it is asked for something."""
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+
+    def dump(code: bytes, what: str) -> str:
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(code)
+        run = [DISASSEMBLER, what, path]
+        return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    return dump
+
+
 def sizes(columns: int, gate: int) -> tuple[tuple[str, int], ...]:
     return (("COLUMNS", columns), ("PARTS", 2), ("TILES", 2), ("LOADS", 4), ("GATE", gate))
 
@@ -78,16 +93,14 @@ def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
 def test_loads_stand_before_the_wait(
-    source: str, name: str, defines: tuple[tuple[str, int], ...], ahead: int, tmp_path: Path
+    source: str,
+    name: str,
+    defines: tuple[tuple[str, int], ...],
+    ahead: int,
+    dumped: Callable[[bytes, str], str],
 ) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.cubin(source, name, defines, HOPPER))
-    run = subprocess.run(
-        [DISASSEMBLER, "--dump-sass", path], capture_output=True, text=True, timeout=60, check=True
-    )
-    found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", run.stdout)
+    instructions = dumped(nvrtc.cubin(source, name, defines, HOPPER), "--dump-sass")
+    found = re.findall(r"\b(LDG\.E\S*\.128\S*|ACQBULK)", instructions)
     # The compiler may move loads of the read-only path behind the wait, and then nothing overlaps.
     assert found.index("ACQBULK") == ahead
 
@@ -114,24 +127,18 @@ def test_a_row_of_any_length_that_is_served_is_wholly_in_flight(gate: bool) -> N
 @pytest.mark.parametrize(
     "cut", [wide.Cut(64, 2, 1), wide.Cut(128, 3, 2), wide.Cut(128, 4, 2), wide.Cut(192, 1, 2)], ids=str
 )
-def test_products_of_batches_compile_for_tensor_cores(cut: wide.Cut, batch: int, tmp_path: Path) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
+def test_products_of_batches_compile_for_tensor_cores(
+    cut: wide.Cut, batch: int, dumped: Callable[[bytes, str], str]
+) -> None:
     assert cut.serves(6144, 4096, batch)
     defines = wide.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.cubin(tensor_cores.kernel_text("wide", batch), "wide", defines, HOPPER))
-
-    def dumped(what: str) -> str:
-        run = [DISASSEMBLER, what, path]
-        return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    instructions = dumped("--dump-sass")
+    code = nvrtc.cubin(tensor_cores.kernel_text("wide", batch), "wide", defines, HOPPER)
+    instructions = dumped(code, "--dump-sass")
     assert f"HGMMA.64x{batch}x16" in instructions and "UTMALDG" in instructions
     # A fence in the loop would cost more than the product; sums that leave their registers, too.
     loop = instructions[: instructions.rindex("HGMMA")]
     assert loop[instructions.index("HGMMA") :].count("MEMBAR") == 0
-    assert "STACK:0 " in dumped("--dump-resource-usage")
+    assert "STACK:0 " in dumped(code, "--dump-resource-usage")
 
 
 @pytest.mark.parametrize(
@@ -153,35 +160,23 @@ def test_the_gated_product_of_prompts_is_taken_where_clusters_are_full(
     assert gated.pays(rows, count, 66) is wanted
 
 
-def test_the_gated_product_of_prompts_stays_in_registers(tmp_path: Path) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.cubin(*gated.kernel(), HOPPER))
-
-    def dumped(what: str) -> str:
-        run = [DISASSEMBLER, what, path]
-        return subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    instructions = dumped("--dump-sass")
+def test_the_gated_product_of_prompts_stays_in_registers(dumped: Callable[[bytes, str], str]) -> None:
+    code = nvrtc.cubin(*gated.kernel(), HOPPER)
+    instructions = dumped(code, "--dump-sass")
     assert all(name in instructions for name in ("HGMMA.64x128x16", "UTMALDG.4D", "UTMALDG.2D.MULTICAST"))
     loop = instructions[instructions.index("HGMMA") : instructions.rindex("HGMMA")]
     assert loop.count("MEMBAR") == 0
-    assert "STACK:0 " in dumped("--dump-resource-usage")
+    assert "STACK:0 " in dumped(code, "--dump-resource-usage")
     assert gated.SHARED + 2 * gated.STAGES * 8 <= tensor_cores.SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("vocab", [1, 32003, 151936])
 def test_draws_with_filters_compile_and_stay_in_registers(
-    vocab: int, dtype: torch.dtype, tmp_path: Path
+    vocab: int, dtype: torch.dtype, dumped: Callable[[bytes, str], str]
 ) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.cubin(filters.SOURCE, "filters", filters.definitions(vocab, dtype), HOPPER))
-    command = [DISASSEMBLER, "--dump-resource-usage", path]
-    used = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    code = nvrtc.cubin(filters.SOURCE, "filters", filters.definitions(vocab, dtype), HOPPER)
+    used = dumped(code, "--dump-resource-usage")
     (stack,) = re.findall(r"STACK:(\d+) ", used)
     assert int(stack) <= (0 if vocab % filters.EACH == 0 else 32)
 

@@ -21,6 +21,21 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (got.double() - wanted.double()).norm() < 5e-3 * wanted.double().norm()
 
 
+def check_replays(chain: Callable[[], None], out: torch.Tensor, times: int) -> torch.Tensor:
+    """Run a chain of kernels, which fills `out`, then replay it; return what it gives, the same each time."""
+    chain()
+    torch.cuda.synchronize()
+    found = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(times):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, found)
+    return found
+
+
 def check_chain(product: Product, size: int, layers: int, count: int) -> None:
     """Multiply layer after layer, each while the one ahead still runs; every replay gives the same."""
     weights = [normal(size, size, seed=i) / size**0.5 for i in range(layers)]
@@ -33,16 +48,7 @@ def check_chain(product: Product, size: int, layers: int, count: int) -> None:
             y = product(weight, y)
         out.copy_(y)
 
-    chain()
-    torch.cuda.synchronize()
-    wanted, exact = out.clone(), x.double()
+    found, exact = check_replays(chain, out, 100), x.double()
     for weight in weights:
         exact = exact @ weight.double().T
-    assert (wanted.double() - exact).norm() < 0.05 * exact.norm()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    for _ in range(100):
-        out.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(out, wanted)
+    assert (found.double() - exact).norm() < 0.05 * exact.norm()

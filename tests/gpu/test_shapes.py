@@ -115,6 +115,14 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
     return torch.cat(found)
 
 
+def check_tokens(found: torch.Tensor, exact: torch.Tensor, same: int) -> None:
+    """Expect the most probable tokens of the first `same` rows, of others one that is as probable."""
+    chosen = found.argmax(-1)
+    assert torch.equal(chosen[:same], exact.argmax(-1)[:same])
+    lost = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]
+    assert lost.max() < 1e-4 * exact.std()
+
+
 def check(folder: Path, theirs: Any, vocabulary: int, prompt: int) -> None:
     """Compare ours of a folder with Transformers' model, which is in float32."""
     draw = np.random.default_rng(1).integers(3, vocabulary, (2, prompt + DECODES))
@@ -126,7 +134,7 @@ def check(folder: Path, theirs: Any, vocabulary: int, prompt: int) -> None:
     for fusion in ("off", "auto"):
         single = ours(folder, "float32", fusion, rows)
         assert (single - exact).norm() < 1e-4 * exact.norm()
-        assert (single.argmax(-1) == exact.argmax(-1)).float().mean() > 0.998  # but for ties
+        check_tokens(single, exact, len(exact) if prompt == SHORT else SHORT)
         half = ours(folder, "bfloat16", fusion, rows) - exact
         assert half.norm() < 1.2 * plain.norm() < 0.1 * exact.norm()
 

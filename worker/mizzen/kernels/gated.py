@@ -59,12 +59,18 @@ def clusters(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count // SHARE
 
 
+def pieces(rows: int, count: int) -> tuple[int, int]:
+    """Return the pairs of tiles of so many weight rows, and the blocks of so many rows of x."""
+    return -(-rows // (HEIGHT * SHARE)), -(-count // BATCH)
+
+
 def pays(rows: int, count: int, at_once: int) -> bool:
     """Tell whether weights of so many rows should be multiplied by `count` rows of x.
 
     `at_once` is how many clusters run at a time.
     """
-    items = -(-rows // (HEIGHT * SHARE)) * -(-count // BATCH)
+    pairs, blocks = pieces(rows, count)
+    items = pairs * blocks
     rounds = -(-items // at_once)
     return count >= FEWEST and items >= FULLEST * rounds * at_once
 
@@ -80,7 +86,7 @@ def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
         out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     function = compiled(*kernel(), x.device.index or 0)
     inputs = tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, BATCH // SHARE))
-    pairs, blocks = -(-rows // (HEIGHT * SHARE)), -(-len(x) // BATCH)
+    pairs, blocks = pieces(rows, len(x))
     launch(
         function,
         (SHARE * min(clusters(x.device), pairs * blocks), 1, 1),

@@ -269,9 +269,10 @@ class InputSplitLinear:
         self.elsewhere = bias and not adds
         self.method = build.linear(rows, held.stop - held.start, adds, build.dtype, build.device)
         self.nothing = build.empty(0)
-        plain = type(self.method) in (Dense, SkinnyDense) and not bias
-        self.fewest_added = FEWEST_ADDED if plain and build.fused and build.ranks.size == 1 else None
-        """Fewest rows whose product is added to the residual stream as it ends; None where it never is."""
+        method, alone = self.method, build.fused and build.ranks.size == 1 and not bias
+        # Exactly these kinds: what derives from them may be more than its weights.
+        self.addable = method if alone and type(method) in (Dense, SkinnyDense) else None
+        """Whose products of many rows are added to the residual stream as they end; None where none is."""
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
@@ -291,8 +292,7 @@ class InputSplitLinear:
 
         Of many rows it is added to `residual` in place, by the product itself, and None is returned.
         """
-        method = self.method
-        if self.fewest_added is None or len(x) < self.fewest_added or not isinstance(method, Dense):
-            return method.apply(x)
-        torch.addmm(residual, x, method.weight.t(), out=residual)
+        if self.addable is None or len(x) < FEWEST_ADDED:
+            return self.method.apply(x)
+        torch.addmm(residual, x, self.addable.weight.t(), out=residual)
         return None
