@@ -316,6 +316,19 @@ def secret(name: str) -> dict[str, Any]:
     }
 
 
+def question(words: str) -> dict[str, Any]:
+    """Return a chat's messages; all begin alike."""
+    return {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": words}]}
+
+
+def ask_alike(url: str) -> None:
+    """Ask twice what begins alike, so that even a gateway that has just begun knows a shared prefix."""
+    with httpx.Client(verify=False, timeout=60, trust_env=False) as http:
+        for words in ("What is a mast?", "What is a keel?"):
+            body = {"model": NAME, **question(words), "max_tokens": 1}
+            http.post(f"{url}/chat/completions", json=body).raise_for_status()
+
+
 class Load:
     """Clients that keep asking until they are stopped; what goes wrong is meant to."""
 
@@ -360,13 +373,8 @@ class Load:
         return answer
 
     async def _chat(self, http: httpx.AsyncClient, number: int, turn: int) -> None:
-        messages = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": f"Sailor {number} asks, {turn}: what is a fence?"},
-        ]
-        await self._post(
-            http, "chat/completions", messages=messages, max_tokens=80, ignore_eos=True, stream=True
-        )
+        asked = question(f"Sailor {number} asks, {turn}: what is a fence?")
+        await self._post(http, "chat/completions", **asked, max_tokens=80, ignore_eos=True, stream=True)
 
     async def _structured(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
         schema = ANSWER if turn % 3 else {**ANSWER, "title": f"ship {turn}"}
@@ -463,8 +471,11 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
     def warm_one() -> bool:
         """Lose an engine while another has room; tell whether the new one was seen to get prefixes."""
         warmed = "sum(rate(mizzen_gateway_warmed_tokens_total[15s])) > 0"
-        world.kubectl("delete", "pod", world.pods("engine")[0]["metadata"]["name"], "--wait=false")
-        with suppress(AssertionError):
+        if world.serving() < 2:
+            return False
+        with suppress(AssertionError, httpx.HTTPError):
+            ask_alike(world.url())  # what the gateway has answered since it was killed may all be short
+            world.kubectl("delete", "pod", world.pods("engine")[0]["metadata"]["name"], "--wait=false")
             return bool(eventually(lambda: prometheus.query(warmed), warmed, 60))
         return False
 
