@@ -7,7 +7,7 @@ import dataclasses
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from arguments import given
@@ -82,19 +82,38 @@ def engine_option(text: str) -> tuple[str, Any]:
     return name, value
 
 
-FLAGS = {
-    "tensor": ("tensor",),
-    "page_size": ("page_size",),
-    "attention_prefill": ("attention",),
-    "attention_decode": ("attention_decode",),
-    "kv_cache_dtype": ("kv_cache_dtype",),
-    "steps_in_flight": ("depth", "no_overlap"),
-    "cuda_graph": ("no_graphs",),
-    "fusion": ("no_fusion",),
-    "prefix_cache": ("no_prefix_cache",),
-    "prefill_chunk_tokens": ("chunk",),
+@dataclasses.dataclass(frozen=True, slots=True)
+class Flagged:
+    """How flags tell an option of the engine."""
+
+    flags: tuple[str, ...]
+    value: Callable[[argparse.Namespace], Any]
+    """Reads it from them; None leaves the option to the engine."""
+
+
+def flag(name: str) -> Flagged:
+    """Return an option whose value is that of a flag."""
+    return Flagged((name,), lambda args: getattr(args, name))
+
+
+def switch(name: str, on: str, off: str) -> Flagged:
+    """Return an option with one value where a flag is given, and another where it is not."""
+    return Flagged((name,), lambda args: on if getattr(args, name) else off)
+
+
+FLAGGED = {
+    "tensor": flag("tensor"),
+    "page_size": flag("page_size"),
+    "attention_prefill": flag("attention"),
+    "attention_decode": flag("attention_decode"),
+    "kv_cache_dtype": flag("kv_cache_dtype"),
+    "prefill_chunk_tokens": flag("chunk"),
+    "steps_in_flight": Flagged(("depth", "no_overlap"), lambda args: 1 if args.no_overlap else args.depth),
+    "cuda_graph": switch("no_graphs", "off", "auto"),
+    "fusion": switch("no_fusion", "off", "auto"),
+    "prefix_cache": switch("no_prefix_cache", "none", "radix"),
 }
-"""Flags by the options of the engine that `flagged` reads from them."""
+"""Options of the engine that have flags of their own."""
 
 
 def smoke(args: argparse.Namespace) -> bool:
@@ -103,20 +122,9 @@ def smoke(args: argparse.Namespace) -> bool:
 
 
 def flagged(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the engine that have a flag of their own."""
-    chunk = {} if args.chunk is None else {"prefill_chunk_tokens": args.chunk}
-    return chunk | {
-        "skip_tokenizer": True,
-        "tensor": args.tensor,
-        "page_size": args.page_size,
-        "attention_prefill": args.attention,
-        "attention_decode": args.attention_decode,
-        "kv_cache_dtype": args.kv_cache_dtype,
-        "steps_in_flight": 1 if args.no_overlap else args.depth,
-        "cuda_graph": "off" if args.no_graphs else "auto",
-        "fusion": "off" if args.no_fusion else "auto",
-        "prefix_cache": "none" if args.no_prefix_cache else "radix",
-    }
+    """Return the options of the engine that flags tell."""
+    values = {name: option.value(args) for name, option in FLAGGED.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """
     # Products of the tiny shape are too short to share: threads would only wait for one another.
     alone = {"threads": 1} if smoke(args) else {}
-    return alone | flagged(args) | more | dict(args.engine)
+    return {"skip_tokenizer": True} | alone | flagged(args) | more | dict(args.engine)
 
 
 def varied(args: argparse.Namespace, variant: str) -> argparse.Namespace:
@@ -160,7 +168,8 @@ def contradiction(args: argparse.Namespace, told: set[str], own: Mapping[str, st
     if args.no_overlap and "depth" in told and args.depth != 1:
         return f"--no-overlap is --depth 1, not {args.depth}: leave one of them out"
     flags = flagged(args) | {option: getattr(args, name) for name, option in own.items()}
-    names = FLAGS | {option: (name,) for name, option in own.items()}
+    names = {option: told_by.flags for option, told_by in FLAGGED.items()}
+    names |= {option: (name,) for name, option in own.items()}
     for name, count in Counter(name for name, _ in args.engine).items():
         if count > 1:
             return f"--engine {name} is given {count} times: leave one value"
