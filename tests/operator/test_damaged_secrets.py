@@ -52,15 +52,18 @@ def test_an_empty_secret_can_be_rotated() -> None:
 
 @in_cluster
 def test_a_service_says_what_is_wrong_and_goes_on_once_it_is_mended(
-    live_service: Callable[..., Service], api: Any, namespace: str
+    live_service: Callable[..., Service], node: Any, api: Any, namespace: str
 ) -> None:
     demo = live_service()
     demo.settle(1)
+    # No watch tells of Secrets: they are read again soon while a group waits, and seldom once all serve.
+    node.behaviour.full.add(namespace)
     note = {"annotations": {"mizzen.dev/keys-made": "2024-01-01"}}
     api.patch("Secret", namespace, "demo-keys", {"metadata": note, "data": {"engine.secret": WRONG}})
     demo.patch(engine={"maxRunningRequests": 9})
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "KeysUnusable", 60)
     assert "Secret demo-keys has no usable engine.secret" in demo.condition("Failed")["message"]
+    node.behaviour.full.clear()
     api.delete("Secret", namespace, "demo-keys")
     demo.patch(engine={"maxRunningRequests": 10})
     demo.settle(1)
