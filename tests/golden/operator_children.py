@@ -1,0 +1,114 @@
+"""Objects that the operator makes of a few sample services, without what is random in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mizzen_operator import labels
+from mizzen_operator import shared as sharing
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.render import budget, engine, front, gateway, model, policy
+from mizzen_operator.render import keys as key_secrets
+from mizzen_operator.render import shared as shared_gateway
+from mizzen_operator.revisions import manifest
+
+CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1")
+REVISION = "0123abcd"
+HUB = {
+    "source": "hf://Qwen/Qwen3-8B@main",
+    "cache": {
+        "mode": "PersistentVolumeClaim",
+        "claimName": "weights",
+        "size": "40Gi",
+        "whenDeleted": "Delete",
+    },
+    "credentialsSecretRef": {"name": "hub", "key": "token"},
+    "endpoint": "https://mirror.example",
+}
+VERIFIED = {"verification": {"prompts": [{"prompt": "1+1=", "expected": "2"}]}}
+SAMPLES: dict[str, dict[str, Any]] = {
+    "minimal": {},
+    "cpu": {"engine": {"device": "CPU"}, "suspend": True},
+    "several-pods": {
+        "replicas": 3,
+        "parallelism": {"tensor": 4, "topologyKey": "rack"},
+        "accelerator": {"perPod": 2, "nodeSelector": {"gpu": "h200"}},
+        "podTemplate": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
+        "rollout": VERIFIED,
+    },
+    "fetched": {"model": HUB, "gateway": {"apiKeys": {"secretNames": ["team"], "fromLabel": True}}},
+    "fetched-by-nodes": {
+        "model": {"source": "s3://models/demo", "cache": {"mode": "HostPath", "path": "/var/models"}},
+        "accelerator": {"resourceClaimTemplateName": "one-gpu"},
+    },
+    "gateway": {
+        "gateway": {
+            "service": {"type": "LoadBalancer", "port": 80, "annotations": {"a": "b"}},
+            "tls": {"secretName": "cert"},
+            "cors": {"allowOrigins": ["https://a.example"]},
+            "toolParser": "Hermes",
+            "reasoningParser": "DeepSeekR1",
+            "accessLog": "Prompts",
+            "extraArgs": ["--max-body-bytes=4096"],
+        },
+        "observability": {"tracing": {"otlpEndpoint": "http://otel:4318", "samplingPercent": 50}},
+        "autoscaling": {"minReplicas": 0, "maxReplicas": 4, "idleSecondsToZero": 300},
+    },
+}
+Make = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+def children(make: Make) -> dict[str, Any]:
+    """Return the child objects of each sample service, and those of a gateway that two services share.
+
+    Args:
+        make: turns a spec's special part and metadata into a service.
+    """
+    found = {
+        name: _objects(make(spec, {"name": name, "uid": f"uid-{name}"})) for name, spec in SAMPLES.items()
+    }
+    both = [
+        make({"gateway": {"mode": "Shared"}}, {"name": name, "uid": f"uid-{name}"})
+        for name in ("first", "second")
+    ]
+    found["shared"] = [*_objects(both[0]), *_shared(both)]
+    return {
+        name: {f"{one['kind']}/{one['metadata']['name']}": one for one in made}
+        for name, made in found.items()
+    }
+
+
+def _objects(service: Any) -> list[dict[str, Any]]:
+    made = engine.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
+    made += [engine.ranks_service(service), budget.engine_budget(service)]
+    made += policy.policies(service, CONFIG)
+    made.append(manifest(service, CONFIG, REVISION, 4))
+    root = key_secrets.root_keys(service)
+    made.append(_without_values(root))
+    if not service.shared:
+        own = front.dedicated(service)
+        made += [*gateway.gateway_manifests(own, CONFIG), budget.gateway_budget(own)]
+        made += map(_without_values, key_secrets.mounted_keys(service, root))
+    if service.access.cached:
+        made += [model.fetch_job(service, CONFIG), policy.fetch_policy(service, CONFIG)]
+        made += [claim for claim in [model.cache_claim(service)] if claim is not None]
+    return made
+
+
+def _shared(services: list[Any]) -> list[dict[str, Any]]:
+    together = sharing.share(services)
+    assert together is not None
+    own = shared_gateway.shared(together)
+    keys = {one.name: key_secrets.EngineKeys(("public-key",), 3) for one in services[:1]}
+    return [
+        *gateway.gateway_manifests(own, CONFIG),
+        budget.gateway_budget(own),
+        shared_gateway.services_config_map(together, own, keys),
+        _without_values(shared_gateway.shared_keys(own, asked="now")),
+        {"kind": "Names", "metadata": {"name": labels.SHARED_NAME}},
+    ]
+
+
+def _without_values(secret: dict[str, Any]) -> dict[str, Any]:
+    return {**secret, "data": sorted(secret["data"])}

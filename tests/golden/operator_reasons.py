@@ -1,0 +1,152 @@
+"""Words that the operator writes into statuses, Events and metrics, found in its source.
+
+Nothing here depends on where the code lies or what its classes are called: whatever takes an argument named
+`reason` gives a reason. Names are resolved in the module that uses them, so a literal may become a constant.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import pkgutil
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import mizzen_operator
+
+WORD = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)*")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+TYPED = {"cast", "TypeVar", "NewType"}
+"""Calls whose first argument names a type."""
+
+
+def modules() -> Iterator[tuple[ModuleType, ast.Module]]:
+    """Yield every module of the operator, with its syntax tree."""
+    for info in pkgutil.walk_packages(mizzen_operator.__path__, "mizzen_operator."):
+        module = importlib.import_module(info.name)
+        yield module, ast.parse(inspect.getsource(module))
+
+
+def reasons() -> dict[str, Any]:
+    """Return the reasons of each type of condition, and all others."""
+    conditions: defaultdict[str, set[str]] = defaultdict(set)
+    others: set[str] = set()
+    for module, tree in modules():
+        for call, scopes in calls(tree, ()):
+            place = _Place(module, tree, scopes)
+            found = place.argument(call, "reason")
+            given = {text for one in found for text in place.texts(one)}
+            kinds = {text for one in place.argument(call, "type") for text in place.texts(one)}
+            if found and kinds:
+                for kind in kinds:
+                    conditions[kind] |= given
+            else:
+                others |= given
+    return {"conditions": {k: sorted(v) for k, v in conditions.items()}, "others": sorted(others - {""})}
+
+
+def literals() -> list[str]:
+    """Return every text in the code that is one word in upper camel case, or a part of an f-string that is.
+
+    Among them are all reasons, types, kinds, enumerations of the CRD and results in metrics.
+    """
+    found: set[str] = set()
+    for _, tree in modules():
+        skipped = {id(part) for node in ast.walk(tree) for part in _types(node)}
+        found |= {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and id(node) not in skipped
+            if isinstance(node.value, str) and WORD.fullmatch(node.value)
+        }
+    return sorted(found)
+
+
+def _types(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of annotations, and of calls that name a type."""
+    annotations = [getattr(node, name, None) for name in ("annotation", "returns")]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TYPED:
+        annotations.append(node.args[0])
+    for one in annotations:
+        if one is not None:
+            yield from ast.walk(one)
+
+
+def calls(node: ast.AST, scopes: tuple[Function, ...]) -> Iterator[tuple[ast.Call, tuple[Function, ...]]]:
+    """Yield all calls below a node, each with the functions that it is in, the innermost first."""
+    if isinstance(node, ast.Call):
+        yield node, scopes
+    inner = (node, *scopes) if isinstance(node, Function) else scopes
+    for child in ast.iter_child_nodes(node):
+        yield from calls(child, inner)
+
+
+class _Place:
+    """A place in a module, from which names are resolved."""
+
+    def __init__(self, module: ModuleType, tree: ast.Module, scopes: tuple[Function, ...]) -> None:
+        self._module, self._tree, self._scopes = module, tree, scopes
+
+    def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
+        """Return the argument of a call that is called so, by keyword or by what the callee takes."""
+        named = [one.value for one in call.keywords if one.arg == name]
+        callee = self._value(call.func)
+        if named or not isinstance(callee, type):
+            return named
+        try:
+            names = list(inspect.signature(callee).parameters)
+        except ValueError:
+            return []
+        return call.args[names.index(name) :][:1] if name in names else []
+
+    def texts(self, node: ast.expr, depth: int = 0) -> set[str]:
+        """Return the texts that an expression may have, as far as the source says."""
+        if depth > 8:
+            return set()
+        if isinstance(node, ast.IfExp):
+            return self.texts(node.body, depth + 1) | self.texts(node.orelse, depth + 1)
+        if isinstance(node, ast.BoolOp):
+            return {text for value in node.values for text in self.texts(value, depth + 1)}
+        if isinstance(node, ast.Name):
+            for function in self._scopes:
+                sources = [*_assigned(function, node.id), *self._passed(function, node.id)]
+                if sources:
+                    return {text for one in sources for text in self.texts(one, depth + 1)}
+        value = node.value if isinstance(node, ast.Constant) else self._value(node)
+        if isinstance(value, enum.Enum):
+            value = value.value
+        return {value} if isinstance(value, str) else set()
+
+    def _passed(self, function: Function, name: str) -> list[ast.expr]:
+        """Return what the module's calls of a function pass as one of its parameters."""
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args) if one.arg != "self"]
+        found: list[ast.expr] = []
+        for call, _ in calls(self._tree, ()) if name in names else ():
+            called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            if called == function.name:
+                found += call.args[names.index(name) :][:1]
+                found += [one.value for one in call.keywords if one.arg == name]
+        return found
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what a dotted name stands for in the module, or None."""
+        parts = ast.unparse(node).split(".")
+        if not all(part.isidentifier() for part in parts):
+            return None
+        value = getattr(self._module, parts[0], None)
+        for part in parts[1:]:
+            value = getattr(value, part, None)
+        return value
+
+
+def _assigned(function: Function, name: str) -> list[ast.expr]:
+    return [
+        one.value
+        for one in ast.walk(function)
+        if isinstance(one, ast.Assign) and [ast.unparse(target) for target in one.targets] == [name]
+    ]

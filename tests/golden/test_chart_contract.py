@@ -1,0 +1,167 @@
+"""The chart's rendering: every object for the default values and for values that change much. No cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from golden_files import check
+
+from mizzen_local import helm
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/mizzen"
+PROSE, DEFAULT = "<prose>", "<as by default>"
+DASHBOARD_PROSE = {"title", "description", "label", "legendFormat"}
+PLACEHOLDER = re.compile(r"\{\{.*?\}\}")
+PEER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+EXTRA = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "extra", "labels": {}},
+    "data": {"release": "{{ .Release.Name }}"},
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "monitoring": {
+        "monitoring": {
+            "enabled": True,
+            "dashboards": {"namespace": "grafana"},
+            "rules": {"runbookBaseUrl": "https://runbooks.example/mizzen", "disabled": ["MizzenNoLeader"]},
+        }
+    },
+    "namespace": {"rbac": {"scope": "namespace"}, "operator": {"watchNamespace": "llm"}},
+    "bare": {
+        "crds": {"enabled": False},
+        "serviceAccount": {"create": False, "name": "mine"},
+        "networkPolicy": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "rbac": {"create": False},
+    },
+    "no-secrets": {"rbac": {"listSecrets": False}, "networkPolicy": {"from": [PEER]}},
+    "names": {"fullnameOverride": "fleet", "extraObjects": [EXTRA]},
+    "name": {"nameOverride": "llm"},
+    "images": {
+        "images": {
+            "registry": "registry.example.com/mirror",
+            "operator": {"digest": "sha256:" + "0123456789abcdef" * 4},
+            "engine": {"repository": "team/engine", "tag": "9"},
+            "pullSecrets": [{"name": "regcred"}],
+            "childPullPolicy": "Always",
+        }
+    },
+    "pods": {
+        "commonLabels": {"team": "llm", "app.kubernetes.io/instance": "not-this"},
+        "commonAnnotations": {"owner": "me"},
+        "serviceAccount": {"annotations": {"iam": "role"}},
+        "operator": {
+            "replicas": 3,
+            "extraArgs": ["--resync-seconds", "60"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "extraEnvFrom": [{"secretRef": {"name": "s"}}],
+            "extraVolumes": [{"name": "v", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "extraContainers": [{"name": "beside", "image": "x"}],
+            "extraInitContainers": [{"name": "before", "image": "x"}],
+            "podLabels": {"pod": "label"},
+            "podAnnotations": {"pod": "annotation"},
+            "podSecurityContext": {"runAsUser": None, "fsGroup": 1000680000},
+            "priorityClassName": "system-cluster-critical",
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "k", "operator": "Exists", "effect": "NoSchedule"}],
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": [
+                {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+            ],
+            "terminationGracePeriodSeconds": 33,
+            "api": {"requestsPerSecond": 400, "burst": 100000},
+            "leaderElection": {"leaseSeconds": 30, "renewSeconds": 20, "retrySeconds": 5},
+            "logLevel": "debug",
+        },
+    },
+}
+
+
+def template(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Render the chart as release `sail` in namespace `harbour`, away from the user's own configuration."""
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    command = [helm.find(), "template", "sail", CHART, "--namespace", "harbour", "--values", file]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HELM_")}
+    environment |= {f"HELM_{kind}_HOME": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+    environment["KUBECONFIG"] = str(folder / "none")
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not run.returncode, run.stderr
+    return [document for document in yaml.safe_load_all(run.stdout) if document]
+
+
+def without_prose(value: Any, keys: set[str]) -> Any:
+    """Replace the texts of these keys; of a text with placeholders those stay."""
+    if isinstance(value, list):
+        return [without_prose(item, keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: " ".join([PROSE, *PLACEHOLDER.findall(item)])
+        if key in keys and isinstance(item, str)
+        else without_prose(item, keys)
+        for key, item in value.items()
+    }
+
+
+def normalised(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without words for readers; a dashboard becomes a digest, for it is huge."""
+    if manifest["kind"] == "CustomResourceDefinition":
+        return without_prose(manifest, {"description", "message"})
+    if manifest["kind"] == "PrometheusRule":
+        return without_prose(manifest, {"summary", "description"})
+    if "grafana_dashboard" in manifest["metadata"].get("labels", {}):
+        boards = {
+            name: without_prose(json.loads(text), DASHBOARD_PROSE) for name, text in manifest["data"].items()
+        }
+        return {**manifest, "data": {name: _digest(board) for name, board in boards.items()}}
+    return manifest
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def objects(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{one['kind']} {one['metadata'].get('namespace', '-')}/{one['metadata']['name']}": normalised(one)
+        for one in template(folder, values)
+    }
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return objects(tmp_path_factory.mktemp("default"), {})
+
+
+def test_the_crd_of_the_chart_is_the_same(default: dict[str, Any]) -> None:
+    check("crd", default["CustomResourceDefinition -/inferenceservices.mizzen.dev"])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_chart_renders_the_same_objects(name: str, default: dict[str, Any], tmp_path: Path) -> None:
+    """Only what differs from the default values' rendering is written out; the CRD has a file of its own."""
+    found = objects(tmp_path, VALUES[name])
+    below = (
+        default if name != "default" else {key: one for key, one in default.items() if "/inference" in key}
+    )
+    check(f"chart_{name}", {key: differing(one, below.get(key, {})) for key, one in found.items()})
+
+
+def differing(manifest: dict[str, Any], default: dict[str, Any]) -> Any:
+    """Name what is as by default: the whole object, or parts of it."""
+    if manifest == default:
+        return DEFAULT
+    return {key: DEFAULT if default.get(key) == part else part for key, part in manifest.items()}

@@ -1,0 +1,260 @@
+"""Public contracts of the operator: revision hashes, metrics, conditions, options, labels, child objects."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer.main
+import yaml
+from golden_files import check, load
+from operator_children import children
+from operator_reasons import literals, reasons
+
+from mizzen_local.cli import app
+from mizzen_operator.config import VERSION, OperatorConfig
+from mizzen_operator.main import main
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.parse import parse
+from mizzen_operator.render import revision as revisions
+
+ROOT = Path(__file__).parents[2]
+CRD = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPECS: dict[str, dict[str, Any]] = load("operator_revision_specs")
+"""The corpus, by a word for what is special; each is laid over `MINIMAL`. A new case is a new line there."""
+MINIMAL: dict[str, Any] = {"model": {"source": "file:///models/demo"}}
+IMAGES = ("engine:1", "engine:2", "registry.example/engine@sha256:" + "0" * 64)
+META = {"name": "demo", "namespace": "llm", "uid": "u", "generation": 1}
+MIN_SPECS = 50
+LABEL = re.compile(r"mizzen\.dev/[a-z][a-z-]*")
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Lay one object over another; values that are not objects replace those below."""
+    both = {
+        key: merged(below[key], value)
+        if isinstance(below.get(key), dict) and isinstance(value, dict)
+        else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+def defaulted(schema: dict[str, Any], value: Any) -> Any:
+    """Fill in a schema's defaults as the API server does when an object is stored."""
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        missing = {
+            key: part["default"] for key, part in known.items() if "default" in part and key not in value
+        }
+        return {
+            key: defaulted(known.get(key, {}), item)
+            for key, item in json.loads(json.dumps({**missing, **value})).items()
+        }
+    if isinstance(value, list):
+        return [defaulted(schema.get("items", {}), item) for item in value]
+    return value
+
+
+def stored(spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    """Return an InferenceService as the API server holds it, from the part of its spec that is special."""
+    return {
+        "metadata": {**META, **meta},
+        "spec": defaulted(SCHEMA["properties"]["spec"], merged(MINIMAL, spec)),
+    }
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields of a schema that have no fields of their own."""
+    inner = schema.get("items", schema)
+    if not inner.get("properties"):
+        yield path
+    for key, part in inner.get("properties", {}).items():
+        yield from leaves(part, f"{path}.{key}" if path else key)
+
+
+def given(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields that an object sets, also of those that hold others."""
+    if isinstance(value, list):
+        for item in value:
+            yield from given(item, path)
+        return
+    yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from given(item, f"{path}.{key}" if path else key)
+
+
+def revision(spec: dict[str, Any], image: str = IMAGES[0]) -> str:
+    return revisions.revision(parse(stored(spec)), OperatorConfig(engine_image=image))
+
+
+def test_revision_hashes_are_those_of_earlier_releases() -> None:
+    by_image = {image: revision({}, image) for image in IMAGES}
+    check("operator_revisions", {"specs": {n: revision(s) for n, s in SPECS.items()}, "images": by_image})
+
+
+def test_the_corpus_of_specs_is_valid_and_sets_every_field_of_the_crd() -> None:
+    assert len(SPECS) >= MIN_SPECS
+    validator = jsonschema.Draft202012Validator(SCHEMA["properties"]["spec"])
+    for name, spec in SPECS.items():
+        validator.validate(merged(MINIMAL, spec))
+        unknown = {p for p in given(spec) if p} - set(known_paths(SCHEMA["properties"]["spec"]))
+        opaque = ("podTemplate.affinity.", "podTemplate.volumes.", "podTemplate.topologySpreadConstraints.")
+        maps = ("nodeSelector.", "labels.", "annotations.", "requests.", "limits.")
+        assert not {p for p in unknown if not p.startswith(opaque) and not any(m in p for m in maps)}, name
+    covered = {path for spec in SPECS.values() for path in given(merged(MINIMAL, spec))}
+    assert set(leaves(SCHEMA["properties"]["spec"])) - covered == set()
+
+
+def known_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the paths of all fields of a schema."""
+    yield path
+    for key, part in schema.get("items", schema).get("properties", {}).items():
+        yield from known_paths(part, f"{path}.{key}" if path else key)
+
+
+def test_metrics_keep_their_names_types_labels_and_buckets() -> None:
+    found: dict[str, Any] = {}
+    for collector in Metrics().registry._collector_to_names:
+        if hasattr(collector, "_labelnames"):
+            found[collector._name] = {
+                "type": collector._type,
+                "labels": list(collector._labelnames),
+                "buckets": [str(bound) for bound in getattr(collector, "_upper_bounds", _bounds(collector))],
+            }
+            continue
+        for family in collector.collect():
+            labels = getattr(family, "_labelnames", ())
+            found[family.name] = {"type": family.type, "labels": list(labels), "buckets": []}
+    check("operator_metrics", found)
+
+
+def _bounds(collector: Any) -> list[float]:
+    return getattr(collector, "_kwargs", {}).get("buckets", [])
+
+
+def test_conditions_events_and_actions_keep_their_types_and_reasons() -> None:
+    check("operator_reasons", reasons())
+
+
+def test_words_that_the_cluster_sees_are_the_same() -> None:
+    check("operator_literals", literals())
+
+
+class _Parsed(Exception):
+    """Raised in place of reading the command line."""
+
+
+def parser_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> argparse.ArgumentParser:
+    """Return the parser that `mizzen-operator` makes for its command line."""
+    made: list[argparse.ArgumentParser] = []
+
+    def stop(self: argparse.ArgumentParser, *_: Any, **__: Any) -> Any:
+        made.append(self)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(sys, "argv", ["mizzen-operator", *arguments])
+    with pytest.raises(_Parsed):
+        main()
+    return made[0]
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    return {
+        " ".join(action.option_strings) or action.dest: {
+            "default": str(action.default).replace(VERSION, "<version>"),
+            "metavar": action.metavar,
+            "type": getattr(action.type, "__name__", None),
+            "choices": action.choices,
+            "required": action.required,
+            "nargs": action.nargs,
+        }
+        for action in parser._actions
+    }
+
+
+def test_options_of_mizzen_operator_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("MIZZEN_OPERATOR_")]:
+        monkeypatch.delenv(variable)
+    pinned = {"mizzen-operator": options(parser_of(monkeypatch))}
+    pinned["mizzen-operator check"] = options(parser_of(monkeypatch, "check"))
+    for name, option in pinned["mizzen-operator"].items():
+        variable = "MIZZEN_OPERATOR_" + name.removeprefix("--").upper().replace("-", "_")
+        monkeypatch.setenv(variable, "7")
+        changed = options(parser_of(monkeypatch)).get(name, {}).get("default") != option["default"]
+        option["variable"] = variable if changed else None
+        monkeypatch.delenv(variable)
+    check("operator_options", pinned)
+
+
+def test_limits_of_options_are_the_same() -> None:
+    fields = dataclasses.fields(OperatorConfig)
+    check(
+        "operator_option_limits",
+        {one.name: {k: one.metadata[k] for k in ("choices", "low")} for one in fields},
+    )
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for child, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, f"{name} {child}")
+
+
+def test_commands_and_options_of_mizzen_local_are_the_same() -> None:
+    pinned: dict[str, Any] = {}
+    names = (
+        "opts",
+        "secondary_opts",
+        "default",
+        "metavar",
+        "required",
+        "nargs",
+        "multiple",
+        "hidden",
+        "envvar",
+    )
+    names = (*names, "is_flag", "min", "max")
+    for name, command in commands(typer.main.get_command(app), "mizzen-local"):
+        pinned[name] = {
+            "hidden": command.hidden,
+            "settings": command.context_settings,
+            "parameters": {
+                one.name: {"type": str(one.type_descriptor.annotation)}
+                | {key: getattr(one, key, None) for key in names}
+                for one in command.params
+                if not one.name.endswith("_completion")  # Typer's own
+            },
+        }
+    check("local_commands", json.loads(json.dumps(pinned)))
+
+
+def test_names_of_labels_and_annotations_are_the_same() -> None:
+    files = [path for folder in ("operator", "worker") for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        label
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for label in LABEL.findall(node.value)
+    }
+    check("labels", sorted(found - {f"{CRD['spec']['group']}/v"}))
+
+
+def test_child_objects_of_sample_services_are_the_same() -> None:
+    check(
+        "operator_children", json.loads(json.dumps(children(lambda spec, meta: parse(stored(spec, **meta)))))
+    )

@@ -1,0 +1,229 @@
+"""The worker's contracts beside the wire and the API: metrics, command lines, exit codes, variables, logs."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from golden_files import check, load
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+from worker_source import ROOT, calls, literals, log_fields
+
+from mizzen.cli import app
+from mizzen.commands import complete
+from mizzen.core.options import flag
+from mizzen.engine.grammar import tryout
+from mizzen.gateway.access_log import Line
+from mizzen.gateway.metrics import Metrics
+from mizzen.gateway.record import Record
+from mizzen.gateway.service import STATES as ENGINE_STATES
+from mizzen.server import ends, follower, rank, simulate
+from mizzen.server.catalogue import Phase
+from mizzen.server.config import EngineConfig
+from mizzen.server.metrics import STATES, EngineView, registry
+from mizzen.server.status import StatusReader, create_block
+from mizzen.wire.log import JsonLines
+from mizzen.wire.stream import StreamLost
+
+
+def families(found: Any) -> dict[str, Any]:
+    """Return types, samples and label names of metric families; values of labels where they are few."""
+    result = {}
+    for family in found:
+        samples: dict[str, dict[str, set[str]]] = {}
+        for sample in family.samples:
+            labels = samples.setdefault(sample.name, {})
+            for name, value in sample.labels.items():
+                labels.setdefault(name, set()).add(value)
+        result[family.name] = {
+            "type": family.type,
+            "samples": {
+                name: {label: sorted(values) for label, values in labels.items() if label != "version"}
+                for name, labels in samples.items()
+            },
+        }
+    return result
+
+
+def test_metrics_of_the_engine() -> None:
+    status = StatusReader(create_block(1), 0).read()
+    status.values[:] = type(status.values)("d", [1.0] * len(status.values))
+    view = EngineView(snapshot=status, state="serving", end="watchdog", uptime_seconds=1.0)
+    text = generate_latest(registry("demo", lambda: view, 16)).decode()
+    shown = families(text_string_to_metric_families(text))
+    assert any(name.startswith("sglang:") for name in shown)
+    assert any(name.startswith("vllm:") for name in shown)
+    check("worker_engine_metrics", shown)
+
+
+def labelled(metric: Any) -> Any:
+    return {"type": metric._type, "labels": list(metric._labelnames)}
+
+
+def test_metrics_of_the_gateway() -> None:
+    metrics = Metrics(lambda: ("demo",))
+    record = Record(request_id="r", method="POST", path="/v1/completions")
+    record.model, record.status, record.ended, record.error = "demo", 429, record.began + 1.0, "some_cause"
+    record.first_token = record.began + 0.5
+    metrics.ended(record, "/v1/completions")
+    shown = families(text_string_to_metric_families(metrics.text().decode()))
+    declared = {
+        metric._name: labelled(metric) for metric in vars(metrics).values() if hasattr(metric, "_labelnames")
+    }
+    ours = {name: family for name, family in shown.items() if name.startswith("mizzen_")}
+    causes = {arguments[0] for _, arguments, _ in calls(StreamLost.__name__) if arguments and arguments[0]}
+    check("worker_gateway_metrics", {"declared": declared, "shown": ours, "causes of losses": sorted(causes)})
+
+
+def described(name: str, parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return all of an option or argument of a command but its sentence."""
+    kind, info, default = parameter.annotation, parameter.default, parameter.default
+    for extra in typing.get_args(kind)[1:] if hasattr(kind, "__metadata__") else ():
+        kind, info = typing.get_args(kind)[0], extra
+    names = list(info.param_decls or ())
+    if info is parameter.default:
+        default = info.default
+    elif isinstance(info.default, str):  # in the form of `Annotated`, a first name is in the default's place
+        names = [info.default, *names]
+    required = default in (..., inspect.Parameter.empty)
+    return {
+        "name": name,
+        "argument": type(info).__name__ == "ArgumentInfo",
+        "names": names,
+        "type": kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", ""),
+        "default": None if required else plain(default),
+        "required": required,
+        "metavar": info.metavar,
+        "bounds": [info.min, info.max],
+        "variable": info.envvar,
+    }
+
+
+def plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
+
+
+def test_options_of_all_commands() -> None:
+    callback = app.registered_callback
+    assert callback is not None
+    functions = {"": callback.callback, **{info.name: info.callback for info in app.registered_commands}}
+    found = {}
+    for name, function in functions.items():
+        assert function is not None
+        parameters = inspect.signature(function, eval_str=True).parameters
+        found[f"mizzen {name}".strip()] = [described(*item) for item in parameters.items()]
+    check("worker_commands", found)
+
+
+def test_help_names_every_option_of_the_golden_file() -> None:
+    golden = load("worker_commands")
+    for command, options in golden.items():
+        words = [*command.split()[1:], "--help"]
+        shown = set(re.findall(r"--[a-z][a-z0-9-]*", CliRunner().invoke(app, words).output))
+        long = {part for option in options for name in option["names"] for part in name.split("/")}
+        long |= {flag(option["name"]) for option in options if not option["names"] and not option["argument"]}
+        assert {name for name in long if name.startswith("--")} <= shown, command
+
+
+class Captured(Exception):
+    """Raised in the place of parsing."""
+
+
+PROGRAMS: dict[str, Callable[[], object]] = {
+    "rank": lambda: rank.main(EngineConfig, rank.import_engine),
+    "follower": follower.main,
+    "simulate": lambda: simulate.parse([]),
+    "grammar sandbox": tryout.main,
+}
+
+
+@pytest.fixture
+def parsers(monkeypatch: pytest.MonkeyPatch) -> list[argparse.ArgumentParser]:
+    made: list[argparse.ArgumentParser] = []
+
+    def parse(self: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        made.append(self)
+        raise Captured
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    return made
+
+
+def test_options_of_programs_that_programs_start(parsers: list[argparse.ArgumentParser]) -> None:
+    found = {}
+    for name, program in PROGRAMS.items():
+        with pytest.raises(Captured):
+            program()
+        found[name] = [
+            {
+                "names": action.option_strings or [action.dest],
+                "type": action.type.__name__ if action.type in (int, float, str, bool) else None,
+                "default": plain(action.default),
+                "required": action.required,
+                "metavar": action.metavar,
+                "choices": None if action.choices is None else list(action.choices),
+            }
+            for action in parsers.pop()._actions
+        ]
+    check("worker_programs", found)
+
+
+def test_exit_codes_and_kinds_of_ends() -> None:
+    kinds = set()
+    for _, arguments, keywords in calls(ends.End.__name__):
+        kinds |= {text for text in [*arguments[1:2], keywords.get("kind")] if isinstance(text, str)}
+    check(
+        "worker_ends",
+        {
+            "wrong configuration": [ends.WRONG_CONFIGURATION, ends.MISCONFIGURED],
+            "failed, unreachable, interrupted": [complete.FAILED, complete.UNREACHABLE, complete.INTERRUPTED],
+            "kinds": sorted(kinds - {""}),
+            "states of an engine": list(STATES),
+            "states of an engine in the gateway": list(ENGINE_STATES),
+            "phases": {phase.name: int(phase) for phase in Phase},
+        },
+    )
+
+
+def test_environment_variables() -> None:
+    prefixes = "MIZZEN|OTEL|KUBE|POD|CUDA|FLASHINFER|TRITON|XDG|HF|AWS|TOKENIZERS|NCCL"
+    check(
+        "worker_variables",
+        {
+            "worker": literals(rf"({prefixes})(_[A-Z0-9]+)*"),
+            "operator, local clusters, benchmarks and scripts": sorted(
+                {
+                    name
+                    for folder in ("operator", "benchmarks", "scripts")
+                    for name in literals(r"MIZZEN(_[A-Z0-9]+)+_?", ROOT / folder)
+                }
+            ),
+        },
+    )
+
+
+def test_members_of_log_lines() -> None:
+    class Given:
+        created, msecs, levelname, exc_info, fields = 0.0, 0, "INFO", None, {}
+
+        def getMessage(self) -> str:
+            return "event"
+
+    fixed = {key for _, _, keywords in calls("set_up_logging") for key in keywords}
+    check(
+        "worker_logs",
+        {
+            "every line": list(msgspec.json.decode(JsonLines().format(Given()))),  # type: ignore[arg-type]
+            "of a process": sorted(fixed),
+            "fields": log_fields(),
+            "access log": [field.encode_name for field in msgspec.structs.fields(Line)],
+        },
+    )

@@ -1,0 +1,333 @@
+"""Golden bytes of everything that travels between processes of the worker.
+
+Instances are filled by type and position, so that the bytes do not depend on the names that the code uses for
+fields: what a peer of another version would read is pinned, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pkgutil
+import types
+import typing
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+from golden_files import check, load
+
+import mizzen.wire
+from mizzen.core.output import StepOutput
+from mizzen.core.params import SamplingParams
+from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.request import FinishReason, Pooling
+from mizzen.server import pulse as pulse_module
+from mizzen.server import status as status_module
+from mizzen.server.loop import Command
+from mizzen.wire import codec, columns, messages, nodes, plan_ring, plan_wire, ring, stream
+from mizzen.wire.requests import RequestTable
+
+LOCAL = {stream.TokenLogprobs}
+"""Structs of the wire package that never leave their process."""
+
+
+def value_of(hint: Any, place: int) -> Any:
+    """Return a value of a type, unlike any default and unlike that of another place."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return value_of(next(arg for arg in args if arg is not type(None)), place)
+    if origin is tuple:
+        kinds = (args[0], args[0]) if args[-1] is Ellipsis else args
+        return tuple(value_of(kind, 10 * place + at) for at, kind in enumerate(kinds, 1))
+    if origin is list:
+        return [value_of(args[0], 10 * place + at) for at in (1, 2)]
+    if origin is dict:
+        return {f"key{place}": value_of(args[1], place), f"key{place + 1}": value_of(args[1], place + 1)}
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return filled(hint, place)
+    simple = {
+        int: 1000 + place,
+        float: place + 0.25,
+        str: f"text {place}",
+        bytes: bytes([place % 256, 0, 255]),
+    }
+    return simple[hint]
+
+
+def filled(kind: type[msgspec.Struct], place: int = 0) -> Any:
+    """Return an instance whose every field has a value other than its default."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for at, field in enumerate(msgspec.structs.fields(kind), place + 1):
+        if hints[field.name] is bool:
+            values[field.name] = field.default is not True
+        else:
+            values[field.name] = value_of(hints[field.name], at)
+    return kind(**values)
+
+
+def least(kind: type[msgspec.Struct]) -> Any:
+    """Return an instance that gives required fields alone; those that may be None are."""
+    hints, values = typing.get_type_hints(kind), {}
+    for at, field in enumerate(msgspec.structs.fields(kind), 1):
+        if field.required:
+            hint = hints[field.name]
+            if type(None) in typing.get_args(hint):
+                values[field.name] = None
+            else:
+                values[field.name] = at % 2 == 0 if hint is bool else value_of(hint, at)
+    return kind(**values)
+
+
+def wire_structs() -> list[type[msgspec.Struct]]:
+    """Return all structs that modules of the wire package define, but for bases without fields."""
+    found = {}
+    for module in pkgutil.walk_packages(mizzen.wire.__path__, "mizzen.wire."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.name:
+                found[kind] = None
+    return [kind for kind in found if kind not in LOCAL and msgspec.structs.fields(kind)]
+
+
+def label(kind: type[msgspec.Struct]) -> str:
+    """Return how the golden file calls a struct: by its tag, or by its number of fields where it has none."""
+    config = kind.__struct_config__
+    family = "nodes" if kind.__module__ == nodes.__name__ else "messages"
+    return (
+        f"{family} {config.tag}" if config.tag else f"{family} part of {len(kind.__struct_fields__)} fields"
+    )
+
+
+def shown(value: Any) -> Any:
+    """Return decoded msgpack as JSON, bytes in hexadecimal."""
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, list):
+        return [shown(part) for part in value]
+    if isinstance(value, dict):
+        return {key: shown(part) for key, part in value.items()}
+    return value
+
+
+def encoded() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in wire_structs():
+        for name, instance in (("filled", filled(kind)), ("least", least(kind))):
+            content = msgspec.msgpack.encode(instance)
+            key = f"{label(kind)}, {name}"
+            assert key not in found, f"{key}: two structs of one name"
+            found[key] = {"hex": content.hex(), "reads": shown(msgspec.msgpack.decode(content))}
+    return found
+
+
+def test_the_bytes_of_every_message() -> None:
+    check("worker_wire_messages", encoded())
+
+
+def test_the_golden_bytes_of_messages_are_read_as_the_messages() -> None:
+    golden = load("worker_wire_messages")
+    for kind in wire_structs():
+        for name, instance in (("filled", filled(kind)), ("least", least(kind))):
+            content = bytes.fromhex(golden[f"{label(kind)}, {name}"]["hex"])
+            assert msgspec.msgpack.decode(content, type=kind) == instance
+
+
+def test_both_ends_read_the_golden_bytes_of_their_direction() -> None:
+    golden = load("worker_wire_messages")
+    for union, decoder in (
+        (messages.ToEngine, codec.engine_decoder()),
+        (messages.ToGateway, codec.gateway_decoder()),
+        (nodes.ToLeader, msgspec.msgpack.Decoder(nodes.ToLeader).decode),
+        (nodes.ToNode, msgspec.msgpack.Decoder(nodes.ToNode).decode),
+    ):
+        for kind in typing.get_args(union):
+            read = decoder(bytes.fromhex(golden[f"{label(kind)}, filled"]["hex"]))
+            assert read == filled(kind)
+            assert type(read) is kind
+
+
+def test_no_message_is_missing_from_the_golden_file() -> None:
+    known = {label(kind) for kind in wire_structs()}
+    assert {key.rpartition(", ")[0] for key in load("worker_wire_messages")} == known
+    sent = (messages.ToEngine, messages.ToGateway, nodes.ToLeader, nodes.ToNode)
+    assert {kind for union in sent for kind in typing.get_args(union)} <= set(wire_structs())
+
+
+def plan() -> StepPlan:
+    """Return a plan in which every array, start and chunk occurs."""
+
+    def ints(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    starts = (
+        SlotStart(slot=3, length=17, sampling=SamplingParams(temperature=0.0), seed=0),
+        SlotStart(
+            slot=4,
+            length=5,
+            sampling=SamplingParams(temperature=0.0),
+            seed=0,
+            asks=Asks(tokens=ints(1, 2, 3), prompt_tokens=3, prompt_logprobs=2, pooling=Pooling.MEAN),
+        ),
+        SlotStart(
+            slot=5,
+            length=6,
+            sampling=SamplingParams(temperature=0.0),
+            seed=0,
+            asks=Asks(tokens=ints(9), prompt_tokens=1, pooling=Pooling.LAST),
+        ),
+    )
+    return StepPlan(
+        step=258,
+        decode=ints(1, 2, 70000),
+        decode_version=11,
+        pages=PageWrites(ints(1, 2), ints(3, 4), ints(5, 65541)),
+        starts=starts,
+        prefill=(
+            PrefillChunk(slot=3, start=17, tokens=ints(101, 102, 100000), last=False),
+            PrefillChunk(slot=4, start=5, tokens=ints(7), last=True),
+        ),
+    )
+
+
+def same_plan(one: StepPlan, other: StepPlan) -> bool:
+    return ring.encode_plan(one) == ring.encode_plan(other)
+
+
+def empty_plan() -> StepPlan:
+    return StepPlan(step=1, decode=np.empty(0, np.int32), decode_version=0, pages=PageWrites())
+
+
+def ring_memory() -> str:
+    """Return what a ring of two readers holds after a plan and the end."""
+    handles = plan_ring.create_ring(2, 1024)
+    try:
+        writer = plan_ring.RingWriter(handles)
+        writer.send(empty_plan())
+        writer.end()
+        content = os.pread(handles.memory, 1 << 16, 0)
+    finally:
+        handles.close()
+    return content.rstrip(b"\0").hex()
+
+
+def tcp_frames() -> dict[str, Any]:
+    """Return what a rank of another pod says first, and what it gets: a plan, then the end."""
+    server = plan_wire.PlanServer("tcp://127.0.0.1:*", None, [1])
+    context = zmq.Context()
+    rank = context.socket(zmq.DEALER)
+    try:
+        rank.linger = 0
+        rank.identity = plan_wire.name_of(1)
+        rank.connect(server.endpoint)
+        rank.send(plan_wire.HERE)
+        server.wait(30)
+        server.send(empty_plan())
+        server.end()
+        frames = [rank.recv().hex() for _ in range(2) if rank.poll(30_000)]
+    finally:
+        rank.close()
+        context.term()
+        server.close()
+    return {"name": plan_wire.name_of(12).decode(), "greeting": plan_wire.HERE.decode(), "frames": frames}
+
+
+def test_the_bytes_of_plans() -> None:
+    check(
+        "worker_wire_plans",
+        {
+            "plan": ring.encode_plan(plan()).hex(),
+            "empty plan": ring.encode_plan(empty_plan()).hex(),
+            "ring in shared memory, 2 readers": ring_memory(),
+            "frames over TCP": tcp_frames(),
+        },
+    )
+
+
+def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
+    golden = load("worker_wire_plans")
+    read = ring.decode_plan(bytes.fromhex(golden["plan"]))
+    assert same_plan(read, plan())
+    assert [start.asks is None for start in read.starts] == [True, False, False]
+    assert read.prefill[0].tokens.tolist() == [101, 102, 100000]
+    assert same_plan(ring.decode_plan(bytes.fromhex(golden["empty plan"])), empty_plan())
+
+
+def test_the_layout_of_shared_memory_and_control_pipes() -> None:
+    block = status_module.create_block(1)
+    writer = status_module.StatusWriter(block, 0)
+    for at in range(len(writer.values)):
+        writer.values[at] = at + 0.5
+    writer.set_text("äh")
+    writer.publish()
+    content = os.pread(block, status_module.BLOCK_BYTES + 1, 0)
+    os.close(block)
+    pulses = pulse_module.create_pulses(2)
+    rank = pulse_module.PulseWriter(pulses, 1)
+    rank.serves()
+    rank.launched(7)
+    rank.done(6)
+    numbers = np.frombuffer(os.pread(pulses, 1 << 12, 0), np.float64).tolist()
+    os.close(pulses)
+    text = content.find("äh".encode())
+    check(
+        "worker_shared_memory",
+        {
+            "status block": {
+                "bytes": len(content),
+                "numbers": (text - 16) // 8,
+                "text at": text,
+                "header": content[:16].hex(),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            },
+            "pulses": [number if number != os.getpid() else "process" for number in numbers],
+            "commands": {command.name: command.value.decode() for command in Command},
+        },
+    )
+
+
+def test_the_packed_columns_of_outputs() -> None:
+    message = messages.Outputs(
+        step=5,
+        rids=np.array([1, 2**31], "<u4").tobytes(),
+        offsets=np.array([3, 4], "<u4").tobytes(),
+        tokens=np.array([7, 8, 9], "<i4").tobytes(),
+        counts=np.array([1, 2], "<u2").tobytes(),
+    )
+    assert columns.unpack(message) == ([1, 2**31], [3, 4], [1, 2], [7, 8, 9])
+    table = RequestTable()
+    rids = [table.add(owner=1, handle=handle, now=0.0) for handle in (1, 2**31)]
+    output = StepOutput(
+        step=5,
+        rids=np.array(rids, np.int64),
+        offsets=np.array([3, 4], np.int32),
+        tokens=np.array([7, 8, 9], np.int32),
+        counts=np.array([1, 2], np.int32),
+        finished=(),
+    )
+    ((owner, packed),) = columns.split(output, table)
+    assert owner == 1
+    assert (packed.rids, packed.offsets, packed.tokens, packed.counts) == (
+        message.rids,
+        message.offsets,
+        message.tokens,
+        message.counts,
+    )
+
+
+def test_numbers_and_bounds_of_the_protocol() -> None:
+    check(
+        "worker_wire_numbers",
+        {
+            "protocol": messages.PROTOCOL,
+            "protocol between nodes": nodes.PROTOCOL,
+            "largest frame": messages.MAX_FRAME_BYTES,
+            "part of a file": messages.FILE_PART_BYTES,
+            "largest grammar": messages.MAX_GRAMMAR_BYTES,
+            "refusal codes": {code.name: int(code) for code in messages.RefusalCode},
+            "finish reasons": {reason.name: int(reason) for reason in FinishReason},
+            "poolings": [pooling.value for pooling in Pooling],
+        },
+    )
