@@ -1,4 +1,4 @@
-# Everything runs from .venv, which `make install` fills; the other targets call it when something is missing.
+# Everything runs from .venv, which `make install` creates. The other targets run `make install` if .venv is out of date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ ROUNDS ?= 5
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(STAMP) ## make .venv with everything but the GPU kernels
+install: $(STAMP) ## create .venv with everything except the GPU kernels
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Mizzen needs Python 3.11 or later; set PYTHON=/path/to/python3" >&2; exit 1; }
@@ -27,43 +27,43 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(STAMP) ## a cluster on this machine, an InferenceService, a chat answer
+demo: $(STAMP) ## start a cluster on this machine, create an InferenceService and chat with it
 	$(BIN)/mizzen-local demo
 
 demo-down: ## stop the demo's cluster
 	@test ! -x $(BIN)/mizzen-local || $(BIN)/mizzen-local down
 
-lint: $(STAMP) ## ruff and pyright
+lint: $(STAMP) ## run ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-test: $(STAMP) lint ## lint, types and all tests
-	@$(BIN)/mizzen-local assets > /dev/null  # before any test's time limit runs: without downloads this builds them
+test: $(STAMP) lint ## run lint, type checks and all tests
+	@$(BIN)/mizzen-local assets > /dev/null  # before any test timeout starts: if they cannot be downloaded, this builds them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
 
-fuzz: $(STAMP) ## the property tests with examples of their own at every run; ROUNDS=50 for more
+fuzz: $(STAMP) ## run the property tests with new random examples in each of ROUNDS rounds; default 5
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done
 
-test-gpu: ## the engine's tests on this machine's GPU, by a GPU_PYTHON that has its packages
+test-gpu: ## run the engine's tests on this machine's GPU, with a GPU_PYTHON that has the packages
 	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=$(SOURCES) $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
 
-soak: $(STAMP) ## hours of rollouts, scaling and faults under load; SOAK="--requests 5000 ..." for less
+soak: $(STAMP) ## run hours of rollouts, scaling and faults under load; shorten with SOAK="--requests 5000 ..."
 	$(BIN)/python tests/cluster/soak.py $(SOAK)
 
-e2e: $(STAMP) ## the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)
+e2e: $(STAMP) ## test the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)
 	$(BIN)/python tests/e2e/run.py
 
-bench: $(STAMP) ## the benchmarks that run on this machine's CPU
+bench: $(STAMP) ## run the CPU benchmarks on this machine
 	$(BIN)/python benchmarks/scheduler_step.py
 	$(BIN)/python benchmarks/cpu_vs_transformers.py
 
-bench-gpu: ## the benchmarks of this machine's GPU and one table of them, by GPU_PYTHON; BENCH="--json" and the like
+bench-gpu: ## run all GPU benchmarks with GPU_PYTHON and print one table; pass options with BENCH="--json"
 	PYTHONPATH=$(SOURCES) $(GPU_PYTHON) benchmarks/gpu_all.py $(BENCH)
 
 docs: $(STAMP) ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
-clean: demo-down ## remove what make made
+clean: demo-down ## remove everything that make created
 	rm -rf $(VENV) site build

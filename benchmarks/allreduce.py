@@ -1,11 +1,11 @@
-"""All-reduce over the GPUs of this machine, by size and way, inside CUDA graphs; and fused with what follows.
+"""Time of an all-reduce over the GPUs of this machine, by size and method, in CUDA graphs; also fused with the norm.
 
     python benchmarks/allreduce.py --ranks 2 [--json]
 
-Starts one process a GPU. Each size is reduced many times in one captured graph; the time of one is the
-graph's over their number, the median of rounds, the slowest rank's. The limit is the bytes that a GPU must
-receive at least, (ranks - 1) / ranks of the message twice, at the given bandwidth of its links in one
-direction.
+Starts one process per GPU. Each size is reduced many times in one captured graph; the time of one all-reduce is
+the graph's time divided by their number, for the slowest rank, as the median of the rounds. The limit is the
+minimum number of bytes that a GPU must receive, twice (ranks - 1) / ranks of the message, at the given bandwidth
+of its links in one direction.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from arguments import Help, above_zero, positive
 from ran_on import machine
 
-from mizzen.parallel.device import KIB, DeviceCollectives
-from mizzen.parallel.group import Group, Place
+from mizzen.parallel.cuda_collectives import KIB, DeviceCollectives
+from mizzen.parallel.process_group import Group, Place
 
 SIZES = [KIB << power for power in range(3, 17)]
 REPEATS = 40
@@ -36,13 +36,13 @@ COLUMNS = (1024, 4096, 5120)
 FUSED = ("push", "fused", "fused-two-shot")
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
 Times = dict[str, dict[str, float]]
-"""Microseconds, by size and by way."""
+"""Microseconds, by size and method."""
 
 
 def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
-    """Capture an operation many times."""
+    """Capture `repeats` calls of an operation in one graph."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # two calls at once would count as one
+    stream.wait_stream(torch.cuda.current_stream())  # calls that overlap would be timed as one
     with torch.cuda.stream(stream):
         for _ in range(3):
             work()
@@ -56,7 +56,7 @@ def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float:
-    """Time an operation; return the slowest rank's median."""
+    """Return the microseconds of an operation: the median of the rounds, of the slowest rank."""
     graph = graph_of(work, REPEATS)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
@@ -71,59 +71,59 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
-def collectives_of(group: Group, way: str) -> DeviceCollectives:
-    """Return collectives of the group's ranks that reduce in one way."""
-    known = group.collectives
-    if not isinstance(known, DeviceCollectives):
+def collectives_of(group: Group, method: str) -> DeviceCollectives:
+    """Return collectives of the group's ranks that use one all-reduce method."""
+    existing = group.collectives
+    if not isinstance(existing, DeviceCollectives):
         raise TypeError("the ranks have no GPUs")
-    return DeviceCollectives(known.group, group.place.device, way)
+    return DeviceCollectives(existing.group, group.place.device, method)
 
 
-def report(group: Group, what: str) -> None:
-    """Say on the error output what is being measured: a collective that hangs is the last one told."""
+def log_progress(group: Group, work: str) -> None:
+    """Log to standard error what is being measured, so that a hanging collective is the last one logged."""
     if not group.rank:
-        print(f"{time.perf_counter():.1f} s: measuring {what}", file=sys.stderr, flush=True)
+        print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 
 
 def sweep(group: Group, rounds: int) -> Times:
-    """Time every way at every size."""
+    """Time every method at every size."""
     results: Times = {}
     device = group.place.device
-    for way in ("nccl", "one-shot", "two-shot"):
-        collectives = collectives_of(group, way)
+    for method in ("nccl", "one-shot", "two-shot"):
+        collectives = collectives_of(group, method)
         for size in SIZES:
             x = torch.ones(size // 2, dtype=torch.bfloat16, device=device).view(-1, 512)
-            if way != "nccl" and not collectives.serves(x):
+            if method != "nccl" and not collectives.serves(x):
                 continue
-            report(group, f"{way}, {size // KIB} KiB")
+            log_progress(group, f"{method}, {size // KIB} KiB")
             took = microseconds(group, lambda c=collectives, x=x: c.all_reduce(x), rounds)
-            results.setdefault(str(size), {})[way] = took
+            results.setdefault(str(size), {})[method] = took
     return results
 
 
 def fused(group: Group, rounds: int) -> Times:
-    """Time the sum over ranks, the residual's addition and the norm: in one kernel, each way, and in two."""
+    """Time all-reduce, residual addition and norm: fused in one kernel by each method, and as two kernels."""
     from mizzen.kernels.norm import add_rms_norm
 
     results: Times = {}
     device = group.place.device
-    ones = {way: collectives_of(group, way) for way in FUSED}
-    plain = {way: collectives_of(group, way) for way in ("one-shot", "two-shot")}
+    fusing = {method: collectives_of(group, method) for method in FUSED}
+    plain = {method: collectives_of(group, method) for method in ("one-shot", "two-shot")}
     for columns in COLUMNS:
         weight = torch.ones(columns, dtype=torch.bfloat16, device=device)
         for rows in ROWS:
             x = torch.randn(rows, columns, dtype=torch.bfloat16, device=device)
             residual = torch.randn_like(x)
             mine: dict[str, float] = {}
-            report(group, f"the norm behind {rows} x {columns}")
-            for way, one in ones.items():
+            log_progress(group, f"all-reduce and norm of {rows} x {columns}")
+            for method, one in fusing.items():
                 if one.add_norm(x, residual, weight, 1e-6) is not None:
-                    mine[way] = microseconds(
+                    mine[method] = microseconds(
                         group, lambda c=one, r=residual, x=x, w=weight: c.add_norm(x, r, w, 1e-6), rounds
                     )
-            for way, two in plain.items():
+            for method, two in plain.items():
                 if two.serves(x):
-                    mine[f"{way}, then norm"] = microseconds(
+                    mine[f"{method}, then norm"] = microseconds(
                         group,
                         lambda c=two, r=residual, x=x, w=weight: add_rms_norm(c.all_reduce(x), r, w, 1e-6),
                         rounds,
@@ -133,10 +133,10 @@ def fused(group: Group, rounds: int) -> Times:
 
 
 def check(group: Group) -> None:
-    """Compare the fused kernels with plain operations, so that no wrong kernel is timed."""
+    """Compare the fused kernels with plain operations, so that no incorrect kernel is timed."""
     device = group.place.device
-    for way, columns in itertools.product(FUSED, COLUMNS):
-        made = collectives_of(group, way)
+    for method, columns in itertools.product(FUSED, COLUMNS):
+        collectives = collectives_of(group, method)
         for rows in ROWS:
             generator = torch.Generator(device).manual_seed(group.rank * 1000 + rows)
             x = torch.randn(rows, columns, device=device, generator=generator).to(torch.bfloat16)
@@ -146,15 +146,16 @@ def check(group: Group) -> None:
             torch.distributed.all_reduce(total)
             stream = (total + residual.float()).to(torch.bfloat16)
             expected = F.rms_norm(stream.float(), (columns,), weight.float(), 1e-6)
-            normed = made.add_norm(x, residual, weight, 1e-6)
-            report(group, f"nothing yet: checked {way}, {rows} x {columns}")
+            normed = collectives.add_norm(x, residual, weight, 1e-6)
+            log_progress(group, f"nothing yet: checked {method}, {rows} x {columns}")
             if normed is None:
                 continue
             torch.testing.assert_close(residual, stream, atol=0.02, rtol=0.02)
             torch.testing.assert_close(normed.float(), expected, atol=0.02, rtol=0.02)
 
 
-def work(args: argparse.Namespace) -> None:
+def run_rank(args: argparse.Namespace) -> None:
+    """Measure as one rank; rank 0 prints the results."""
     place = Place(
         rank=args.rank,
         size=args.ranks,
@@ -165,36 +166,36 @@ def work(args: argparse.Namespace) -> None:
     group = Group(place)
     with torch.inference_mode():
         check(group)
-        ways = sweep(group, args.rounds) if args.part in ("all", "sums") else {}
-        kernels = fused(group, args.rounds) if args.part in ("all", "norm") else {}
+        sums = sweep(group, args.rounds) if args.part in ("all", "sums") else {}
+        with_norm = fused(group, args.rounds) if args.part in ("all", "norm") else {}
     if args.rank == 0:
-        tell(args, ways, kernels)
+        print_results(args, sums, with_norm)
     group.barrier("end")
     sys.stdout.flush()
-    os._exit(0)  # graphs hold collectives: nothing is taken apart in order
+    os._exit(0)  # captured graphs hold collectives, so an orderly teardown is not possible
 
 
-def tell(args: argparse.Namespace, ways: Times, kernels: Times) -> None:
-    for size, row in ways.items():
+def print_results(args: argparse.Namespace, sums: Times, with_norm: Times) -> None:
+    """Print the times by size and by shape, and with `--json` as one object."""
+    for size, row in sums.items():
         least = 2 * (args.ranks - 1) / args.ranks * int(size) / (args.bandwidth * 1e3)
-        best = min(row, key=lambda way: row[way])
-        told = ", ".join(f"{way} {took:.1f}" for way, took in row.items())
-        print(f"{int(size) // KIB:>6} KiB: {told} us; {best}, limit {least:.1f}: {least / row[best]:.0%}")
-    for shape, row in kernels.items():
-        print(
-            f"{shape:>12} with norm: " + ", ".join(f"{way} {took:.1f}" for way, took in row.items()) + " us"
-        )
+        best = min(row, key=lambda method: row[method])
+        times = ", ".join(f"{method} {took:.1f}" for method, took in row.items())
+        print(f"{int(size) // KIB:>6} KiB: {times} us; {best}, limit {least:.1f}: {least / row[best]:.0%}")
+    for shape, row in with_norm.items():
+        times = ", ".join(f"{method} {took:.1f}" for method, took in row.items())
+        print(f"{shape:>12} with norm: {times} us")
     if args.json:
-        told = {"ranks": args.ranks, "machine": machine("cuda")}
-        print(json.dumps({**told, "all_reduce": ways, "with_norm": kernels}))
+        header = {"ranks": args.ranks, "machine": machine("cuda")}
+        print(json.dumps({**header, "all_reduce": sums, "with_norm": with_norm}))
 
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--ranks", type=positive, default=2, help="GPUs that sum")
+    made.add_argument("--ranks", type=positive, default=2, help="GPUs in the all-reduce")
     made.add_argument("--rounds", type=positive, default=9, help="the median of so many is told")
     made.add_argument(
-        "--part", choices=("all", "sums", "norm", "check"), default="all", help="measure this part alone"
+        "--part", choices=("all", "sums", "norm", "check"), default="all", help="measure only this part"
     )
     made.add_argument(
         "--bandwidth", type=above_zero, default=450.0, help="GB/s of a GPU's links in one direction"
@@ -204,10 +205,10 @@ def main() -> None:
     made.add_argument("--rendezvous", help=argparse.SUPPRESS)
     args = made.parse_args()
     if args.rank is not None:
-        work(args)
+        run_rank(args)
         return
     if args.ranks > (here := torch.cuda.device_count()):
-        made.error(f"--ranks {args.ranks} needs as many GPUs, {here} are here")
+        made.error(f"--ranks {args.ranks} needs {args.ranks} GPUs, but this machine has {here}")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *sys.argv, "--rendezvous", f"file://{Path(folder)}/meet"]
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(args.ranks)]

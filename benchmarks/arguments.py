@@ -1,4 +1,4 @@
-"""What benchmarks read from their command line, checked there, and how their results become JSON."""
+"""Argument types and help format shared by the benchmarks, and conversion of results to JSON."""
 
 from __future__ import annotations
 
@@ -8,59 +8,63 @@ from typing import Any
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Shows the whole docstring as it stands, and the default of each option that has one."""
+    """Help formatter that keeps the docstring as written and adds the default of each option."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
         if not action.help or default is None or default is False or default in ([], argparse.SUPPRESS):
             return action.help
-        told = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
-        return f"{action.help} (default: {told.replace('%', '%%')})"
+        shown = " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+        return f"{action.help} (default: {shown.replace('%', '%%')})"
 
 
-def given(made: argparse.ArgumentParser) -> set[str]:
-    """Return the names of the options that the command line gives, whatever their values."""
-    usual = {name: made.get_default(name) for name in vars(made.parse_args())}
-    made.set_defaults(**dict.fromkeys(usual))
-    found = {name for name, value in vars(made.parse_args()).items() if value is not None}
-    made.set_defaults(**usual)
-    return found
+def given_options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the names of the options that the command line sets, even if to their default values."""
+    defaults = {name: parser.get_default(name) for name in vars(parser.parse_args())}
+    parser.set_defaults(**dict.fromkeys(defaults))
+    given = {name for name, value in vars(parser.parse_args()).items() if value is not None}
+    parser.set_defaults(**defaults)
+    return given
 
 
-def whole(text: str, least: int) -> int:
-    """Read a whole number of at least `least`."""
+def integer(text: str, least: int) -> int:
+    """Parse an integer of at least `least`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is not such an integer.
+    """
     try:
         value = int(text)
     except ValueError:
         value = least - 1
     if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
     return value
 
 
 def positive(text: str) -> int:
-    """Read a whole number above 0."""
-    return whole(text, 1)
+    """Parse an integer above 0."""
+    return integer(text, 1)
 
 
 def natural(text: str) -> int:
-    """Read a whole number, 0 or more."""
-    return whole(text, 0)
+    """Parse an integer that is 0 or more."""
+    return integer(text, 0)
 
 
 def number(text: str) -> float:
-    """Read a number."""
+    """Parse a number that is not NaN."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return value
 
 
 def above_zero(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     value = number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
@@ -68,19 +72,19 @@ def above_zero(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """Read a finite number, 0 or more."""
+    """Parse a finite number that is 0 or more."""
     value = number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} must not be below 0")
     return value
 
 
-def plain(value: Any) -> Any:
-    """Return results with None for numbers that JSON does not have: what is infinite, or not known."""
+def jsonable(value: Any) -> Any:
+    """Return results with None for infinite and unknown (NaN) numbers, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
+        return {name: jsonable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return [jsonable(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

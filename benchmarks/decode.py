@@ -3,11 +3,11 @@
     python benchmarks/decode.py --shape qwen3-0.6b [--batch 1 8 32 128 256] [--context 1000] [--json]
     python benchmarks/decode.py --shape qwen3-0.6b --batch 256 --ask penalties
 
-Prompts of `--context` tokens are run first and stay in the prefix cache; then all of a batch start within a
-few steps, and the mean time of a step is taken between the 32nd output token of the last row and the 160th of
-the first. The context in the middle of that is the prompt and 96 tokens, with which the limit is computed.
-With `--long` the first row of each batch has a prompt of so many tokens.
-`--profile` runs some steps more under PyTorch's profiler and tells by how much each kernel delays a step.
+Prompts of `--context` tokens are prefilled first and stay in the prefix cache, so that all rows of a batch start within
+a few steps. The result is the mean time of a step between the 32nd output token of the last row and the 160th of the
+first. The limit is computed with the context in the middle of that span, the prompt and 96 tokens. With `--long` the
+first row of each batch has a prompt of that length.
+`--profile` runs some more steps under PyTorch's profiler and reports by how much each kernel delays a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from arguments import not_negative, positive
 from engine_choices import engine_options, parsed
-from step_parts import Part, show, traced
+from step_parts import Part, print_kernels, trace_kernels
 from tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -32,9 +32,9 @@ from mizzen.core.request import Request
 
 FIRST, LAST = 32, 160
 PROFILED = 20
-CACHED = "the prompts of a batch start together because they are cached"
+CACHED = "rows of a batch start together only if their prompts are cached"
 
-ASKS: dict[str, dict[str, Any]] = {
+FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.1},
     "bias": {"logit_bias": tuple((token, 1.0) for token in range(300))},
@@ -46,13 +46,13 @@ ASKS: dict[str, dict[str, Any]] = {
 
 
 def start(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> None:
-    """Let a batch begin."""
+    """Submit one request per prompt."""
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
 
 
 def step(llm: LLM, rows: int) -> tuple[int, int] | None:
-    """Run a step; return the least and the most output tokens of its rows, once all take part."""
+    """Run a step; return the fewest and the most output tokens of its rows, or None if rows are missing."""
     output = llm.engine.step(0.0)
     llm.engine.take_cache_events()
     if output is None or len(output.rids) < rows:
@@ -60,19 +60,19 @@ def step(llm: LLM, rows: int) -> tuple[int, int] | None:
     return int(output.offsets.min()), int(output.offsets.max())
 
 
-def apart(llm: LLM, prompts: list[np.ndarray]) -> str:
-    """Say why the rows of a batch never decoded all at once."""
+def explain_split_batch(llm: LLM, prompts: list[np.ndarray]) -> str:
+    """Return the reason why the rows of a batch never decoded all at once, and the option to change."""
     batch, least = len(prompts), max(map(len, prompts)) + FIRST + 2
     if least > llm.engine.info.context_length:
         bound, more = room(llm)
-        told = f"a prompt and {FIRST + 2} tokens behind it are beyond {bound}: "
-        return told + ", or ".join(filter(None, ["lower --context or --long", more]))
+        problem = f"a prompt and {FIRST + 2} further tokens exceed {bound}: "
+        return problem + ", or ".join(filter(None, ["lower --context or --long", more]))
     most = llm.options.max_running_requests
     if most < batch:
         return f"max_running_requests is {most}: raise it for a batch of {batch}"
-    held = llm.engine.info.pages_total * llm.engine.info.page_size
+    capacity = llm.engine.info.pages_total * llm.engine.info.page_size
     return (
-        f"the {held} tokens that the KV cache holds have no room for a batch of {batch}: lower --batch or "
+        f"the KV cache of {capacity} tokens has no room for a batch of {batch}: lower --batch or "
         "--context, or raise --engine kv_cache_tokens"
     )
 
@@ -81,7 +81,7 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     """Run a batch; return the mean time of a step while all its rows decode.
 
     Raises:
-        SystemExit: a prompt was refused, or there is no room for all of them at once.
+        SystemExit: a prompt was rejected, or the rows never decoded together.
     """
     start(llm, prompts, sampling)
     times: list[float] = []
@@ -91,12 +91,12 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
             times.append(time.perf_counter())
     check_ended(llm, f"batch {len(prompts)}")
     if len(times) < 2:
-        fail(apart(llm, prompts))
+        fail(explain_split_batch(llm, prompts))
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, Part]:
-    """Return each kernel's part of a step, the longest first."""
+def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, Part]:
+    """Return by how much each kernel delays a step, the largest delay first."""
     start(llm, prompts, sampling)
     while llm.engine.busy and (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
@@ -106,7 +106,7 @@ def kernels(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> di
             step(llm, len(prompts))
         torch.cuda.synchronize()
     drain(llm, f"batch {len(prompts)}")
-    return traced(trace.export_chrome_trace, PROFILED)
+    return trace_kernels(trace.export_chrome_trace, PROFILED)
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     largest = max(args.batch)
     results: dict[int, dict[str, Any]] = {}
     sampling = SamplingParams(
-        temperature=args.temperature, max_tokens=LAST + 2, ignore_eos=True, **ASKS[args.ask]
+        temperature=args.temperature, max_tokens=LAST + 2, ignore_eos=True, **FEATURES[args.ask]
     )
     with load(args, max_running_requests=largest, cuda_graph_max_batch=largest) as (llm, limits):
         rng = np.random.default_rng(0)
@@ -130,17 +130,17 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
             context = sum(map(len, prompts[:batch])) / batch + (FIRST + LAST) / 2
             took, least = median(rounds), limits.decode(batch, context)
-            whole = least + limits.collectives(batch, batch)
-            told = limits.gpus > 1 and not math.isnan(whole)
-            note = f"{whole * 1e3:.2f} with collectives: {whole / took:.0%}" if told else ""
+            with_sums = least + limits.collectives(batch, batch)
+            shown = limits.gpus > 1 and not math.isnan(with_sums)
+            note = f"{with_sums * 1e3:.2f} with collectives: {with_sums / took:.0%}" if shown else ""
             steps = [seconds * 1e3 for seconds in rounds]
             share = table.row(f"decode step, batch {batch}", steps, least * 1e3, "ms", note)
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
-            results[batch] |= {"limit_with_collectives_ms": whole * 1e3}
+            results[batch] |= {"limit_with_collectives_ms": with_sums * 1e3}
             if args.profile:
-                found = kernels(llm, prompts[:batch], sampling)
-                results[batch]["kernels"] = {name: asdict(part) for name, part in found.items()}
-                show(found)
+                kernels = profile_step(llm, prompts[:batch], sampling)
+                results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
+                print_kernels(kernels)
         return {"steps": results, **started(llm)}
 
 
@@ -154,10 +154,10 @@ def main() -> None:
         help="rows of a step",
     )
     made.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
-    made.add_argument("--long", type=positive, help="tokens of the first row's prompt, if not as many")
+    made.add_argument("--long", type=positive, help="prompt tokens of the first row, if different")
     made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
-    made.add_argument("--ask", choices=tuple(ASKS), default="nothing", help="what each request asks beyond")
-    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
+    made.add_argument("--ask", choices=tuple(FEATURES), default="nothing", help="sampling features that each request uses")
+    made.add_argument("--profile", action="store_true", help="report by how much each kernel delays a step")
     args = parsed(made, batch=[1, 4], context=64)
     if args.profile and args.device != "cuda":
         made.error("--profile needs --device cuda")

@@ -1,4 +1,4 @@
-"""The engine's options as the GPU benchmarks are told them, settled once for engine, limits and titles."""
+"""Engine options of the GPU benchmarks, resolved once for the engine, the limits and the titles."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from arguments import given
+from arguments import given_options
 
 from mizzen.engine.config import EngineOptions
 
 ELSEWHERE = {"device": "--device", "model": "--shape"}
-"""Options of the engine that a benchmark needs to know before: each has a flag alone."""
+"""Engine options that have only a flag, because the benchmark needs their values first."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "all on": {},
     "graphs off": {"cuda_graph": "off"},
@@ -23,22 +23,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "prefix cache off": {"prefix_cache": "none"},
     "fusion off": {"fusion": "off"},
 }
-"""What `--ablate` measures, by what each changes."""
+"""Variants that `--ablate` measures: the engine options that each one changes."""
 ON_GPUS = ("graphs off", "fusion off")
-"""Variants that change nothing on a CPU, which has neither."""
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+"""Variants without effect on a CPU, which has neither graphs nor fusion."""
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 def kind_of(name: str) -> type:
-    """Return the type of an engine option's values; that of None is left out."""
+    """Return the type of an engine option, without None."""
     kind = typing.get_type_hints(EngineOptions)[name]
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     return kind
 
 
-def accepted(kind: type, rules: Mapping[str, Any]) -> str:
-    """Say which values an engine option takes."""
+def describe_values(kind: type, rules: Mapping[str, Any]) -> str:
+    """Return a description of the values that an engine option accepts."""
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     bounds = [
@@ -47,11 +47,11 @@ def accepted(kind: type, rules: Mapping[str, Any]) -> str:
     return " ".join([KINDS[kind], *bounds])
 
 
-def value_of(kind: type, text: str) -> Any:
-    """Read a value.
+def parse_value(kind: type, text: str) -> Any:
+    """Parse a value of the given type.
 
     Raises:
-        ValueError: it is none of this kind.
+        ValueError: the text is not of this type.
     """
     if kind is bool:
         if text not in ("true", "false"):
@@ -61,44 +61,48 @@ def value_of(kind: type, text: str) -> Any:
 
 
 def engine_option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of the engine."""
-    name, _, given = text.partition("=")
+    """Parse NAME=VALUE, an engine option.
+
+    Raises:
+        argparse.ArgumentTypeError: name or value are invalid; says which values are accepted.
+    """
+    name, _, value_text = text.partition("=")
     name = name.replace("-", "_")
     rules = {field.name: field.metadata for field in dataclasses.fields(EngineOptions)}
-    if name not in rules or not given:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE of an engine option")
+    if name not in rules or not value_text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE of an engine option")
     if name in ELSEWHERE:
-        raise argparse.ArgumentTypeError(f"{text!r} is chosen by {ELSEWHERE[name]} alone")
+        raise argparse.ArgumentTypeError(f"{text!r}: use {ELSEWHERE[name]} instead")
     kind, rule = kind_of(name), rules[name]
     try:
-        value = value_of(kind, given)
+        value = parse_value(kind, value_text)
         low, high = rule["low"], rule["high"]
         if rule["choices"] and value not in rule["choices"]:
             raise ValueError
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             raise ValueError
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: {name} must be {accepted(kind, rule)}") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: {name} must be {describe_values(kind, rule)}") from None
     return name, value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Flagged:
-    """How flags tell an option of the engine."""
+class FlagOption:
+    """An engine option that is set by flags of the benchmark."""
 
     flags: tuple[str, ...]
     value: Callable[[argparse.Namespace], Any]
-    """Reads it from them; None leaves the option to the engine."""
+    """Function that computes the value from the flags; None leaves the option at the engine's default."""
 
 
-def flag(name: str) -> Flagged:
-    """Return an option whose value is that of a flag."""
-    return Flagged((name,), lambda args: getattr(args, name))
+def flag(name: str) -> FlagOption:
+    """Return an option with the value of a flag."""
+    return FlagOption((name,), lambda args: getattr(args, name))
 
 
-def switch(name: str, on: str, off: str) -> Flagged:
-    """Return an option with one value where a flag is given, and another where it is not."""
-    return Flagged((name,), lambda args: on if getattr(args, name) else off)
+def switch(name: str, on: str, off: str) -> FlagOption:
+    """Return an option with the value `on` if a flag is given, else `off`."""
+    return FlagOption((name,), lambda args: on if getattr(args, name) else off)
 
 
 FLAGGED = {
@@ -108,85 +112,85 @@ FLAGGED = {
     "attention_decode": flag("attention_decode"),
     "kv_cache_dtype": flag("kv_cache_dtype"),
     "prefill_chunk_tokens": flag("chunk"),
-    "steps_in_flight": Flagged(("depth", "no_overlap"), lambda args: 1 if args.no_overlap else args.depth),
+    "steps_in_flight": FlagOption(("depth", "no_overlap"), lambda args: 1 if args.no_overlap else args.depth),
     "cuda_graph": switch("no_graphs", "off", "auto"),
     "fusion": switch("no_fusion", "off", "auto"),
     "prefix_cache": switch("no_prefix_cache", "none", "radix"),
 }
-"""Options of the engine that have flags of their own."""
+"""Engine options that have flags of their own."""
 
 
-def smoke(args: argparse.Namespace) -> bool:
-    """Tell whether a run only tells whether all works."""
+def is_smoke_run(args: argparse.Namespace) -> bool:
+    """Return whether a run only checks that everything works."""
     return args.device == "cpu" and args.shape == "tiny"
 
 
-def flagged(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the engine that flags tell."""
+def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine options that are set by flags."""
     values = {name: option.value(args) for name, option in FLAGGED.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """Return the chosen options of the engine: a benchmark's own are `more`, and `--engine` is above all.
+    """Return the engine options of a run; `more` are the benchmark's own, and `--engine` overrides all.
 
-    Whatever asks for an option has to ask here, so that limits and titles are those of what runs.
+    Every reader of an engine option must use this function, so that limits and titles match the engine that runs.
     """
-    # Products of the tiny shape are too short to share: threads would only wait for one another.
-    alone = {"threads": 1} if smoke(args) else {}
-    return {"skip_tokenizer": True} | alone | flagged(args) | more | dict(args.engine)
+    # GEMMs of the tiny shape are too short to share: threads would only wait for each other.
+    one_thread = {"threads": 1} if is_smoke_run(args) else {}
+    return {"skip_tokenizer": True} | one_thread | options_from_flags(args) | more | dict(args.engine)
 
 
-def varied(args: argparse.Namespace, variant: str) -> argparse.Namespace:
-    """Return the options of a variant, whatever `--engine` says."""
+def with_variant(args: argparse.Namespace, variant: str) -> argparse.Namespace:
+    """Return the command line with the options of a variant, which override `--engine`."""
     return argparse.Namespace(**vars(args) | {"engine": [*args.engine, *VARIANTS[variant].items()]})
 
 
 def off_already(args: argparse.Namespace) -> list[str]:
-    """Return the variants that the chosen options are without `--ablate`."""
+    """Return the variants that the command line already equals without `--ablate`."""
     options = engine_options(args)
     return [name for name, change in VARIANTS.items() if change and change.items() <= options.items()]
 
 
-def read(made: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
-    """Read the command line; `small` are defaults where a run only tells whether all works."""
-    args = made.parse_args()
-    if not smoke(args):
+def parse_args(parser: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
+    """Parse the command line; `small` are the defaults of a run that only checks that everything works."""
+    args = parser.parse_args()
+    if not is_smoke_run(args):
         return args
-    made.set_defaults(**small)
-    return made.parse_args()
+    parser.set_defaults(**small)
+    return parser.parse_args()
 
 
-def contradiction(args: argparse.Namespace, told: set[str], own: Mapping[str, str]) -> str | None:
-    """Return what is wrong where the command line says different things of one option of the engine.
+def find_contradiction(args: argparse.Namespace, given: set[str], own: Mapping[str, str]) -> str | None:
+    """Return an error message if the command line sets an engine option to different values, else None.
 
     Args:
         args: the command line.
-        told: names of the options that it gives; the others are defaults, which `--engine` goes before.
-        own: options of the engine by the names of a benchmark's own options.
+        given: names of the options on the command line; the others are defaults, which `--engine` overrides.
+        own: engine options by the names of the benchmark's own options.
     """
-    if args.no_overlap and "depth" in told and args.depth != 1:
+    if args.no_overlap and "depth" in given and args.depth != 1:
         return f"--no-overlap is --depth 1, not {args.depth}: leave one of them out"
-    flags = flagged(args) | {option: getattr(args, name) for name, option in own.items()}
-    names = {option: told_by.flags for option, told_by in FLAGGED.items()}
+    flags = options_from_flags(args) | {option: getattr(args, name) for name, option in own.items()}
+    names = {option: setting.flags for option, setting in FLAGGED.items()}
     names |= {option: (name,) for name, option in own.items()}
     for name, count in Counter(name for name, _ in args.engine).items():
         if count > 1:
-            return f"--engine {name} is given {count} times: leave one value"
+            return f"--engine {name} is given {count} times: keep one"
     for name, value in args.engine:
-        if told & {*names.get(name, ())} and flags[name] != value:
-            return f"--engine {name}={value}: a flag says {flags[name]}: leave one of them out"
+        if given & {*names.get(name, ())} and flags[name] != value:
+            return f"--engine {name}={value}: a flag sets {flags[name]}: leave one of them out"
     return None
 
 
-def parsed(
-    made: argparse.ArgumentParser, own: Mapping[str, str] | None = None, /, **small: Any
+def parse_checked_args(
+    parser: argparse.ArgumentParser, own: Mapping[str, str] | None = None, /, **small: Any
 ) -> argparse.Namespace:
-    """Read the command line like `read`, and refuse options that contradict one another.
+    """Parse the command line like `parse_args`, and exit if options contradict each other.
 
-    `own` are options of the engine by the names of a benchmark's own options.
+    `own` are engine options by the names of the benchmark's own options.
     """
-    args = read(made, **small)
-    if wrong := contradiction(args, given(made), own or {}):
-        made.error(wrong)
+    args = parse_args(parser, **small)
+    if message := find_contradiction(args, given_options(parser), own or {}):
+        parser.error(message)
     return args

@@ -1,11 +1,11 @@
-"""The benchmarks of one GPU one after the other, and their figures in one table.
+"""Run all benchmarks of one GPU in sequence and print their figures in one table.
 
     python benchmarks/gpu_all.py [--json]
     python benchmarks/gpu_all.py --device cpu --shape tiny
 
-Each is a process of its own, whose output is passed on. A Markdown table of all rows comes last, and with
-`--json` one JSON object behind it. One that fails stops no other, and is told at the end. The second command
-tells in less than a minute whether all work.
+Each benchmark runs in its own process, and its output is passed on. A Markdown table of all rows comes last, and with
+`--json` one JSON object after it. A benchmark that fails does not stop the others; failures are listed at the end.
+The second command checks in less than a minute that all benchmarks work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RUNS = (
 
 
 def commands(device: str, shape: str | None) -> list[str]:
-    """Return what to run, each once; on a CPU every program with its own small defaults."""
+    """Return the commands to run, each once; on a CPU, each program with its own small defaults."""
     if device == "cpu":
         return list(dict.fromkeys(f"{run.split()[0]} --device cpu --shape {shape or 'tiny'}" for run in RUNS))
     if shape is None:
@@ -43,14 +43,14 @@ def commands(device: str, shape: str | None) -> list[str]:
     return list(dict.fromkeys(" ".join([p, "--shape", shape, *rest]) for p, _, _, *rest in program_and_rest))
 
 
-def told_by(command: str, rounds: int | None) -> dict[str, Any] | None:
-    """Run a benchmark and pass on what it prints; return its JSON, or None where it failed."""
+def run_benchmark(command: str, rounds: int | None) -> dict[str, Any] | None:
+    """Run a benchmark and pass on its output; return its JSON object, or None if it failed."""
     program, *options = command.split()
     options += ["--json", *([] if rounds is None else ["--rounds", str(rounds)])]
     print(f"$ {program} {' '.join(options)}", flush=True)
-    whole = [sys.executable, str(Path(__file__).with_name(program)), *options]
+    arguments = [sys.executable, str(Path(__file__).with_name(program)), *options]
     last = ""
-    with subprocess.Popen(whole, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             print(last, end="", flush=True)
             last = line
@@ -62,11 +62,12 @@ def told_by(command: str, rounds: int | None) -> dict[str, Any] | None:
 
 
 def quantity(number: float | None, unit: str) -> str:
+    """Return a number with its unit, or a dash without a number."""
     return "–" if number is None else f"{number:,.2f} {unit}"
 
 
 def markdown(rows: Iterable[dict[str, Any]]) -> str:
-    """Return all rows as one table."""
+    """Return all rows as one Markdown table."""
     lines = ["| work | figure | limit | of the limit |", "|---|---|---|---|"]
     for row in rows:
         figure, limit = (quantity(row[name], row["unit"]) for name in ("figure", "limit"))
@@ -75,25 +76,26 @@ def markdown(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def ran_on(machine: dict[str, Any]) -> str:
-    """Return the line above the table: GPU, driver, PyTorch and commit, as far as they are known."""
+def describe_machine(machine: dict[str, Any]) -> str:
+    """Return the line above the table: GPU, driver, PyTorch and commit, as far as known."""
     names = {"gpu": "", "driver": "driver ", "torch": "PyTorch ", "commit": "commit "}
     return ", ".join(word + machine[name] for name, word in names.items() if machine[name])
 
 
 def main() -> int:
+    """Run all benchmarks; return 1 if any failed."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--shape", help="of every benchmark, in place of those above")
-    made.add_argument("--rounds", type=positive, help="of every benchmark; by default its own")
+    made.add_argument("--shape", help="shape for every benchmark, instead of its own")
+    made.add_argument("--rounds", type=positive, help="rounds of every benchmark; by default its own")
     made.add_argument("--json", action="store_true", help="end with one JSON object")
     args = made.parse_args()
-    found = {command: told_by(command, args.rounds) for command in commands(args.device, args.shape)}
-    rows = [{"command": command, **row} for command, told in found.items() if told for row in told["rows"]]
-    machines = {command: told["machine"] for command, told in found.items() if told}
-    failed = [command for command, told in found.items() if told is None]
-    for told in dict.fromkeys(map(ran_on, machines.values())):
-        print(f"{told}\n")
+    results = {command: run_benchmark(command, args.rounds) for command in commands(args.device, args.shape)}
+    rows = [{"command": command, **row} for command, result in results.items() if result for row in result["rows"]]
+    machines = {command: result["machine"] for command, result in results.items() if result}
+    failed = [command for command, result in results.items() if result is None]
+    for line in dict.fromkeys(map(describe_machine, machines.values())):
+        print(f"{line}\n")
     print(markdown(rows), flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -35,13 +35,13 @@ from shapes import SHAPES
 
 from gpu import fail, loaded, median, need_device, parser, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
-from mizzen.core.output import GrammarCounts
+from mizzen.core.outputs import GrammarCounts
 from mizzen.core.request import Request
-from mizzen.engine.grammar.build import Builder, Target
+from mizzen.engine.execution.slot_state import Uploader
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.masks import GrammarMasks
+from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.vocabulary import byte_alphabet
-from mizzen.engine.state import Uploader
+from mizzen.engine.grammar.xgrammar_backend import Builder, Target
 
 PROMPT, FIRST, LAST = 100, 16, 112
 LEAST_VOCABULARY = 128_256

@@ -1,4 +1,4 @@
-"""One layer's attention over random KV, alone, for the benchmark that compares backends."""
+"""Attention of one layer over random KV, for the benchmark that compares attention backends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from mizzen.attention.base import (
 from mizzen.core.request import Int32
 
 COLD_BYTES = 256 << 20
-"""KV of all layers together at least: several times a GPU's second-level cache."""
+"""Minimum bytes of KV of all layers together: several times the L2 cache of a GPU."""
 LAYERS = 32
 REPLAYS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Random KV of several layers, and what a layer's projection gives for `rows` tokens."""
+    """Random KV of several layers with its page table."""
 
     geometry: Geometry
     kv: PagedKV
@@ -43,28 +43,28 @@ class Bench:
 
     @classmethod
     def make(cls, where: str, kv_dtype: str, page_size: int, geometry: Geometry, lengths: Int32) -> Bench:
-        """Allocate sequences of so many tokens each, in scattered pages."""
+        """Allocate sequences of the given lengths in scattered pages of random KV."""
         device, counts = torch.device(where), -(-lengths // page_size)
         stored = torch.float8_e4m3fn if kv_dtype == "fp8" else dtype_of(device)
         pages = int(counts.sum())
-        cells = pages * page_size
-        layer_bytes = 2 * cells * geometry.kv_heads * geometry.head_dim * stored.itemsize
+        kv_slots = pages * page_size
+        layer_bytes = 2 * kv_slots * geometry.kv_heads * geometry.head_dim * stored.itemsize
         layers = min(LAYERS, max(2, math.ceil(COLD_BYTES / layer_bytes))) if device.type == "cuda" else 2
         keys, values = (
-            torch.empty(layers, cells, geometry.kv_heads, geometry.head_dim, dtype=stored, device=device)
+            torch.empty(layers, kv_slots, geometry.kv_heads, geometry.head_dim, dtype=stored, device=device)
             for _ in range(2)
         )
         for part in (*keys, *values):
             part.copy_(torch.randn(part.shape, dtype=dtype_of(device), device=device))
         table = np.zeros((len(lengths), counts.max()), np.int32)
-        inside = np.arange(counts.max()) < counts[:, None]
-        table[inside] = np.random.default_rng(0).permutation(pages)
+        used = np.arange(counts.max()) < counts[:, None]
+        table[used] = np.random.default_rng(0).permutation(pages)
         windows = (geometry.windows[0],) * layers
-        whole = Geometry(
+        all_layers = Geometry(
             heads=geometry.heads, kv_heads=geometry.kv_heads, head_dim=geometry.head_dim, windows=windows
         )
         return cls(
-            geometry=whole,
+            geometry=all_layers,
             kv=PagedKV(keys=keys, values=values, page_size=page_size),
             pages=Pages(host=table, device=torch.from_numpy(table).to(device)),
             device=device,
@@ -72,21 +72,22 @@ class Bench:
 
     @property
     def layers(self) -> int:
-        """Layers that have KV of their own."""
+        """Number of layers."""
         return len(self.kv.keys)
 
     def random(self, tokens: int, heads: int) -> torch.Tensor:
-        """Return numbers [tokens, heads, head_dim] of the precision of activations."""
+        """Return random values [tokens, heads, head_dim] in the dtype of activations."""
         size = (tokens, heads, self.geometry.head_dim)
         return torch.randn(size, dtype=dtype_of(self.device), device=self.device)
 
 
 def dtype_of(device: torch.device) -> torch.dtype:
+    """Return the dtype of weights and activations on a device."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> float:
-    """Return the median seconds of a step."""
+    """Return the median seconds of a call of `step`, over rounds of several calls each on a GPU."""
     cuda, repeats = device.type == "cuda", REPLAYS if device.type == "cuda" else 1
     for _ in range(2):
         step()
@@ -108,39 +109,39 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes, from the projection on; `uneven` cuts contexts by their lengths."""
+    """A batch of decodes after the QKV projection; `uneven` splits contexts by their lengths."""
 
     def __init__(
         self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, uneven: bool = False
     ) -> None:
         if uneven and not (isinstance(backend, UnevenDecode) and backend.uneven_slots):
-            raise ValueError("it does not cut contexts by their lengths")
+            raise ValueError("it does not split contexts by their lengths")
         self.bench, self.backend, self.uneven = bench, backend, uneven
         geometry, device, page = bench.geometry, bench.device, bench.kv.page_size
         rows, end = len(lengths), lengths - 1
         self.slots = np.arange(rows)
         self.lengths = lengths
         last = bench.pages.host[self.slots, end // page].astype(np.int64)
-        self.cells = torch.from_numpy(last * page + end % page).to(device)
+        self.slot_mapping = torch.from_numpy(last * page + end % page).to(device)
         self.qkv = bench.random(rows, geometry.heads + 2 * geometry.kv_heads)
         ones = torch.ones(geometry.head_dim, dtype=self.qkv.dtype, device=device)
         self.norms = (ones, ones) if norm else None
         self.cos, self.sin = torch.ones(2, rows, 1, geometry.head_dim // 2, device=device)
         self.out = torch.empty_like(self.qkv[:, : geometry.heads])
-        self.read: tuple[torch.Tensor, ...] = ()
-        """What a captured graph reads besides; it has to stay."""
+        self.graph_inputs: tuple[torch.Tensor, ...] = ()
+        """Tensors that the captured graph reads; they must stay alive."""
 
-    def layers(self, run: Run) -> None:
+    def run_layers(self, run: Run) -> None:
         """Run all layers of a planned batch."""
-        bench, attend = self.bench, Attend(self.bench.kv, self.cells, len(self.slots), run, None)
+        bench, attend = self.bench, Attend(self.bench.kv, self.slot_mapping, len(self.slots), run, None)
         flat = self.qkv.view(len(self.qkv), -1)
         for layer in range(bench.layers):
             if attend.projected is not None:
                 attend.projected(layer, flat, self.norms, 1e-6, self.cos, self.sin, self.out)
             elif bench.device.type == "cuda":
-                from mizzen.kernels.heads import prepare_heads
+                from mizzen.kernels.attention.qk_norm_rope import prepare_heads
 
-                stored = (self.cells, bench.kv.keys[layer], bench.kv.values[layer])
+                stored = (self.slot_mapping, bench.kv.keys[layer], bench.kv.values[layer])
                 q = prepare_heads(flat, self.norms, 1e-6, self.cos, self.sin, *stored)
                 run(layer, q, None, None, self.out)
             else:
@@ -148,37 +149,37 @@ class Decodes:
                 q, k, v = self.qkv.split((heads, *[bench.geometry.kv_heads] * 2), dim=1)
                 attend(layer, q, k, v)
 
-    def eagerly(self) -> None:
-        """Run the whole batch kernel by kernel."""
+    def run_eagerly(self) -> None:
+        """Run all layers kernel by kernel."""
         rows = DecodeRows(slots=self.slots, lengths=self.lengths, pages=self.bench.pages)
-        self.layers(self.backend.plan_decode(rows))
+        self.run_layers(self.backend.plan_decode(rows))
 
-    def captured(self, backend: DeviceDecode) -> Callable[[], None]:
-        """Return a replay of the whole batch."""
+    def capture(self, backend: DeviceDecode) -> Callable[[], None]:
+        """Capture all layers in a graph and return its replay function."""
         slots = torch.from_numpy(self.slots.astype(np.int32)).to(self.bench.device)
         lengths = torch.ones_like(slots)
-        self.read = (slots, lengths)
+        self.graph_inputs = (slots, lengths)
         graph, table = torch.cuda.CUDAGraph(), self.bench.pages.device
         plan = backend.plan_decode_on_device
         if self.uneven and isinstance(backend, UnevenDecode):
             plan = backend.plan_uneven_on_device
-        self.layers(plan(slots, lengths, table))  # loads kernels
+        self.run_layers(plan(slots, lengths, table))  # loads kernels
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            self.layers(plan(slots, lengths, table))
+            self.run_layers(plan(slots, lengths, table))
         lengths.copy_(torch.from_numpy(self.lengths))
         if isinstance(backend, RefreshedDecode):
             backend.refresh(len(self.slots), self.lengths)
         return graph.replay
 
     def seconds(self, rounds: int) -> float:
-        """Return the seconds of a layer."""
-        step = self.captured(self.backend) if isinstance(self.backend, DeviceDecode) else self.eagerly
+        """Return the seconds of one layer."""
+        step = self.capture(self.backend) if isinstance(self.backend, DeviceDecode) else self.run_eagerly
         return seconds_of(step, self.bench.device, rounds) / self.bench.layers
 
 
 def chunk_seconds(bench: Bench, backend: AttentionBackend, count: int, prefix: int, rounds: int) -> float:
-    """Return the seconds of a layer's attention over a chunk of a prompt."""
+    """Return the seconds of one layer's attention for a prefill chunk of `count` tokens after `prefix`."""
     geometry = bench.geometry
     q = bench.random(count, geometry.heads)
     k, v = bench.random(count, geometry.kv_heads), bench.random(count, geometry.kv_heads)

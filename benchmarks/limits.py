@@ -1,4 +1,4 @@
-"""What GPUs can do at most with a model: the limits beside the figures of the GPU benchmarks."""
+"""Hardware limits of the GPU benchmarks, computed from the bytes and operations of a model."""
 
 from __future__ import annotations
 
@@ -13,133 +13,134 @@ from arguments import above_zero, not_negative
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
-"""Microseconds of a sum over so many H200s: one row, as `allreduce.py` measures its fastest way; 8 as 4."""
+"""Microseconds of an all-reduce of one row by number of H200s, fastest method of `allreduce.py`; 8 taken as 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What GPUs can do at most with a model, from bytes moved and operations done (those of bfloat16).
+    """Minimum times of a model on GPUs, from the bytes moved and the operations done (in bfloat16).
 
-    Several share weights, KV and operations evenly. What they have to tell one another is counted by
-    `collectives` alone: it costs no time where something else is computed meanwhile.
-    What another device can do is not known: all limits are NaN then.
+    Several GPUs share weights, KV and operations evenly. Only `collectives` counts their communication, because it
+    costs no time if it overlaps with computation. On other devices all limits are NaN.
     """
 
     config: ModelConfig
     bandwidth: float
-    """Bytes a second."""
+    """Memory bandwidth in bytes per second."""
     flops: float
-    """Operations a second."""
+    """Operations per second."""
     element: int = 2
-    """Bytes of a weight, and of a number in the residual stream."""
+    """Bytes of a weight and of a value in the residual stream."""
     kv_element: int = 2
-    """Bytes of a number in the KV cache."""
+    """Bytes of a value in the KV cache."""
     gpus: int = 1
+    """Number of GPUs that share the model."""
     links: float = 450e9
-    """Bytes a second that a GPU gets from the others."""
+    """Bytes per second that a GPU receives from the others."""
     least_sum: float = 0.0
-    """Seconds that a sum over the GPUs takes at least, however short."""
+    """Minimum seconds of an all-reduce, however small."""
 
     @property
     def body(self) -> int:
-        """Weights of all layers."""
+        """Number of weights of all layers."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
         return c.layers * (attention + 3 * c.hidden_size * c.intermediate_size)
 
     @property
     def head(self) -> int:
-        """Weights of the output head."""
+        """Number of weights of the LM head."""
         return self.config.hidden_size * self.config.vocab_size
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token."""
+        """Bytes of KV per token."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
 
     def decode(self, batch: int, context: float) -> float:
-        """Seconds of a step that decodes `batch` rows of `context` tokens each.
+        """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each.
 
-        Products and reading KV are added: in a layer each waits for the other, and the KV of a large batch
-        fits in no cache of the GPU, to be read ahead.
+        The times of the GEMMs and of reading the KV are added: in a layer each waits for the other, and the KV of a
+        large batch does not fit in any cache of the GPU, so it cannot be prefetched.
         """
         weights = self.body + self.head
-        products = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
-        return (products + batch * context * self.token_bytes / self.bandwidth) / self.gpus
+        gemms = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
+        return (gemms + batch * context * self.token_bytes / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
-        """Operations of running `tokens` prompt tokens behind `start` others."""
+        """Return the operations of prefilling `tokens` tokens after `start` cached ones."""
         c = self.config
         pairs = tokens * start + tokens * tokens / 2
         return 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
 
     def prefill(self, *prompts: int, start: int = 0) -> float:
-        """Seconds of running prompts of so many tokens each, behind `start` others that all of them share.
+        """Return the minimum seconds of prefilling prompts of the given lengths after `start` shared cached tokens.
 
-        That is the longer of their operations and of what is read for them at least: all weights once, and
-        the KV of the `start` tokens once. Operations and reading are not added: while products hold a step,
-        the next layer's KV can be read ahead, whose 33 MB for 8192 tokens of an 8B model fit in the GPU's
-        cache. Where reading holds it, as it does with a short rest of a prompt, weights and KV do add.
+        That is the longer of the time of their operations and of the minimum reads: all weights once, and the KV of
+        the `start` tokens once. Operations and reads are not added: while a step is limited by GEMMs, the next
+        layer's KV can be prefetched, whose 33 MB for 8192 tokens of an 8B model fit in the GPU's L2 cache. If the
+        step is limited by reads, as with the short rest of a prompt, weights and KV do add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
-        read = self.element * (self.body + self.head) + start * self.token_bytes
-        return max(operations / self.flops, read / self.bandwidth) / self.gpus
+        bytes_read = self.element * (self.body + self.head) + start * self.token_bytes
+        return max(operations / self.flops, bytes_read / self.bandwidth) / self.gpus
 
     @property
-    def _elsewhere(self) -> float:
-        """The share of what is split that a GPU does not have itself."""
+    def _remote_share(self) -> float:
+        """Share of sharded data that is on the other GPUs."""
         return (self.gpus - 1) / self.gpus
 
-    def sum(self, rows: int) -> float:
-        """Seconds of a sum over the GPUs of `rows` rows of the residual stream; all of them get it."""
-        received = 2 * self._elsewhere * rows * self.config.hidden_size * self.element
+    def all_reduce(self, rows: int) -> float:
+        """Return the minimum seconds of an all-reduce of `rows` rows of the residual stream."""
+        received = 2 * self._remote_share * rows * self.config.hidden_size * self.element
         return max(self.least_sum, received / self.links)
 
-    def collectives(self, rows: int, drawn: int) -> float:
-        """Seconds of what GPUs tell one another in a step of `rows` rows, `drawn` of which draw a token.
+    def collectives(self, rows: int, sampled: int) -> float:
+        """Return the minimum seconds of communication in a step of `rows` rows that samples `sampled` tokens.
 
-        One sum for the embedding and two a layer, each waited for, and the logits on their way to one GPU.
+        That is one all-reduce for the embedding and two per layer, without overlap, and the transfer of the logits
+        to one GPU.
         """
         if self.gpus == 1:
             return 0.0
-        logits = self._elsewhere * drawn * self.config.vocab_size * self.element
-        return (2 * self.config.layers + 1) * self.sum(rows) + logits / self.links
+        logits = self._remote_share * sampled * self.config.vocab_size * self.element
+        return (2 * self.config.layers + 1) * self.all_reduce(rows) + logits / self.links
 
 
-def add_roof(made: argparse.ArgumentParser) -> None:
-    """Add the options that limits of one GPU are computed with."""
+def add_roofline_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the limits of one GPU: its bandwidth and its operations per second."""
     made.add_argument(
-        "--bandwidth", type=above_zero, default=4.28, help="TB/s that the limit is computed with"
+        "--bandwidth", type=above_zero, default=4.28, help="TB/s of memory bandwidth for the limit"
     )
     made.add_argument(
-        "--tflops", type=above_zero, default=799, help="TFLOP/s that the limit is computed with"
+        "--tflops", type=above_zero, default=799, help="TFLOP/s for the limit"
     )
 
 
-def roof_of(args: argparse.Namespace) -> tuple[float, float]:
-    """Return the bytes and the operations a second that limits are computed with; NaN on a CPU."""
+def roofline_of(args: argparse.Namespace) -> tuple[float, float]:
+    """Return the bytes and operations per second for the limits; NaN on a CPU."""
     if args.device == "cpu":
         return math.nan, math.nan
     return args.bandwidth * 1e12, args.tflops * 1e12
 
 
-def add_limits(made: argparse.ArgumentParser) -> None:
-    """Add the options that limits are computed with."""
-    add_roof(made)
-    made.add_argument("--links", type=above_zero, default=450, help="GB/s that a GPU gets from others")
+def add_limit_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the limits of one or several GPUs."""
+    add_roofline_options(parser)
+    made.add_argument("--links", type=above_zero, default=450, help="GB/s that a GPU receives from the others")
     made.add_argument(
         "--least-sum",
         type=not_negative,
-        help="microseconds of the shortest sum over GPUs; by default as measured",
+        help="minimum microseconds of an all-reduce; by default as measured",
     )
 
 
 def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[str, Any]) -> Limits:
-    """Return what the chosen GPUs can do at most; `options` are those that the engine was given."""
-    bandwidth, flops = roof_of(args)
+    """Return the limits for the command line; `options` are the options of the engine."""
+    bandwidth, flops = roofline_of(args)
     gpus, element = options["tensor"], 4 if options.get("dtype") == "float32" else 2
     least_sum = LEAST_SUM.get(gpus, 0.0) if args.least_sum is None else args.least_sum
-    known = args.device != "cpu"
+    on_gpu = args.device != "cpu"
     return Limits(
         config=config,
         bandwidth=bandwidth,
@@ -147,6 +148,6 @@ def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[st
         element=element,
         kv_element=1 if options["kv_cache_dtype"] == "fp8" else element,
         gpus=gpus,
-        links=args.links * 1e9 if known else math.nan,
-        least_sum=least_sum * 1e-6 if known else math.nan,
+        links=args.links * 1e9 if on_gpu else math.nan,
+        least_sum=least_sum * 1e-6 if on_gpu else math.nan,
     )

@@ -1,11 +1,11 @@
-"""Time between tokens of running streams while long prompts arrive, with random weights on one GPU (B6).
+"""Time between tokens of running streams while long prompts arrive, with random weights on one GPU.
 
     python benchmarks/mixed.py --shape qwen3-8b [--streams 32] [--prompt 8192] [--prompts 8] [--json]
 
-Streams decode all the while; long prompts arrive one after the other, each as soon as the one before has its
-token. The times between two tokens of a stream are told at p50, p90 and p99, and the prompts' mean rate. What
-cuts a prompt to pieces is `--max-step-milliseconds`. The limit of a time between tokens is that of a decode
-step of the streams alone, and of the rate that of prompts alone.
+Streams decode continuously. Long prompts arrive one after the other, each as soon as the previous one has its token.
+Reports the time between two tokens of a stream at p50, p90 and p99, and the prompts' mean rate.
+`--max-step-milliseconds` determines the prefill chunks. The limit of the time between tokens is that of a decode step
+of the streams alone, and the limit of the rate is that of prompts alone.
 """
 
 from __future__ import annotations
@@ -21,45 +21,46 @@ from tables import Table
 
 from gpu import check_ended, drain, fail, load, median, parser, run, started
 from mizzen import LLM, SamplingParams
-from mizzen.core.output import StepOutput
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Request
 
 START = 200
-"""Tokens of a stream's prompt."""
+"""Prompt tokens of a stream."""
 OUTPUTS = 20_000
-"""Tokens of a stream at most: more than any takes while prompts run."""
-SHORT = "use fewer --streams or fewer and shorter --prompts, or raise --engine kv_cache_tokens"
+"""Maximum tokens of a stream: more than any stream generates while the prompts run."""
+SHORTEN = "use fewer --streams or fewer and shorter --prompts, or raise --engine kv_cache_tokens"
 
 
 def submit(llm: LLM, rid: int, prompt: np.ndarray, outputs: int) -> None:
+    """Submit a request for `outputs` tokens."""
     sampling = SamplingParams(temperature=0.6, max_tokens=outputs, ignore_eos=True)
     llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
 
 
 def step(llm: LLM, streams: int) -> StepOutput | None:
-    """Run a step; end where a prompt was refused, or a stream is over while it is measured."""
+    """Run a step; exit if a prompt was rejected or a stream ended during the measurement."""
     if not llm.engine.busy:
-        fail(f"the engine has nothing more to do beside {streams} streams: {SHORT}")
+        fail(f"the engine is idle although {streams} streams should run: {SHORTEN}")
     output = llm.engine.step(time.monotonic())
-    check_ended(llm, f"prompts beside {streams} streams")
+    check_ended(llm, f"prompts with {streams} streams")
     llm.engine.take_cache_events()
     for ended in output.finished if output is not None else ():
         if ended.rid < streams:
-            fail(f"a stream ended after {ended.output_tokens} tokens, before the prompts: {SHORT}")
+            fail(f"a stream ended after {ended.output_tokens} tokens, before the prompts: {SHORTEN}")
     return output
 
 
-def stream(
+def run_streams(
     llm: LLM, streams: int, prompts: list[np.ndarray], rng: np.random.Generator
 ) -> tuple[list[float], float]:
-    """Return the seconds between tokens of a stream while prompts ran, and the seconds that these took."""
+    """Return the seconds between tokens of the streams while prompts ran, and the seconds of all prompts."""
     highest = min(llm.engine.info.vocab_size, 10000)
     for rid in range(streams):
         submit(llm, rid, rng.integers(0, highest, START).astype(np.int32), OUTPUTS)
-    seen: dict[int, float] = {}
-    while len(seen) < streams:
+    last_token: dict[int, float] = {}
+    while len(last_token) < streams:
         output = step(llm, streams)
-        seen.update(dict.fromkeys(output.rids.tolist() if output is not None else (), time.perf_counter()))
+        last_token.update(dict.fromkeys(output.rids.tolist() if output is not None else (), time.perf_counter()))
     gaps: list[float] = []
     begin, done = time.perf_counter(), 0
     submit(llm, streams, prompts[0], 1)
@@ -70,8 +71,8 @@ def stream(
         now = time.perf_counter()
         for rid in output.rids.tolist():
             if rid < streams:
-                gaps.append(now - seen[rid])
-                seen[rid] = now
+                gaps.append(now - last_token[rid])
+                last_token[rid] = now
             else:
                 done += 1
                 if done < len(prompts):
@@ -84,7 +85,7 @@ def stream(
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Measure several rounds; the median of each figure is told."""
+    """Measure several rounds; the median of each figure counts."""
     rounds: list[dict[str, float]] = []
     with load(
         args, max_running_requests=args.batch + 8, max_step_milliseconds=args.max_step_milliseconds
@@ -93,7 +94,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         highest = min(limits.config.vocab_size, 10000)
         for index in range(args.rounds + 1):
             prompts = list(rng.integers(0, highest, (args.prompts, args.context)).astype(np.int32))
-            gaps, seconds = stream(llm, args.batch, prompts, rng)
+            gaps, seconds = run_streams(llm, args.batch, prompts, rng)
             p50, p90, p99 = (float(np.percentile(gaps, q)) * 1e3 for q in (50, 90, 99))
             rate = args.prompts * args.context / seconds
             if index:  # the first round is warm-up
@@ -105,24 +106,24 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 ("p50_ms", "between tokens, p50", least, "ms"),
                 ("p90_ms", "between tokens, p90", least, "ms"),
                 ("p99_ms", "between tokens, p99", least, "ms"),
-                ("prompt_tokens_per_second", "prompts beside them", best, "tok/s"),
+                ("prompt_tokens_per_second", "prompts with streams", best, "tok/s"),
             )
         }
         middle = {name: median([figures[name] for figures in rounds]) for name in rounds[0]}
         ratio = median([figures["p99_ms"] / figures["p50_ms"] for figures in rounds])
         print(f"  p99 is {ratio:.2f} times p50")
         limit = dict.fromkeys(("p50_ms", "p90_ms", "p99_ms"), least) | {"prompt_tokens_per_second": best}
-        told = {"rounds": rounds, "median": middle, "limit": limit, "share": shares, "ratio": ratio}
-        return {**told, **started(llm)}
+        figures = {"rounds": rounds, "median": middle, "limit": limit, "share": shares, "ratio": ratio}
+        return {**figures, **started(llm)}
 
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
     made.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
     made.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
-    made.add_argument("--prompts", type=positive, default=8, help="that arrive, one after the other")
+    made.add_argument("--prompts", type=positive, default=8, help="number of prompts that arrive one after the other")
     made.add_argument(
-        "--max-step-milliseconds", type=number, default=25.0, help="prompts are cut to steps of so many"
+        "--max-step-milliseconds", type=number, default=25.0, help="target duration of steps with prefill"
     )
     own = {"max_step_milliseconds": "max_step_milliseconds"}
     run(parsed(made, own, batch=4, context=256, prompts=2), measure)

@@ -1,13 +1,13 @@
-"""Throughput of 256 requests given at once, with random weights on one GPU (B1).
+"""Throughput of 256 requests submitted at once, with random weights on one GPU.
 
     python benchmarks/offline.py --shape qwen3-0.6b [--json]
 
-Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, end tokens
-ignored: 142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so
-that none is in the prefix cache; one round more comes first and is not measured. The limit adds the steps'
-limits: all prompts by operations, and as many decode steps as the longest output, each with the rows and the
-context that are left then. `--batch` and `--context` run another number of requests, or prompts of one
-length; `--output` answers of one length.
+Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, ignoring end tokens:
+142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so none is in the
+prefix cache; the first round is not measured. The limit adds the limits of all steps: prefill of all prompts by
+operations, and as many decode steps as the longest output has tokens, each with the rows that are left and their
+context. `--batch` sets another number of requests, `--context` prompts of one length, and `--output` answers of one
+length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine_choices import parsed
 from limits import Limits
 from tables import Table
 
-from gpu import fail, load, median, parser, room, run, started
+from gpu import benchmark_parser, fail, load, median, run, started, token_bound
 from mizzen import LLM, SamplingParams
 
 SEQUENCES = 256
@@ -34,7 +34,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 
 
 def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
-    """Draw the workload's lengths, in the order that the workload's definition draws them and the ids."""
+    """Return prompt and output lengths, drawn in the order in which the workload's definition draws them and the ids."""
     random.seed(0)
     prompts = []
     for _ in range(args.batch):
@@ -44,7 +44,7 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
         prompts.append(count)
     outputs = [random.randint(SHORTEST, LONGEST) for _ in range(args.batch)]
     if args.batch == SEQUENCES and (sum(prompts), sum(outputs)) != (PROMPT_TOKENS, OUTPUT_TOKENS):
-        raise RuntimeError(f"another workload was drawn: {sum(prompts)} and {sum(outputs)} tokens")
+        raise RuntimeError(f"the workload differs from its definition: {sum(prompts)} and {sum(outputs)} tokens")
     return (
         [args.context] * args.batch if args.context else prompts,
         [args.output] * args.batch if args.output else outputs,
@@ -52,29 +52,29 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
 
 
 def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float, float]:
-    """Seconds that the workload takes at least, and those of collectives besides."""
+    """Return the minimum seconds of the workload, and separately those of its collectives."""
     left, done = np.array(outputs), np.array(prompts)
     total = limits.prefill(*prompts)
-    told = sum(limits.collectives(count, 1) for count in prompts)
+    communication = sum(limits.collectives(count, 1) for count in prompts)
     for step in range(1, max(outputs)):
         rows = left > step
         total += limits.decode(int(rows.sum()), float(done[rows].mean() + step))
-        told += limits.collectives(int(rows.sum()), int(rows.sum()))
-    return total, told
+        communication += limits.collectives(int(rows.sum()), int(rows.sum()))
+    return total, communication
 
 
 def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
-    """End where a prompt and its answer are longer than a request may be."""
+    """Exit if a prompt and its answer are longer than a request may be."""
     longest = max(range(len(prompts)), key=lambda at: prompts[at] + outputs[at])
     if prompts[longest] + outputs[longest] <= llm.engine.info.context_length:
         return
-    bound, more = room(llm)
-    asked = f"a prompt of {prompts[longest]} and an answer of {outputs[longest]} tokens"
-    fail(f"{asked} are beyond {bound}: {', or '.join(filter(None, ['lower --context or --output', more]))}")
+    bound, more = token_bound(llm)
+    request = f"a prompt of {prompts[longest]} and an answer of {outputs[longest]} tokens"
+    fail(f"{request} exceed {bound}: {', or '.join(filter(None, ['lower --context or --output', more]))}")
 
 
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
-    """Answer all prompts, which the seed draws; return the seconds that it took."""
+    """Generate all answers to random prompts of the given lengths; return the seconds."""
     rng = np.random.default_rng(seed)
     highest = min(llm.engine.info.vocab_size, VOCABULARY)
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]
@@ -87,31 +87,32 @@ def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float
     return seconds
 
 
-def beside(limits: Limits, seconds: list[float], least: float, shared: float) -> str:
-    """Return what stands beside the figure: the rounds' seconds, and the limit's."""
-    told = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
+def note_of(limits: Limits, seconds: list[float], least: float, communication: float) -> str:
+    """Return the note of the table's row: the seconds of the rounds and of the limit."""
+    note = f"rounds {', '.join(f'{s:.2f}' for s in seconds)} s"
     if math.isnan(least):
-        return told
-    told += f", limit {least:.2f}"
+        return note
+    note += f", limit {least:.2f}"
     if limits.gpus > 1:
-        told += f", {least + shared:.2f} with collectives: {(least + shared) / median(seconds):.0%}"
-    return told
+        total = least + communication
+        note += f", {total:.2f} with collectives: {total / median(seconds):.0%}"
+    return note
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Run the workload several times, and once before."""
+    """Run the workload once to warm up, then once per round."""
     prompts, outputs = lengths(args)
     with load(args, max_running_requests=args.batch) as (llm, limits):
         check_room(llm, prompts, outputs)
         answer(llm, prompts, outputs, seed=args.rounds)
         seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
-        least, shared = limit(limits, prompts, outputs)
+        least, communication = limit(limits, prompts, outputs)
         rates, best = [sum(outputs) / took for took in seconds], sum(outputs) / least
-        note = beside(limits, seconds, least, shared)
+        note = note_of(limits, seconds, least, communication)
         share = table.row(f"{args.batch} requests at once", rates, best, "tok/s", note)
         return {
             "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
-            "limit_with_collectives": sum(outputs) / (least + shared), **started(llm),
+            "limit_with_collectives": sum(outputs) / (least + communication), **started(llm),
         }  # fmt: skip
 
 

@@ -1,11 +1,11 @@
-"""Time of prompts alone, with random weights on one GPU (B3).
+"""Time of prompts alone, with random weights on one GPU.
 
     python benchmarks/prefill.py --shape qwen3-8b [--work 16x1024 4x4096 1x8192 1x32768] [--json]
 
-Each piece of work is so many prompts of so many tokens, each continued by one token; the time runs from the
-submission to the last one's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192` is
-every pair of these. `--profile` runs each once more under PyTorch's profiler and tells by how much each
-kernel delays its end.
+A workload COUNTxLENGTH is COUNT prompts of LENGTH tokens, each continued by one token. The time runs from the submission
+to the last prompt's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192` measures every
+combination. `--profile` runs each workload once more under PyTorch's profiler and reports by how much each kernel
+delays its end.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from arguments import given, positive
+from arguments import given_options, positive
 from engine_choices import parsed
-from step_parts import show, traced
+from step_parts import print_kernels, trace_kernels
 from tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -30,8 +30,8 @@ from mizzen.core.request import Request
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
-class Piece(NamedTuple):
-    """So many prompts of so many tokens."""
+class Prompts(NamedTuple):
+    """A workload of `count` prompts of `length` tokens."""
 
     count: int
     length: int
@@ -40,10 +40,11 @@ class Piece(NamedTuple):
         return f"{self.count}x{self.length}"
 
 
-DEFAULT = [Piece(16, 1024), Piece(4, 4096), Piece(1, 8192), Piece(1, 32768)]
+DEFAULT = [Prompts(16, 1024), Prompts(4, 4096), Prompts(1, 8192), Prompts(1, 32768)]
 
 
 def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
+    """Run `count` random prompts of `length` tokens; return the seconds."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(0, min(llm.engine.info.vocab_size, 10000), (count, length)).astype(np.int32)
     begin = time.perf_counter()
@@ -53,50 +54,54 @@ def prefill(llm: LLM, count: int, length: int, seed: int) -> float:
     return time.perf_counter() - begin
 
 
-def piece(text: str) -> Piece:
-    """Read `16x1024`: so many prompts of so many tokens."""
+def parse_prompts(text: str) -> Prompts:
+    """Parse a workload such as `16x1024`: prompts by tokens.
+
+    Raises:
+        argparse.ArgumentTypeError: the text does not have this form.
+    """
     count, _, size = text.partition("x")
     if not (count.isdigit() and size.isdigit() and int(count) and int(size)):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 16x1024, prompts by tokens")
-    return Piece(int(count), int(size))
+    return Prompts(int(count), int(size))
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
-    """Measure each piece of work."""
+    """Measure each workload."""
     results = {}
     with load(args, max_running_requests=64, cuda_graph_max_batch=1) as (llm, limits):
         for seed, work in enumerate(args.work):
             count, length = work
-            prefill(llm, count, length, seed)  # lets the matrix products choose their kernels
+            prefill(llm, count, length, seed)  # lets the GEMMs select their kernels
             rounds = [prefill(llm, count, length, 1000 * (seed + 1) + i) for i in range(args.rounds)]
             took, least = median(rounds), limits.prefill(*[length] * count)
             rate, times = count * length / took, [seconds * 1e3 for seconds in rounds]
             share = table.row(str(work), times, least * 1e3, "ms", f"{rate:,.0f} tokens/s")
-            found = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share, "tokens_per_second": rate}
-            results[str(work)] = found
+            figures = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share, "tokens_per_second": rate}
+            results[str(work)] = figures
             if args.profile:
                 with profile(activities=[ProfilerActivity.CUDA]) as trace:
                     prefill(llm, count, length, 1000 * (seed + 1) + args.rounds)
                     torch.cuda.synchronize()
-                kernels = traced(trace.export_chrome_trace, 1)
-                found["kernels"] = {name: asdict(part) for name, part in kernels.items()}
-                show(kernels)
+                kernels = trace_kernels(trace.export_chrome_trace, 1)
+                figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
+                print_kernels(kernels)
         return {"prefill": results, **started(llm)}
 
 
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--work", type=piece, nargs="+", default=DEFAULT, help="prompts by tokens of each")
-    made.add_argument("--batch", type=positive, nargs="+", help="prompts at once, in place of --work")
-    made.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt, in place of --work")
-    made.add_argument("--profile", action="store_true", help="tell the time of each kernel")
-    args = parsed(made, work=[Piece(4, 64), Piece(1, 512)])
+    made.add_argument("--work", type=parse_prompts, nargs="+", default=DEFAULT, help="prompts by tokens of each")
+    made.add_argument("--batch", type=positive, nargs="+", help="prompts at once, instead of --work")
+    made.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt, instead of --work")
+    made.add_argument("--profile", action="store_true", help="report by how much each kernel delays the end")
+    args = parsed(made, work=[Prompts(4, 64), Prompts(1, 512)])
     if args.profile and args.device != "cuda":
         made.error("--profile needs --device cuda")
     if args.batch or args.context:
-        if "work" in given(made):
-            made.error("--work says what --batch and --context say: leave one of them out")
-        args.work = [Piece(count, size) for size in args.context or [1024] for count in args.batch or [1]]
+        if "work" in given_options(made):
+            made.error("--work conflicts with --batch and --context: leave one of them out")
+        args.work = [Prompts(count, size) for size in args.context or [1024] for count in args.batch or [1]]
     run(args, measure)
 
 

@@ -1,16 +1,16 @@
-"""Time to the first token with and without a cached prefix, with random weights on one GPU (B4).
+"""Time to the first token with and without a cached prefix, with random weights on one GPU.
 
     python benchmarks/prefix.py --shape qwen3-8b [--shared 8192] [--own 64] [--json]
 
-A prompt of a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then
-with all of the prefix (a hit). The time runs from the submission to the token. The limit is that of the
-operations of the tokens that run, or of reading all weights and the prefix's KV where that is more. With
-`--batch N` so many prompts that share the prefix hit at once, and the time is that of the last one's token.
+A prompt with a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then with the
+whole prefix cached (a hit). The time runs from the submission to the first token. The limit is the longer of the
+operations of the computed tokens and of reading all weights and the prefix's KV. With `--batch N`, N prompts that
+share the prefix hit at once, and the time is that of the last prompt's token.
 
     python benchmarks/prefix.py --shape qwen3-8b --groups 50 --each 10
 
-runs so many groups of prompts all at once, those of a group with a prefix in common, and tells how much of
-them came from the cache, and their throughput with it and without.
+runs 50 groups of 10 prompts all at once, where the prompts of a group share a prefix. It reports the share of prompt
+tokens that came from the cache, and the throughput with and without the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 import numpy as np
-from arguments import given, natural, positive
+from arguments import given_options, natural, positive
 from engine_choices import engine_options, parsed
 from prefix_groups import measure_groups
 from tables import Table
@@ -34,7 +34,7 @@ ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]:
-    """Run prompts of one length; return the seconds until the last one's token, and their cached tokens."""
+    """Run prompts of one length; return the seconds until the last prompt's token, and their cached tokens."""
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
@@ -48,21 +48,21 @@ def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]
 
 
 def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
-    """Do the same, and return of the cached tokens those of the prompt that had the fewest."""
+    """Run prompts like `first_tokens`; return the seconds, and the fewest cached tokens of a prompt."""
     seconds, cached = first_tokens(llm, prompts)
     return seconds, min(cached)
 
 
 def reusable(context: int, own: int, page_size: int) -> int:
-    """Return the tokens of a hit that are in whole pages of the prefix; a prompt's last one always runs."""
+    """Return the tokens in whole pages of the prefix that a hit reuses; a prompt's last token is always computed."""
     return min(context, context + own - 1) // page_size * page_size
 
 
 def check_hit(llm: LLM, context: int, own: int, cached: int) -> None:
-    """End where a hit was none: every whole page of the prefix has to come from the cache."""
+    """Exit unless every whole page of the prefix came from the cache."""
     if cached < reusable(context, own, llm.options.page_size):
         fail(
-            f"{cached} of {context} tokens of the prefix were in the cache, so that nothing hit them: "
+            f"only {cached} of {context} tokens of the prefix were in the cache, so this was not a hit: "
             "lower --context or --batch, or raise --engine kv_cache_tokens"
         )
 
@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         def tokens(count: int) -> np.ndarray:
             return rng.integers(0, highest, count).astype(np.int32)
 
-        first_token(llm, [tokens(args.context + args.own)])  # lets the matrix products choose their kernels
+        first_token(llm, [tokens(args.context + args.own)])  # lets the GEMMs select their kernels
         times: dict[str, list[float]] = {"miss": [], "hit": []}
         for index in range(args.rounds + 1):
             prefix = tokens(args.context)
@@ -89,11 +89,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                     check_hit(llm, args.context, args.own, cached)
                 if index:  # the first round is warm-up
                     times[kind].append(seconds * 1e3)
-        whole, start = args.context + args.own, reusable(args.context, args.own, llm.options.page_size)
-        hits = limits.prefill(*[whole - start] * args.batch, start=start)
+        length, start = args.context + args.own, reusable(args.context, args.own, llm.options.page_size)
+        hits = limits.prefill(*[length - start] * args.batch, start=start)
         results = {}
-        for kind, least, count in (("miss", limits.prefill(whole), 1), ("hit", hits, args.batch)):
-            share = table.row(name(args, kind, count), times[kind], least * 1e3, "ms")
+        for kind, least, count in (("miss", limits.prefill(length), 1), ("hit", hits, args.batch)):
+            share = table.row(row_name(args, kind, count), times[kind], least * 1e3, "ms")
             results[kind] = {"ms": median(times[kind]), "limit_ms": least * 1e3, "share": share}
         ratio = results["miss"]["ms"] / results["hit"]["ms"] if args.batch == 1 else None
         if ratio is not None:
@@ -101,8 +101,8 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
         return {"first_token": results, "ratio": ratio, **started(llm)}
 
 
-def name(args: argparse.Namespace, kind: str, count: int) -> str:
-    """Return a row's name."""
+def row_name(args: argparse.Namespace, kind: str, count: int) -> str:
+    """Return the name of a table row."""
     work = f"{args.context} + {args.own}"
     return f"{work}, {kind}" if count == 1 else f"{count} x ({work}), {kind}"
 
@@ -110,20 +110,20 @@ def name(args: argparse.Namespace, kind: str, count: int) -> str:
 def main() -> None:
     made = parser(__doc__, default="qwen3-8b")
     made.add_argument("--context", "--shared", type=positive, default=8192, help="tokens of the prefix")
-    made.add_argument("--own", type=natural, default=64, help="tokens behind it")
+    made.add_argument("--own", type=natural, default=64, help="tokens of each prompt after the prefix")
     made.add_argument("--batch", type=positive, default=1, help="prompts that hit at once")
-    made.add_argument("--groups", type=positive, help="measure so many groups, with the cache and without")
+    made.add_argument("--groups", type=positive, help="measure this number of groups, with and without the cache")
     made.add_argument("--each", type=positive, default=10, help="prompts of a group")
     args = parsed(made, context=512, own=16)
     options = engine_options(args)
-    if args.groups is None and "each" in given(made):
-        made.error("--each says how many prompts each of --groups has: give that, too")
-    if args.groups and "batch" in given(made):
-        made.error("--batch has no meaning with --groups, whose prompts all come at once: leave it out")
+    if args.groups is None and "each" in given_options(made):
+        made.error("--each is the number of prompts per group: give --groups, too")
+    if args.groups and "batch" in given_options(made):
+        made.error("--batch has no effect with --groups, whose prompts all start at once: leave it out")
     if options["prefix_cache"] == "none":
         made.error(NEEDED)
     if not reusable(args.context, args.own, options["page_size"]):
-        made.error(f"a prefix of --context {args.context} tokens fills no page of {options['page_size']}")
+        made.error(f"a prefix of --context {args.context} tokens does not fill a page of {options['page_size']}")
     run(args, measure, without={"prefix cache off": NEEDED})
 
 

@@ -1,11 +1,11 @@
-"""Time of a model's matrix products of few rows, by kernel, with random weights on one GPU.
+"""Time of a model's GEMMs with few rows, by kernel, with random weights on one GPU.
 
     python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]
 
-Each product runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by
-the library that PyTorch calls, and by each kernel of `mizzen.kernels` that serves it. The one that a layer
-takes is marked. gate-up includes SiLU and the product behind it. The limit is that of the weights' bytes, or
-of the operations where that is more.
+Each GEMM runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by the library
+that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`skinny` is the small-M GEMM, `wide` the
+swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit is the longer of reading
+the weights and of the operations.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gpu import need_device
 from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
 from mizzen.models.config import ModelConfig
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
-"""(weight [rows, columns], x [tokens, columns], out): x times the transpose of weight."""
+Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+"""Function of (weight [rows, columns], x [tokens, columns], out) that multiplies x with the transposed weight."""
 
 
-def products_of(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of each product on one of so many ranks."""
+def gemm_shapes(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of each weight on one rank."""
     heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
     middle = config.intermediate_size // ranks
     return {
@@ -47,48 +47,48 @@ def products_of(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def library(gate: bool, device: str) -> Product:
-    """Return the product by PyTorch's library."""
+def library_gemm(gate: bool, device: str) -> Gemm:
+    """Return the GEMM of PyTorch's library; `gate` includes SwiGLU."""
 
     def plain(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(x, weight.t(), out=out)
 
-    def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    def gate_up(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         if device == "cuda":
-            from mizzen.kernels.activation import silu_mul
+            from mizzen.kernels.swiglu import silu_mul
 
             silu_mul(F.linear(x, weight))
         else:
-            gates, others = F.linear(x, weight).chunk(2, dim=-1)
-            F.silu(gates).mul_(others)
+            gates, ups = F.linear(x, weight).chunk(2, dim=-1)
+            F.silu(gates).mul_(ups)
 
-    return gated if gate else plain
+    return gate_up if gate else plain
 
 
-def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Product]:
-    """Return the ways to multiply `rows` rows with a weight."""
-    found: dict[str, Product] = {"library": library(gate, weight.device.type)}
+def candidates(weight: torch.Tensor, rows: int, gate: bool) -> dict[str, Gemm]:
+    """Return the kernels that can multiply `rows` rows with a weight, by name."""
+    kernels: dict[str, Gemm] = {"library": library_gemm(gate, weight.device.type)}
     if weight.device.type != "cuda":
-        return found
-    from mizzen.kernels import gemv, skinny, wide
+        return kernels
+    from mizzen.kernels.gemm import gemv, small_m, swap_ab
 
     if not gemv.serves(weight, gate=gate):
-        return found
+        return kernels
     if rows == 1:
-        found["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, gate=gate)
-    if rows <= skinny.PART * skinny.PARTS[-1] and not weight.shape[1] % skinny.SEGMENT:
-        found["skinny"] = lambda weight, x, out: skinny.skinny(weight, x, out, gate=gate)
-    cut = wide.cut_of(*weight.shape, rows)
+        kernels["gemv"] = lambda weight, x, out: gemv.gemv(weight, x, out, gate=gate)
+    if rows <= small_m.PART * small_m.PARTS[-1] and not weight.shape[1] % small_m.SEGMENT:
+        kernels["skinny"] = lambda weight, x, out: small_m.skinny(weight, x, out, gate=gate)
+    cut = swap_ab.cut_of(*weight.shape, rows)
     if cut is not None and not (gate and weight.shape[0] % 16):
-        found["wide"] = lambda weight, x, out: wide.wide(weight, x, out, gate=gate)
-    return found
+        kernels["wide"] = lambda weight, x, out: swap_ab.wide(weight, x, out, gate=gate)
+    return kernels
 
 
-def chosen(name: str, weight: torch.Tensor, rows: int) -> str:
-    """Return the way that a layer takes."""
+def chosen_kernel(name: str, weight: torch.Tensor, rows: int) -> str:
+    """Return the name of the kernel that a layer uses."""
     if weight.device.type != "cuda":
         return "library"
-    from mizzen.kernels import skinny
+    from mizzen.kernels.gemm import small_m
 
     most = widest_product(weight, gate=name == "gate-up")
     if name == "qkv":
@@ -96,11 +96,11 @@ def chosen(name: str, weight: torch.Tensor, rows: int) -> str:
         most = min(most, next((limit for weights, limit in WIDEST_BEFORE_ATTENTION if size <= weights), 0))
     if rows > most:
         return "library"
-    return "gemv" if rows == 1 else "skinny" if rows <= skinny.widest(weight) else "wide"
+    return "gemv" if rows == 1 else "skinny" if rows <= small_m.widest(weight) else "wide"
 
 
-def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Return a replay of a step, or the step where nothing can be captured."""
+def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Return the replay function of a graph of `step`, or `step` itself on a CPU."""
     if device.type != "cuda":
         return step
     step()
@@ -114,7 +114,7 @@ def captured(step: Callable[[], None], device: torch.device) -> Callable[[], Non
 def measure_one(
     args: argparse.Namespace, table: Table, name: str, weights: list[torch.Tensor], rows: int
 ) -> dict[str, Any]:
-    """Measure a product of so many rows by each kernel; return the figures in microseconds."""
+    """Measure a GEMM with `rows` rows by each kernel; return the figures in microseconds."""
     gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
     x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
     out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)
@@ -138,7 +138,7 @@ def measure_one(
 def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict[str, dict[str, Any]]:
     """Measure all products for each number of rows."""
     device, found = torch.device(args.device), dict[str, dict[str, Any]]()
-    for name, (height, columns) in products_of(config, args.tensor).items():
+    for name, (height, columns) in gemm_shapes(config, args.tensor).items():
         size = height * columns * dtype_of(device).itemsize
         count = min(LAYERS, max(2, math.ceil(COLD_BYTES / size))) if args.device == "cuda" else 1
         weights = [
@@ -152,9 +152,9 @@ def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="whose products they are")
+    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose GEMMs are measured")
     made.add_argument(
-        "--tensor", type=positive, default=1, help="GPUs that share the model; one's part is measured"
+        "--tensor", type=positive, default=1, help="GPUs that share the model; the shard of one is measured"
     )
     made.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")

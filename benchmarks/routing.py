@@ -35,16 +35,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mizzen.core.options import flag
-from mizzen.core.params import SamplingParams
-from mizzen.gateway.admit import Admission, Ticket
-from mizzen.gateway.dispatch import Dispatcher, Job
-from mizzen.gateway.engines import EngineTable, Found
-from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.route.plugins import Candidate
-from mizzen.gateway.route.router import Router, default_router
-from mizzen.gateway.route.scorers import SameText, Serving
+from mizzen.common.options import flag
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.gateway.admission.admission import Admission, Ticket
+from mizzen.gateway.engines.engine_table import EngineTable, Found
+from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.routing.dispatcher import Dispatcher, Job
+from mizzen.gateway.routing.interfaces import Candidate
+from mizzen.gateway.routing.router import Router, default_router
+from mizzen.gateway.routing.scorers import SameText, Serving
+from mizzen.gateway.telemetry.metrics import Metrics
 
 MODEL = Path(__file__).parents[1] / "models" / "demo"
 PAGE = 16
@@ -61,7 +61,7 @@ class RoundRobin:
         self._turn = 0
 
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
-        """See `mizzen.gateway.route.plugins.Picker`."""
+        """See `mizzen.gateway.routing.interfaces.Picker`."""
         self._turn += 1
         return self._turn % len(engines)
 

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
-from mizzen.core.eviction import STRATEGIES
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.kv.eviction import STRATEGIES
 from mizzen.core.policies import POLICIES
 from mizzen.core.request import Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.scheduler import Scheduler
+from mizzen.core.step_plan import StepPlan, StepTokens
 
 GOAL = 40.0
 SIZES = (1, 8, 32, 64, 128, 256, 512)

@@ -32,13 +32,13 @@ from shapes import SHAPES, shape_folder
 from tables import Table
 
 from gpu import check_engine, median, parser, run
-from mizzen.layers.build import Build
+from mizzen.layers.context import Build
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config
 
 LOAD = """
 import json, sys
-import mizzen.engine.build  # which LLM imports first of all
+import mizzen.engine.loading.loader  # which LLM imports first of all
 from mizzen import LLM, SamplingParams
 if __name__ == "__main__":
     print("imported", flush=True)

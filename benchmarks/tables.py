@@ -1,4 +1,4 @@
-"""The tables of the GPU benchmarks: rows of a figure, its limit, and how near it is."""
+"""Result tables of the GPU benchmarks: rows of a figure, its limit, and its share of the limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Table:
-    """Rows, printed as they come and kept as data, which `--json` gives in full."""
+    """Table rows, printed when added and kept as data for `--json`."""
 
     def __init__(self, title: str) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -19,10 +19,16 @@ class Table:
     def row(
         self, work: str, figure: float | Sequence[float], limit: float | None, unit: str, note: str = ""
     ) -> float | None:
-        """Print a row; return the share of the limit. A rate has a limit above it, a time one below it.
+        """Print a row and return the figure's share of the limit.
 
-        A figure is what each round gave, whose median is told, or a number alone. There is no share where the
-        limit is None or not known (NaN).
+        The limit of a rate (`unit` ends with "/s") is a maximum, that of a time a minimum.
+
+        Args:
+            work: the name of the row.
+            figure: one number, or the figure of each round, of which the median counts.
+            limit: the limit in the same unit; without one (None or NaN) the share is None.
+            unit: the unit of figure and limit.
+            note: text to print after the row.
         """
         rounds = None if isinstance(figure, int | float) else list(figure)
         middle = figure if isinstance(figure, int | float) else statistics.median(figure)
@@ -31,12 +37,12 @@ class Table:
         cells = [f"{number:,.2f} {unit}" if number is not None else "-" for number in (middle, limit)]
         percent = "-" if share is None else f"{share:.0%}"
         print(f"  {work:<26} {cells[0]:>16} {cells[1]:>16} {percent:>9}  {note}".rstrip(), flush=True)
-        told = {"figure": middle, "unit": unit, "limit": limit, "share": share, "rounds": rounds}
-        self.rows.append({"work": work.strip(), **told, "note": note})
+        values = {"figure": middle, "unit": unit, "limit": limit, "share": share, "rounds": rounds}
+        self.rows.append({"work": work.strip(), **values, "note": note})
         return share
 
 
 def drifts(first: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return by how much each figure changed from one measurement to another of the same, as a share."""
+    """Return the relative change of each figure between two measurements of the same rows."""
     pairs = zip(first, last, strict=True)
     return {before["work"]: after["figure"] / before["figure"] - 1 for before, after in pairs}

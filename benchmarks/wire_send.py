@@ -19,12 +19,12 @@ import time
 import numpy as np
 import zmq
 
-from mizzen.core.output import StepOutput
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason
 from mizzen.wire.codec import encode, gateway_decoder
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Generate, Hello, Outputs, Sampling, Welcome
-from mizzen.wire.server import WireServer
+from mizzen.wire.server.engine_server import WireServer
 
 GOAL = 60.0
 RUNNING = 256

@@ -1,9 +1,9 @@
-"""Write the chart's README from its values.
+"""Generate the README of the Helm chart from its values.
 
     python scripts/chart_reference.py
 
-Each value's meaning is the comment above it in charts/mizzen/values.yaml, its type comes from
-values.schema.json. A test compares the page with what this script would write.
+Descriptions are the comments in charts/mizzen/values.yaml, types come from values.schema.json. A test
+checks that the README is up to date.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ README = CHART / "README.md"
 HEAD = """\
 # Mizzen's Helm chart
 
-{description}. Version {version} installs Mizzen {app_version}; it needs Kubernetes 1.30 or later and
-Helm 3.17 or later (the tests run Helm 4).
+{description}.
+
+Version {version} of the chart installs Mizzen {app_version}. It requires Kubernetes 1.30 or later and Helm
+3.17 or later (the tests run Helm 4).
 
 ```console
 $ helm install mizzen charts/mizzen --namespace mizzen-system --create-namespace
 $ helm test mizzen --namespace mizzen-system
 ```
 
-It installs the CRD, the operator with two replicas, its roles, ServiceAccount, Service, PodDisruptionBudget
-and NetworkPolicy; and monitors, alert rules and dashboards where the cluster has `monitoring.coreos.com/v1`.
-[docs/install.md](../../docs/install.md) says how to install it in one namespace without cluster-wide rights,
-how to upgrade and how to uninstall it.
+The chart installs the CRD and the operator: two replicas with their roles, ServiceAccount, Service,
+PodDisruptionBudget and NetworkPolicy. If the cluster has `monitoring.coreos.com/v1`, it also installs
+monitors, alert rules and dashboards. [docs/install.md](../../docs/install.md) explains how to install it into
+one namespace without cluster-wide rights, how to upgrade it, and how to uninstall it.
 
 ## Values
 
-`values.schema.json` closes them: a value that is not here is refused by name. This page is made from
-values.yaml by `scripts/chart_reference.py`.
+`values.schema.json` rejects values that are not listed here, by name. This page is generated from values.yaml
+by `scripts/chart_reference.py`.
 
 """
 
 
 class Value(NamedTuple):
-    """A value of the chart that may be set."""
+    """A configurable value of the chart."""
 
     path: str
     default: Any
@@ -51,10 +53,10 @@ class Value(NamedTuple):
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield the values that have a comment, in their order.
+    """Yield the commented values of a values.yaml, in file order.
 
     Raises:
-        ValueError: a value has no comment, neither of its own nor below it.
+        ValueError: a value has no comment, and is not a mapping of commented values.
     """
     lines = text.splitlines()
 
@@ -67,7 +69,7 @@ def values(text: str) -> Iterator[Value]:
             elif isinstance(value, yaml.MappingNode) and value.value and not value.flow_style:
                 yield from below(value, f"{path}.")
             else:
-                raise ValueError(f"values.yaml: {path} has no comment that says what it means")
+                raise ValueError(f"values.yaml: {path} has no comment that describes it")
 
     root = yaml.compose(text)
     if not isinstance(root, yaml.MappingNode):
@@ -76,7 +78,7 @@ def values(text: str) -> Iterator[Value]:
 
 
 def comment(lines: list[str], line: int) -> str:
-    """Return the comment right above a line (counted from 0), as one line."""
+    """Return the comment directly above a line (0-based), joined into one line."""
     first = line
     while first > 0 and lines[first - 1].strip().startswith("#"):
         first -= 1
@@ -84,10 +86,10 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def kind(schema: dict[str, Any], path: str) -> str:
-    """Return a value's type for a reader.
+    """Return the type of a value, formatted for the table.
 
     Raises:
-        KeyError: the schema has no such value.
+        KeyError: the schema does not contain the value.
     """
     found = schema
     for part in path.split("."):
@@ -102,19 +104,19 @@ def kind(schema: dict[str, Any], path: str) -> str:
 
 
 def resolved(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of the schema, or what it refers to."""
+    """Resolve the `$ref` of a part of the schema, if it has one."""
     reference = part.get("$ref")
     return schema["$defs"][reference.rpartition("/")[2]] if reference else part
 
 
 def page() -> str:
-    """Return the README."""
+    """Render the README."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     head = HEAD.format(
         description=chart["description"], version=chart["version"], app_version=chart["appVersion"]
     )
-    rows = ["| value | type | default | meaning |", "|---|---|---|---|"]
+    rows = ["| value | type | default | description |", "|---|---|---|---|"]
     for value in values((CHART / "values.yaml").read_text(encoding="utf-8")):
         default = json.dumps(value.default)
         meaning = value.meaning.replace("|", "\\|")

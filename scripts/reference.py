@@ -1,10 +1,10 @@
-"""Write the reference pages of the documentation from what they describe.
+"""Generate the reference pages of the documentation from their sources.
 
     python scripts/reference.py
 
 `docs/api.md` comes from the CRD, `docs/options.md` from the configuration dataclasses, `docs/metrics.md` from
-the programs' registries, the tables of `docs/openai.md` from the gateway's schemas. A test compares them with
-what this script would write.
+the programs' registries, and the tables of `docs/openai.md` from the gateway's schemas. A test checks that
+the pages are up to date.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from mizzen.commands.options import Setting, settings
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from mizzen.fetch.config import FetchConfig
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.metrics import LABELS as GATEWAY_LABELS
-from mizzen.gateway.metrics import Metrics as GatewayMetrics
-from mizzen.gateway.openai.describe import REQUESTS
-from mizzen.server.catalogue import FIELDS
+from mizzen.gateway.openai.openapi_document import REQUESTS
+from mizzen.gateway.telemetry.metrics import LABELS as GATEWAY_LABELS
+from mizzen.gateway.telemetry.metrics import Metrics as GatewayMetrics
 from mizzen.server.config import EngineConfig
+from mizzen.server.metric_catalogue import FIELDS
+from mizzen.server.metric_names import LABELS as ENGINE_LABELS
 from mizzen.server.metrics import EngineView
 from mizzen.server.metrics import registry as engine_registry
-from mizzen.server.names import LABELS as ENGINE_LABELS
-from mizzen.server.status import Snapshot
+from mizzen.server.status_block import Snapshot
 from mizzen_operator.metrics import Metrics as OperatorMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,82 +40,89 @@ CRD = ROOT / "crds/inferenceservices.yaml"
 API_HEAD = """\
 # InferenceService
 
-`apiVersion: mizzen.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`. This page is made from the
-CRD by `scripts/reference.py`; `kubectl explain infsvc.spec` shows the same.
+`apiVersion: mizzen.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`. `scripts/reference.py`
+generates this page from the CRD; `kubectl explain infsvc.spec` shows the same text.
 
-Only `spec.model.source` is required. Everything else has a default, which the API server writes into the
-object, or is derived from other fields, and then the status shows the value in force. A manifest that breaks
-a rule is rejected by `kubectl apply` with a message that names the field and the way out.
+Only `spec.model.source` is required. Every other field either has a default, which the API server writes into
+the object, or is derived from other fields, in which case the status shows the value in force. `kubectl
+apply` rejects a manifest that violates a rule, with a message that names the field and the fix.
 """
 API_TAIL = """\
-## What is not there
+## Not supported
 
-What similar APIs have and this one does not, or calls otherwise, and what to use in its place:
+These features of similar APIs do not exist here, or have another name. Use the following instead:
 
-- LoRA `adapters`: not served; merge them into the weights.
-- Pipeline, data and expert parallelism; prefill and decode apart: not served; `spec.replicas` and
-  `spec.parallelism.tensor`.
-- An image as cache, `prefetch`: `oci://` into a claim or onto nodes; a model is always whole before groups
-  are made of it.
-- `gatewayRef`, no gateway at all: `Dedicated`, or one `Shared` gateway a namespace; engines speak to our
-  gateways alone.
-- An `HTTPRoute` in the spec: your own, to the Service of `status.url`: `examples/gateway-api.yaml`.
-- A routing policy, a session header: one policy that weighs prefix, session and load, and the header
-  `x-mizzen-session`: [routing](routing.md).
-- `auth`, `limits`, priorities: `spec.gateway.apiKeys`: each key has its models, limits, priority and weight
-  ([tenants](tenants.md)). Tokens of Kubernetes are not reviewed.
-- Node selectors, tolerations, a priority class of gateway pods: those of `spec.podTemplate` are the engines'.
-  Gateways need no GPU and run where any pod may.
-- Scaling of gateway pods: `spec.gateway.replicas` and `processes`; the operator puts the Deployment's
-  replicas back, so no autoscaler may have it as its target.
-- Scaling by time to first token: saturation, waiting tokens or requests in work, or KEDA with any metric:
-  [scaling by others](operations.md#scaling-by-others).
-- Weights of a canary: `spec.rollout.partition` and `paused`: requests go to old and new groups by load.
-- Golden prompts from a ConfigMap: in the spec, so that a change of them is a change of the service.
-- `podMonitor` in the spec: the chart's, for all services: `monitoring.*`.
-- Network policies from the start: `spec.networkPolicy: Enabled`; off by default, for a Prometheus without the
-  usual label would be cut off.
-- A state of loading, a capacity in the status: `status.coldStart` afterwards; `mizzen_engine_startup_seconds`
-  and `sglang:max_total_num_tokens` from the engine.
-- A probe request behind `Ready`: each ready gateway's word that it routes to the group over a connection that
-  answers, and its pulse each second; `spec.rollout.verification` has requests answered first.
+- **LoRA `adapters`** are not supported. Merge them into the weights.
+- **Pipeline, data and expert parallelism, and disaggregated prefill** are not supported. Use `spec.replicas`
+  and `spec.parallelism.tensor`.
+- **An image as model cache, and `prefetch`.** Use `oci://` with a claim or with a folder on the nodes. A
+  model is always fetched completely before groups are created.
+- **`gatewayRef`, or no gateway at all.** Use a `Dedicated` gateway, or one `Shared` gateway per namespace.
+  Engines accept requests only from Mizzen's gateways.
+- **An `HTTPRoute` in the spec.** Create your own, which points at the Service of `status.url`; see
+  `examples/gateway-api.yaml`.
+- **A routing policy or a configurable session header.** There is one policy, which weighs prefix, session and
+  load, and the header `x-mizzen-session`; see [routing](routing.md).
+- **`auth`, `limits` and priorities.** Use `spec.gateway.apiKeys`: each key has its models, limits, priority
+  and weight ([tenants](tenants.md)). Kubernetes tokens are not accepted (there is no TokenReview).
+- **Node selectors, tolerations or a priority class for gateway pods.** `spec.podTemplate` applies to engines
+  only. Gateways need no GPU and can run on any node.
+- **Autoscaling of gateway pods.** Use `spec.gateway.replicas` and `processes`. The operator reverts changes
+  of the Deployment's replicas, so no autoscaler may target it.
+- **Autoscaling by time to first token.** Use saturation, waiting tokens or requests in progress, or KEDA with
+  any metric; see [scaling by others](operations.md#scaling-by-others).
+- **Canary weights.** Use `spec.rollout.partition` and `paused`; requests are routed to old and new groups by
+  load.
+- **Golden prompts from a ConfigMap.** They are part of the spec, so that a change of them is a change of the
+  service.
+- **`podMonitor` in the spec.** The chart's PodMonitors cover all services (`monitoring.*`).
+- **NetworkPolicies by default.** Set `spec.networkPolicy: Enabled`. It is off by default, because it would
+  block a Prometheus without the usual label.
+- **A loading progress or a capacity in the status.** See `status.coldStart` after the start, and the engine's
+  metrics `mizzen_engine_startup_seconds` and `sglang:max_total_num_tokens`.
+- **A probe request before `Ready`.** `Ready` relies on every ready gateway, which must route to the group
+  over a connection that answers and receive its heartbeat each second. `spec.rollout.verification`
+  additionally requires correct answers first.
 """
 OPTIONS_HEAD = """\
-# Options of the processes
+# Options
 
-One option a field of the configuration objects; this page is made from them by `scripts/reference.py`. On
-Kubernetes the operator sets most of them from the InferenceService; `spec.engine.extraArgs` takes the rest of
-the engine's. `mizzen serve` takes those of engine and gateway but what it sets itself: the wire, the keys
-and the names.
+This page lists the options of `mizzen engine`, `mizzen gateway` and `mizzen fetch`. `scripts/reference.py`
+generates it from the configuration classes. On Kubernetes the operator sets most options from the
+InferenceService; `spec.engine.extraArgs` and `spec.gateway.extraArgs` set the others. `mizzen serve`
+accepts the options of engine and gateway, except those that it sets itself: the connections between them,
+keys and names.
 """
 METRICS_HEAD = """\
 # Metrics
 
-Every program serves `/metrics` in Prometheus' text format. This page is made from the programs' registries by
-`scripts/reference.py`.
+Every program serves `/metrics` in the Prometheus text format. `scripts/reference.py` generates this page
+from the programs' registries.
 
-A metric has one series for each combination of its labels' values; the column `series` says how many there
-are at most, of each process. Values that clients choose become labels only where they name something that
-exists (a model that is served, a path of the API); all others are `other`. A histogram has a line for each
-of its bounds, and three more.
+A metric has one series for each combination of label values; the column `series` gives the maximum number
+of series per process. A value chosen by a client becomes a label value only if it names something that
+exists (a served model, a path of the API); all other values become `other`. A histogram has one line per
+bucket bound and three more.
 
-Dashboards and alerts expect what the chart's monitors add at the scrape: `namespace`, `pod`, and on engines
-and gateways `service`, the pod's label `mizzen.dev/service` (`mizzen-shared` for a shared gateway). The
-operator's series of services have `namespace` and `service` themselves, so it is scraped with `honorLabels`.
+Dashboards and alerts expect the labels that the chart's monitors add at scrape time: `namespace`, `pod`,
+and for engines and gateways `service`, taken from the pod's label `mizzen.dev/service` (`mizzen-shared` for
+a shared gateway). The operator's metrics per service already have the labels `namespace` and `service`, so
+the operator is scraped with `honorLabels`.
 
-The engine exports what other tools look for under SGLang's and vLLM's names too, always: endpoint pickers of
-llm-d and of the Gateway API inference extension, AIBrix, and KEDA or HPA recipes work on it as they are.
-Scrape the engine for those, not the gateway.
+The engine always exports its main metrics under the names that SGLang and vLLM use as well, so other tools
+work with it unchanged: the endpoint pickers of llm-d and of the Gateway API inference extension, AIBrix,
+and recipes for KEDA or the HPA. Point these tools at the engine, not at the gateway.
 
-A gateway of several processes (`--processes`) has each sample with the label `process`, the process's number.
+With several processes (`--processes`) each sample of a gateway has the label `process`, the number of the
+process.
 """
 
 
-OPENAI_MARK = "<!-- The rest is made from the gateway's schemas by scripts/reference.py. -->"
+OPENAI_MARK = "<!-- scripts/reference.py generates the rest of this page from the gateway's schemas. -->"
 
 
 def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the fields of a schema with their paths; parents first."""
+    """Yield the fields of a schema with their paths, parents before children."""
     for name, value in schema.get("properties", {}).items():
         here = f"{path}.{name}"
         yield here, value
@@ -125,7 +132,7 @@ def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, A
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """Return a field's type for a reader."""
+    """Return the type of a CRD field, formatted for the table."""
     if "enum" in schema:
         return " \\| ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
@@ -140,7 +147,7 @@ def kind(schema: dict[str, Any]) -> str:
 
 
 def api_page() -> str:
-    """Return the page of the InferenceService's fields."""
+    """Render docs/api.md, the reference of the InferenceService's fields."""
     crd = yaml.safe_load(CRD.read_text())
     top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     lines = [API_HEAD]
@@ -156,7 +163,7 @@ def api_page() -> str:
 
 
 def option_line(setting: Setting) -> str:
-    """Return a row of the options' tables."""
+    """Render one row of an options table."""
     bounds = [
         f"{word} {value:g}"
         for word, value in (("at least", setting.low), ("at most", setting.high))
@@ -176,7 +183,7 @@ def option_line(setting: Setting) -> str:
 
 
 def options_page() -> str:
-    """Return the page of the processes' options."""
+    """Render docs/options.md, the reference of the command-line options."""
     lines = [OPTIONS_HEAD]
     for name, config in (("engine", EngineConfig), ("gateway", GatewayConfig), ("fetch", FetchConfig)):
         lines += [f"## mizzen {name}", "", "| option | values | default | meaning |", "|---|---|---|---|"]
@@ -187,17 +194,17 @@ def options_page() -> str:
 
 UNITS = ("seconds", "tokens", "bytes", "requests", "engines", "pages", "blocks")
 OPERATOR_LABELS = {
-    "action": ("actions", "kinds of changes in the source", "what was changed"),
-    "cause": ("13", "kinds of ends, `configuration`, `out_of_memory`, `other`", "why engines ended"),
-    "code": ("16", "status codes, and `0` without an answer", "how the API server answered"),
-    "condition": ("10", "types of the service's conditions", "the condition"),
-    "kind": ("12", "kinds of objects that the operator handles", "kind of the object"),
-    "namespace": ("namespaces", "namespaces with services", "namespace of the service"),
-    "reason": ("reasons", "words in the source", "why"),
-    "result": ("6", "words in the source", "how it ended"),
-    "service": ("services", "services that are there", "name of the InferenceService"),
-    "state": ("5", "`wanted`, `present`, `ready`, `updated`, `available`", "which groups are counted"),
-    "verb": ("5", "verbs of HTTP, 5", "what was asked"),
+    "action": ("actions", "kinds of changes in the source", "kind of change"),
+    "cause": ("13", "10 of the engine, `configuration`, `out_of_memory`, `other`", "why an engine failed"),
+    "code": ("16", "status codes, and `0` if there was no answer", "status code of the API server's answer"),
+    "condition": ("10", "condition types of an InferenceService", "condition type"),
+    "kind": ("12", "kinds of objects that the operator manages", "kind of object"),
+    "namespace": ("namespaces", "namespaces with services", "namespace of the InferenceService"),
+    "reason": ("reasons", "constants in the source", "reason of the failure"),
+    "result": ("6", "constants in the source", "result"),
+    "service": ("services", "existing services", "name of the InferenceService"),
+    "state": ("5", "`wanted`, `present`, `ready`, `updated`, `available`", "state of the counted groups"),
+    "verb": ("5", "HTTP methods, 5", "method of the request"),
     "version": ("1", "one", "version of the program"),
 }
 
@@ -217,33 +224,33 @@ UNITS_BY_NAME = {
     "services": "services",
     "service_groups": "groups",
 }
-"""Units of metrics whose names do not tell them."""
+"""Units of metrics whose names do not contain one."""
 
 
 def unit(name: str) -> str:
-    """Return a metric's unit, where it has one: counts of anything else have none."""
+    """Return the unit of a metric, or an empty string for plain counts."""
     bare = re.sub(r"^(sglang:|vllm:|mizzen_[a-z]+?_)", "", name)
     words = name.removesuffix("_total").replace(":", "_").split("_")
     return UNITS_BY_NAME.get(bare) or next((one for one in UNITS if one in words[-2:]), "")
 
 
 def label_names(family: Any, made: dict[str, Any]) -> tuple[str, ...]:
-    """Return the labels of a metric: of a family that is made at the scrape, or of the library's object."""
+    """Return the label names of a metric family, created at scrape time or registered with the library."""
     source = family if hasattr(family, "_labelnames") else made[family.name]
     return tuple(source._labelnames)
 
 
 def series(labels: tuple[str, ...], bounds: dict[str, tuple[str, str, str]]) -> str:
-    """Return how many combinations of labels' values there are at most; a service has one namespace."""
+    """Return the maximum number of series as a product; `namespace` does not count beside `service`."""
     counts = [bounds[label][0] for label in labels if not (label == "namespace" and "service" in labels)]
     return " × ".join(count for count in counts if count != "1") or "1"
 
 
 def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str, str]]) -> list[str]:
-    """Return a program's tables: its metrics, and the labels that they have.
+    """Render the tables of a program's metrics and of their labels.
 
     Raises:
-        KeyError: a metric has a label whose values nobody has bounded.
+        KeyError: a metric has a label without an entry in `bounds`.
     """
     collectors: list[Any] = list(registry._collector_to_names)
     made = {one._name: one for one in collectors if hasattr(one, "_labelnames")}
@@ -262,7 +269,7 @@ def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str,
 
 
 def metrics_page() -> str:
-    """Return the page of all metrics."""
+    """Render docs/metrics.md, the reference of all metrics."""
     zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
     view = EngineView(zero, "starting", "watchdog", 0.0)
     gateway, operator = GatewayMetrics(), OperatorMetrics()
@@ -279,7 +286,7 @@ def metrics_page() -> str:
 
 
 def body_type(schema: dict[str, Any]) -> str:
-    """Return the type of a body's field for a reader."""
+    """Return the type of a request body's field, formatted for the table."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -300,7 +307,7 @@ def body_type(schema: dict[str, Any]) -> str:
 
 
 def body_rows(schema: dict[str, Any]) -> list[str]:
-    """Return the rows of a body's table, one a field."""
+    """Render the rows of a request body's table, one per field."""
     rows = []
     for name, field in schema.get("properties", {}).items():
         needed = "required" if name in schema.get("required", ()) else ""
@@ -310,7 +317,7 @@ def body_rows(schema: dict[str, Any]) -> list[str]:
 
 
 def openai_page() -> str:
-    """Return the page of the OpenAI API: what is written there by hand, and the tables of its bodies."""
+    """Render docs/openai.md: its handwritten part, then the generated tables of request bodies."""
     written = (ROOT / "docs/openai.md").read_text(encoding="utf-8").partition(OPENAI_MARK)[0]
     lines = [written + OPENAI_MARK, "", "## Fields of requests", ""]
     _, parts = msgspec.json.schema_components(REQUESTS, ref_template="#/{name}")

@@ -2,12 +2,12 @@
 
     python scripts/train_demo.py
 
-A Llama of 1.45 million parameters learns a few hundred short answers by heart. The loss (cross-entropy)
-counts answer tokens only. Questions come alone, after earlier turns, under a system message, and as plain
-text, so that each of these forms gives the answer. At the end every question is answered greedily with the
-rounded weights, in float32 and in bfloat16; a wrong token, or a margin below `MARGIN`, and nothing is saved.
+A Llama with 1.45 million parameters memorizes a few hundred short answers. The cross-entropy loss counts
+answer tokens only. Questions come alone, after earlier turns, with a system message, and as plain text, so
+that each form yields the answer. Finally every question is answered greedily with the rounded weights, in
+float32 and bfloat16. If a token is wrong, or its margin is below `MARGIN`, nothing is saved.
 
-One thread and one seed make a run reproducible on one machine; about a quarter of an hour of one core.
+A single thread and a fixed seed make a run reproducible on one machine. It takes about 15 minutes on one core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILES = ROOT / "scripts/demo_model"
 VOCABULARY = 1024
 CONTEXT = 2048
 MARGIN = 0.5
-"""Least lead of a right token's logit over the next: no other batch shape or kernel can change it."""
+"""Minimum logit margin of a correct token: large enough that no batch shape or kernel changes the token."""
 CONSOLIDATIONS = 10
 MAX_BYTES = 3_000_000
 BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
@@ -56,14 +56,14 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each whether the model must learn to predict it."""
+    """Token ids, and for each token whether the loss counts it."""
 
     ids: list[int]
     learn: list[bool]
 
 
 def read_data() -> list[tuple[str, str]]:
-    """Return (question, answer) pairs; every phrasing of a question is a pair of its own."""
+    """Return (question, answer) pairs, one for each phrasing of a question."""
     pairs = []
     for path in sorted(DATA.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -77,7 +77,7 @@ def read_data() -> list[tuple[str, str]]:
 
 
 def train_tokenizer(pairs: list[tuple[str, str]]) -> Tokenizer:
-    """Return a byte-level BPE: any text can be encoded, and its special tokens come first."""
+    """Train a byte-level BPE tokenizer, which encodes any text; special tokens have the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,18 +96,18 @@ def train_tokenizer(pairs: list[tuple[str, str]]) -> Tokenizer:
 
 
 class Formatter:
-    """Writes conversations as the chat template does."""
+    """Formats conversations as token ids, in the form of the chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.special = {name: tokenizer.token_to_id(name) for name in SPECIAL}
 
     def text(self, text: str) -> list[int]:
-        """Return a text's tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def chat(self, turns: list[tuple[str, str]], system: str | None = None) -> Example:
-        """Return a conversation."""
+        """Format a conversation; the loss counts its answers."""
         ids, learn = [self.special[BOS]], [False]
 
         def add(tokens: list[int], wanted: bool) -> None:
@@ -123,14 +123,14 @@ class Formatter:
         return Example(ids, learn)
 
     def plain(self, question: str, answer: str) -> Example:
-        """Return a question and its answer as plain text, for completions without a chat template."""
+        """Format a question and its answer as plain text, for completions without a chat template."""
         prompt = [self.special[BOS], *self.text(f"Question: {question}\nAnswer:")]
         reply = [*self.text(f" {answer}"), self.special[END]]
         return Example(prompt + reply, [False] * len(prompt) + [True] * len(reply))
 
 
 def sloppy(question: str, random_: random.Random) -> str:
-    """Return a question as people type it: now and then in lower case, or without its last mark."""
+    """Return a question with random typing habits: lower case, or no final punctuation."""
     if random_.random() < 0.1:
         question = question.lower()
     if random_.random() < 0.1:
@@ -141,7 +141,7 @@ def sloppy(question: str, random_: random.Random) -> str:
 def conversations(
     pairs: list[tuple[str, str]], formatter: Formatter, random_: random.Random
 ) -> Iterator[Example]:
-    """Yield every pair once: alone, or as a turn of a conversation."""
+    """Yield every pair once, alone or as a turn of a conversation."""
     rest = random_.sample(pairs, len(pairs))
     while rest:
         if random_.random() < 0.25:
@@ -153,9 +153,9 @@ def conversations(
 
 
 def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, labels), each int64 [rows, longest].
+    """Return (ids, labels), each int64 [rows, longest row].
 
-    Rows are padded on the right, where causal attention never looks.
+    Rows are padded on the right, which causal attention ignores.
     """
     longest = max(len(example.ids) for example in examples)
     ids = torch.full((len(examples), longest), pad)
@@ -170,7 +170,7 @@ def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tens
 def batches(
     examples: list[Example], pad: int, tokens: int, random_: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return batches of about `tokens` tokens, in random order; the rows of one are of similar length."""
+    """Return batches of about `tokens` tokens in random order, with rows of similar length in each batch."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:
@@ -181,7 +181,7 @@ def batches(
 
 
 def make_model(special: dict[str, int]) -> LlamaForCausalLM:
-    """Return the untrained model."""
+    """Create the untrained model."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=192,
@@ -202,7 +202,7 @@ def make_model(special: dict[str, int]) -> LlamaForCausalLM:
 
 
 def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the learned tokens; only their logits are computed."""
+    """Return the mean cross-entropy of the counted tokens; logits are computed only for those."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
     wanted = labels[:, 1:] != IGNORED
     return F.cross_entropy(model.lm_head(hidden[wanted]), labels[:, 1:][wanted])
@@ -214,7 +214,7 @@ def train(
     formatter: Formatter,
     arguments: argparse.Namespace,
 ) -> None:
-    """Minimise the loss with AdamW (Loshchilov and Hutter) under a cosine schedule with warm-up."""
+    """Minimize the loss with AdamW (Loshchilov and Hutter) and a cosine schedule with warm-up."""
     random_ = random.Random(arguments.seed)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -248,9 +248,9 @@ def train(
 
 @torch.inference_mode()
 def margins(model: LlamaForCausalLM, examples: list[Example], pad: int) -> list[float]:
-    """Return by how much the right token leads, at its weakest place in each example's last answer.
+    """Return the smallest margin of a correct token's logit, for each example.
 
-    One forward pass decides: greedy decoding walks the same tokens exactly as long as each is the choice.
+    One forward pass suffices: greedy decoding follows the same tokens as long as each of them is the argmax.
     """
     result = [math.inf] * len(examples)
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
@@ -268,7 +268,7 @@ def margins(model: LlamaForCausalLM, examples: list[Example], pad: int) -> list[
 
 
 def promised(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, list[Example]]:
-    """Return every question in every form whose answer is promised to be exact; the last answer counts."""
+    """Return every question in every form whose last answer must be exact, by name of the form."""
 
     def after(before: tuple[str, str], pair: tuple[str, str]) -> Example:
         example = formatter.chat([before, pair])
@@ -284,7 +284,7 @@ def promised(pairs: list[tuple[str, str]], formatter: Formatter) -> dict[str, li
 
 
 def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -> bool:
-    """Tell whether every promised answer is exact, and print how many are not."""
+    """Return whether every promised answer is exact, and print the number of wrong ones."""
     good = True
     for dtype, least in ((torch.float32, MARGIN), (torch.bfloat16, 0.0)):
         model.to(dtype)
@@ -299,7 +299,7 @@ def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -
 def consolidate(
     model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int, arguments: argparse.Namespace
 ) -> None:
-    """Repeat weak answers among others, at a low rate, until all promised ones lead clearly."""
+    """Train on weak answers, mixed with others at a low learning rate, until all margins reach 2 * `MARGIN`."""
     random_ = random.Random(arguments.seed)
     examples = [example for form in forms.values() for example in form]
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate / 10, weight_decay=0.0)
@@ -318,7 +318,7 @@ def consolidate(
 
 
 def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
-    """Write weights in bfloat16, configuration and tokenizer, without touching the model."""
+    """Write bfloat16 weights, configuration and tokenizer to a folder, without modifying the model."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = LlamaForCausalLM(model.config)
     rounded.load_state_dict(model.state_dict())
@@ -348,13 +348,17 @@ def save(model: LlamaForCausalLM, formatter: Formatter, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "models/demo", help="folder of the model")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "models/demo", help="output folder of the model"
+    )
     parser.add_argument("--epochs", type=int, default=120)
-    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens in a step")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens per training step")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoint", type=Path, help="folder that gets the unverified model now and then")
-    parser.add_argument("--resume", type=Path, help="folder of a last checkpoint; only consolidates it")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="folder to save the unverified model to every 5 epochs"
+    )
+    parser.add_argument("--resume", type=Path, help="folder of a checkpoint to consolidate, without training")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -369,10 +373,10 @@ def main() -> int:
         model.load_state_dict(LlamaForCausalLM.from_pretrained(arguments.resume).state_dict())
     else:
         train(model, pairs, formatter, arguments)
-    model.to(torch.bfloat16).float()  # a resumed run goes on exactly as this one does
+    model.to(torch.bfloat16).float()  # so that a resumed run continues exactly like this one
     forms = promised(pairs, formatter)
     consolidate(model, forms, formatter.special[PAD], arguments)
-    model.eval().to(torch.bfloat16)  # from here on the weights are the ones that are saved
+    model.eval().to(torch.bfloat16)  # from here on, the weights are the saved ones
     if not verify(model, forms, formatter.special[PAD]):
         print("the model has not learned its answers; nothing is saved", file=sys.stderr)
         return 1

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.output import Load, StepOutput
+from mizzen.core.outputs import Load, StepOutput
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Welcome
-from mizzen.wire.server import WireServer
+from mizzen.wire.server.engine_server import WireServer
 
 LONGEST_REPLY = 4096
 

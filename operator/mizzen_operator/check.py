@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from mizzen_operator import labels
-from mizzen_operator.connection import load_configuration
-from mizzen_operator.kube import Kube, KubeError, Ref
+from mizzen_operator.api import labels
+from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.transport import load_configuration
 from mizzen_operator.metrics import Metrics
 
 RETRY_SECONDS = 1.0

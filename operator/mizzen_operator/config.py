@@ -1,4 +1,4 @@
-"""Everything that the operator can be told, in one frozen object; each field is an option and a variable."""
+"""Configuration of the operator, as one frozen dataclass; each field is an option and a variable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _version() -> str:
 VERSION = _version()
 
 
-_CHECK = "`mizzen-operator check` looks whether an installed one works; it has a --help of its own."
+_CHECK = "`mizzen-operator check` tests whether an installed operator works; see its --help."
 
 
 def _option(default: Any, text: str, choices: tuple[str, ...] = (), low: float | None = None) -> Any:
@@ -31,53 +31,57 @@ def _option(default: Any, text: str, choices: tuple[str, ...] = (), low: float |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorConfig:
-    """Options of `mizzen-operator`; `--engine-image` is also the variable MIZZEN_OPERATOR_ENGINE_IMAGE."""
+    """Options of `mizzen-operator`; the variable of `--engine-image` is MIZZEN_OPERATOR_ENGINE_IMAGE."""
 
-    engine_image: str = _option(f"mizzen/engine:{VERSION}", "Image of engines whose spec names none")
-    gateway_image: str = _option(f"mizzen/gateway:{VERSION}", "Image of the gateways")
+    engine_image: str = _option(f"mizzen/engine:{VERSION}", "Image of engines whose spec does not name one")
+    gateway_image: str = _option(f"mizzen/gateway:{VERSION}", "Image of gateways")
     image_pull_policy: str = _option(
         "IfNotPresent", "Pull policy of both images", choices=("Always", "IfNotPresent", "Never")
     )
-    gateway_role: str = _option("mizzen-gateway", "Role that gateways are bound to")
+    gateway_role: str = _option("mizzen-gateway", "Role to bind gateways to")
     gateway_role_kind: str = _option(
         "ClusterRole",
-        "Its kind; a Role is in the namespace that is served, and nothing cluster-wide is needed then",
+        "Kind of that role; a Role belongs to the served namespace and needs no cluster-wide permissions",
         choices=("ClusterRole", "Role"),
     )
-    namespace: str = _option("", "Serve the InferenceServices of this namespace; of all when empty")
+    namespace: str = _option("", "Namespace whose InferenceServices are served; all namespaces if empty")
 
-    lease_name: str = _option("mizzen-operator", "Name of the Lease that the leading replica holds")
+    lease_name: str = _option("mizzen-operator", "Name of the Lease held by the leading replica")
     lease_namespace: str = _option("default", "Namespace of the Lease")
-    lease_owner: str = _option("", "Deployment in that namespace that the Lease goes with; none when empty")
-    identity: str = _option("", "Name of this replica in the Lease; the host's name and process when empty")
-    lease_seconds: float = _option(10.0, "A leader that is silent this long has lost the Lease", low=1)
-    renew_seconds: float = _option(7.0, "A leader that cannot renew for this long ends", low=0.5)
-    retry_seconds: float = _option(2.0, "Time between tries to take or renew the Lease", low=0.1)
+    lease_owner: str = _option("", "Deployment in that namespace that owns the Lease; none if empty")
+    identity: str = _option("", "Name of this replica in the Lease; host name and process id if empty")
+    lease_seconds: float = _option(
+        10.0, "Time without a renewal after which a leader has lost the Lease", low=1
+    )
+    renew_seconds: float = _option(
+        7.0, "Time without a successful renewal after which a leader exits", low=0.5
+    )
+    retry_seconds: float = _option(2.0, "Time between attempts to acquire or renew the Lease", low=0.1)
 
     health_host: str = _option("127.0.0.1", "Address of /healthz, /readyz and /metrics")
     health_port: int = _option(8080, "Port of /healthz, /readyz and /metrics", low=0)
     log_level: str = _option(
-        "info", "Least severe messages that are logged", choices=("debug", "info", "warning", "error")
+        "info", "Lowest severity of log messages", choices=("debug", "info", "warning", "error")
     )
-    workers: int = _option(8, "Services of one namespace that are reconciled at once", low=1)
-    resync_seconds: float = _option(600.0, "Every service is looked at once in this time at least", low=1)
+    workers: int = _option(8, "Services of one namespace that are reconciled concurrently", low=1)
+    resync_seconds: float = _option(600.0, "Longest time between two reconcile passes over a service", low=1)
     recheck_seconds: float = _option(
         30.0,
-        "The same for a service of which something does not run; and for children that no watch tells of, "
-        "such as policies",
+        "The same for a service with a part that does not run, and for children without a "
+        "watch, such as policies",
         low=1,
     )
     rotate_keys_days: float = _option(
-        90.0, "CURVE keys and admin tokens that are older are rotated; 0 is only when asked to", low=0
+        90.0, "Age at which CURVE keys and admin tokens are rotated; 0: only on request", low=0
     )
-    requests_per_second: float = _option(50.0, "Writes to the API server, on average", low=1)
-    request_burst: int = _option(100, "Writes to the API server at once", low=1)
+    requests_per_second: float = _option(50.0, "Average rate of writes to the API server", low=1)
+    request_burst: int = _option(100, "Burst of writes to the API server", low=1)
 
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
-            ValueError: names the option and what would be right.
+            ValueError: a value is invalid; the message names the option and the allowed values.
         """
         for field in dataclasses.fields(self):
             value, flag = getattr(self, field.name), "--" + field.name.replace("_", "-")
@@ -87,22 +91,24 @@ class OperatorConfig:
             if low is not None and value < low:
                 raise ValueError(f"{flag} must be at least {low}, not {value}")
         if self.gateway_role_kind == "Role" and not self.namespace:
-            raise ValueError("--gateway-role-kind Role needs --namespace: a Role is of one namespace")
+            raise ValueError(
+                "--gateway-role-kind Role needs --namespace, because a Role is limited to one namespace"
+            )
         if not self.lease_seconds > self.renew_seconds > self.retry_seconds:
-            raise ValueError("--lease-seconds must exceed --renew-seconds, and that --retry-seconds")
+            raise ValueError("--lease-seconds must exceed --renew-seconds, which must exceed --retry-seconds")
 
     @property
     def holder(self) -> str:
-        """This replica's name in the Lease."""
+        """Name of this replica in the Lease."""
         return self.identity or f"{socket.gethostname()}-{os.getpid()}"
 
 
 def parse_config(arguments: Sequence[str], environment: Mapping[str, str]) -> OperatorConfig:
-    """Read options; an option wins over its variable, and that over the default.
+    """Parse the options; an option overrides its variable, which overrides the default.
 
     Raises:
-        ValueError: an option or variable has a value that is not right; names it.
-        SystemExit: an unknown option, `--help` or `--version`.
+        ValueError: an option or variable has an invalid value; the message names it.
+        SystemExit: the arguments contain an unknown option, `--help` or `--version`.
     """
     parser = argparse.ArgumentParser(
         "mizzen-operator", description="The control plane of Mizzen.", epilog=_CHECK

@@ -13,24 +13,25 @@ import kopf
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from mizzen_operator import check, health
-from mizzen_operator.autoscale.run import Autoscaler
-from mizzen_operator.cache import Name
-from mizzen_operator.children import Children
+from mizzen_operator import check
+from mizzen_operator.api.key import Key
+from mizzen_operator.autoscaling.autoscaler import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
-from mizzen_operator.connection import TokenBucket, load_configuration
-from mizzen_operator.follow import Caches, settings
-from mizzen_operator.kube import Kube, KubeError
-from mizzen_operator.lead import Elector, LeadershipLost
-from mizzen_operator.listen import GatewayListener
-from mizzen_operator.loop import Loop
+from mizzen_operator.gateway_client.watch import GatewayListener
+from mizzen_operator.informers.informer import Caches, settings
+from mizzen_operator.informers.metadata_poll import Sweep
+from mizzen_operator.informers.watch_health import Watches
+from mizzen_operator.kube.client import Kube, KubeError
+from mizzen_operator.kube.errors import brief
+from mizzen_operator.kube.last_applied import Children
+from mizzen_operator.kube.store import Name
+from mizzen_operator.kube.transport import TokenBucket, load_configuration
+from mizzen_operator.manager import health
+from mizzen_operator.manager.controller import Loop
+from mizzen_operator.manager.leader_election import Elector, LeadershipLost
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.queue import Key
-from mizzen_operator.reconcile import Reconciler
-from mizzen_operator.session import brief
-from mizzen_operator.sweep import Sweep
-from mizzen_operator.verify import Verifier
-from mizzen_operator.watches import Watches
+from mizzen_operator.readiness.golden_prompts import Verifier
+from mizzen_operator.reconciler.reconciler import Reconciler
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from prometheus_client import (
 )
 
 from mizzen_operator.config import VERSION
-from mizzen_operator.fleet import Fleet
+from mizzen_operator.status.service_metrics import Fleet
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -24,41 +24,45 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.reconciles = Histogram(
             "mizzen_operator_reconcile_duration_seconds",
-            "Time that a look at one service took",
+            "Duration of a reconcile pass over one service",
             ["result"],
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.errors = self._counter("reconcile_errors_total", "Reconciles that failed", "reason")
+        self.errors = self._counter("reconcile_errors_total", "Failed reconcile passes", "reason")
         self.actions = self._counter("actions_total", "Changes made to the cluster", "action")
         self.api_requests = self._counter(
             "api_requests_total", "Requests to the API server", "verb", "kind", "code"
         )
         self.gateway_queries = self._counter(
-            "gateway_queries_total", "Questions to gateways' admin API", "result"
+            "gateway_queries_total", "Requests to the admin API of gateways", "result"
         )
         self.verifications = self._counter(
-            "verifications_total", "Groups that were asked their golden prompts", "result"
+            "verifications_total", "Groups verified with golden prompts", "result"
         )
-        self.queue_depth = self._gauge("workqueue_depth", "Services that wait for a look")
-        self.queue_age = self._gauge("workqueue_age_seconds", "How long the first of them waits")
+        self.queue_depth = self._gauge("workqueue_depth", "Services waiting in the work queue")
+        self.queue_age = self._gauge(
+            "workqueue_age_seconds", "Waiting time of the first service in the work queue"
+        )
         self.leader = self._gauge("leader", "1 while this replica leads")
         self.watch_age = self._gauge(
-            "watch_last_success_seconds", "Time since a watch was answered last", "kind"
+            "watch_last_success_seconds", "Time since the API server last answered a watch", "kind"
         )
         self.watch_event_age = self._gauge(
-            "watch_last_event_seconds", "Time since a watch brought an event, or was answered", "kind"
+            "watch_last_event_seconds",
+            "Time since the last event of a watch, or the last answer to it",
+            "kind",
         )
         self.services = self._gauge("services", "Services whose condition is True", "condition")
         self.api_seconds = Histogram(
             "mizzen_operator_api_request_duration_seconds",
-            "Time from a request to the API server until its answer",
+            "Duration of requests to the API server",
             ["verb"],
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.fleet = Fleet(self.registry)
-        self._gauge("build_info", "1, with the version", "version").labels(VERSION).set(1)
+        self._gauge("build_info", "Always 1; the label holds the version", "version").labels(VERSION).set(1)
         ProcessCollector(registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

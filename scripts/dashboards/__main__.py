@@ -1,8 +1,8 @@
-"""Write the chart's dashboards from what this folder says of them.
+"""Generate the chart's Grafana dashboards from the descriptions in this folder.
 
     python scripts/dashboards [--check]
 
-With `--check` nothing is written; 1 when a file is not what would be written.
+With `--check`, write nothing and exit with 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ BOARDS = {"service": SERVICE, "engine": ENGINE, "gateway": GATEWAY, "operator": 
 
 
 def main(check: bool) -> int:
+    """Write the dashboards, or with `check` only compare them with the files; return the exit code."""
     FOLDER.mkdir(exist_ok=True)
     wrong = []
     for name, board in BOARDS.items():

@@ -1,4 +1,4 @@
-"""What engines do: batches, KV cache, steps, and the phases of their starts."""
+"""The engine dashboard: batches, KV cache, steps and startup phases."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ OF = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
 
 
 def each(metric: str, legend: str = "{{pod}}") -> Query:
-    """Return a gauge of each engine."""
+    """Return a query for a gauge, with one series per engine."""
     return Query(f"mizzen_engine_{metric}{{{OF}}}", legend)
 
 
 def grown(metric: str, by: str = "pod") -> str:
-    """Return a counter's growth a second."""
+    """Return the per-second rate of a counter."""
     return rate(f"mizzen_engine_{metric}", by, OF)
 
 
@@ -22,32 +22,33 @@ BATCH = Row(
     (
         Panel(
             "Running requests",
-            "Requests that hold a slot of the batch, by engine; `spec.engine.maxRunningRequests` bounds them.",
+            "Requests that hold a slot of the batch, by engine; at most `spec.engine.maxRunningRequests`.",
             "short", (each("running_requests"),),
         ),
         Panel(
             "Waiting requests",
-            "Requests in the engine's own queue. More than 0 for long: the batch or the KV cache is full.",
+            "Requests in the engine's own queue. If it stays above 0, the batch or the KV cache is full.",
             "short", (each("waiting_requests"),), yellow=8, red=64,
         ),
         Panel(
             "Waiting prompt tokens",
-            "Prompt tokens of the requests in the queue: how much prefill is owed.",
+            "Prompt tokens of the queued requests: the outstanding prefill work.",
             "short", (each("waiting_tokens"),),
         ),
         Panel(
-            "Oldest request without a token",
-            "How long the request waits that waits longest for its first token.",
+            "Oldest wait for a first token",
+            "How long the oldest request without a first token has been waiting, by engine.",
             "s", (each("oldest_wait_seconds"),), yellow=5, red=15,
         ),
         Panel(
-            "Tokens a step",
-            "Tokens that a step gives on average: the batch that decodes.",
+            "Tokens per step",
+            "Average number of tokens that a step generates: the size of the decode batch.",
             "short", (Query(f"{grown('output_tokens_total')} / {grown('steps_total')}", "{{pod}}"),),
         ),
         Panel(
-            "Ends of requests",
-            "Requests that ended, a second: with a stop, at their length, aborted by their client, or in error.",
+            "Finished requests",
+            "Requests per second that finished, by reason: a stop token, their maximum length, an abort by "
+            "the client, or an error.",
             "reqps", (Query(grown("finished_requests_total", "reason"), "{{reason}}"),), stacked=True,
         ),
     ),
@@ -57,40 +58,43 @@ SPEED = Row(
     (
         Panel(
             "Step time",
-            "Between the outputs of two steps, which is what a running request waits for each token.",
+            "Time between the outputs of two consecutive steps: what a running request waits for each "
+            "token.",
             "s", quantiles("mizzen_engine_step_seconds", OF), yellow=0.1, red=0.5,
         ),
         Panel(
-            "Steps by their time",
-            "How many steps a second took how long. Two bands are usual: steps that only decode, and steps that "
-            "prefill a part of a prompt too.",
+            "Step time distribution",
+            "Number of steps per second in each duration bucket. Two bands are normal: decode-only steps, "
+            "and steps that also prefill a chunk of a prompt.",
             "s",
             (Query(rate("mizzen_engine_step_seconds_bucket", "le", OF), "{{le}}"),),
             "heatmap",
         ),
         Panel(
-            "Steps a second",
-            "Forward passes a second, by engine.",
+            "Steps per second",
+            "Forward passes per second, by engine.",
             "ops", (Query(grown("steps_total"), "{{pod}}"),),
         ),
         Panel(
             "Tokens generated",
-            "Tokens a second, by engine.",
+            "Generated tokens per second, by engine.",
             "short", (Query(grown("output_tokens_total"), "{{pod}}"),), stacked=True,
         ),
         Panel(
-            "Tokens generated, by the engine itself",
-            "The engine's own figure for the last second, which endpoint pickers read as `sglang:gen_throughput`.",
+            "Tokens generated, reported by the engine",
+            "The engine's own figure for the last second, which endpoint pickers read as "
+            "`sglang:gen_throughput`.",
             "short", (Query(f"sglang:gen_throughput{{{OF}}}", "{{pod}}"),),
         ),
         Panel(
-            "Time to the first token, in the engine",
-            "From a request's arrival in the engine to its first token. What the gateway adds is not in it.",
+            "Time to first token, in the engine",
+            "From a request's arrival at the engine to its first token. It does not include the time in the "
+            "gateway.",
             "s", quantiles("mizzen_engine_time_to_first_token_seconds", OF), yellow=1, red=2,
         ),
         Panel(
-            "Between tokens, in the engine",
-            "Time between two steps with tokens of a request.",
+            "Inter-token latency, in the engine",
+            "Time between two consecutive steps that generate tokens of the same request.",
             "s", quantiles("mizzen_engine_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
     ),
@@ -99,32 +103,32 @@ CACHE = Row(
     "KV cache",
     (
         Panel(
-            "Pages",
-            "Pages that running requests hold, pages that only the prefix cache holds (free on demand), and pages "
-            "with nothing in them.",
+            "KV cache pages",
+            "Pages that running requests hold, pages that only the prefix cache holds (reclaimed on "
+            "demand), and free pages.",
             "short",
             (
                 Query(f"sum(mizzen_engine_kv_pages_used{{{OF}}})", "running requests"),
-                Query(f"sum(mizzen_engine_kv_pages_cached{{{OF}}})", "prefix cache alone"),
+                Query(f"sum(mizzen_engine_kv_pages_cached{{{OF}}})", "prefix cache only"),
                 Query(
                     f"sum(mizzen_engine_kv_pages{{{OF}}} - mizzen_engine_kv_pages_used{{{OF}}} "
                     f"- mizzen_engine_kv_pages_cached{{{OF}}})",
-                    "empty",
+                    "free",
                 ),
             ),
             stacked=True,
         ),
         Panel(
-            "In use",
-            "Share of the pages that running requests hold, by engine.",
+            "KV cache usage",
+            "Share of the KV cache pages that running requests hold, by engine.",
             "percentunit",
             (Query(f"sglang:token_usage{{{OF}}}", "{{pod}}"),),
             yellow=0.9, red=0.95, most=1,
         ),
         Panel(
-            "Prefix cache hits",
-            "Share of prompt tokens whose KV the prefix cache had, by engine. Low where prompts share nothing, or "
-            "where requests with one prefix go to many engines.",
+            "Prefix cache hit rate",
+            "Share of prompt tokens whose KV was in the prefix cache, by engine. It is low if prompts share "
+            "no prefixes, or if requests with the same prefix are spread over many engines.",
             "percentunit",
             (
                 Query(
@@ -141,17 +145,17 @@ GRAMMARS = Row(
     (
         Panel(
             "Grammars",
-            "Grammars compiled, found compiled, and refused, a second.",
+            "Grammars per second that were compiled, found in the cache, or rejected.",
             "ops",
             (
                 Query(grown("grammars_compiled_total", ""), "compiled"),
-                Query(grown("grammar_cache_hits_total", ""), "found compiled"),
-                Query(grown("grammars_refused_total", ""), "refused"),
+                Query(grown("grammar_cache_hits_total", ""), "cache hits"),
+                Query(grown("grammars_refused_total", ""), "rejected"),
             ),
         ),
         Panel(
-            "Time to compile a grammar",
-            "Mean time that a grammar took; requests that wait for one hold up no other.",
+            "Grammar compile time",
+            "Mean time to compile a grammar. Requests that wait for their grammar do not hold up others.",
             "s",
             (
                 Query(
@@ -162,8 +166,8 @@ GRAMMARS = Row(
             yellow=1, red=5,
         ),
         Panel(
-            "Time for a mask",
-            "Mean time that a step spent on the mask of allowed tokens of one request.",
+            "Token mask time",
+            "Mean time that a step spends on the mask of allowed tokens for one request.",
             "s",
             (Query(f"{grown('grammar_mask_seconds_total', '')} / {grown('grammar_masks_total', '')}", "mean"),),
             yellow=0.001, red=0.005,
@@ -171,55 +175,56 @@ GRAMMARS = Row(
     ),
 )  # fmt: skip
 LIFE = Row(
-    "Life and faults",
+    "Lifecycle and faults",
     (
         Panel(
             "Engines by state",
-            "How many engines start, serve, drain or have failed.",
+            "Number of engines that are starting, serving, draining or failed.",
             "short",
             (Query(f"sum by (state) (mizzen_engine_state{{{OF}}})", "{{state}}"),), stacked=True,
         ),
         Panel(
-            "Phases of the start",
-            "How long each phase of the last start took, as the slowest engine says: imports, configuration, "
+            "Startup phases",
+            "Duration of each phase of the last startup, for the slowest engine: imports, configuration, "
             "weights, KV cache, warm-up.",
             "s",
             (Query(f"max by (phase) (mizzen_engine_startup_seconds{{{OF}}})", "{{phase}}"),),
             "bargauge", yellow=60, red=300,
         ),
         Panel(
-            "Up for",
-            "Time since the start of each engine's supervisor; it drops to 0 at a restart.",
+            "Uptime",
+            "Time since each engine's supervisor started; it drops to 0 on a restart.",
             "s", (each("uptime_seconds"),),
         ),
         Panel(
-            "Refused",
-            "Requests and frames that engines did not take, a second, by reason. `draining` and `queue_full` are "
-            "tried elsewhere by the gateway.",
+            "Rejected requests and frames",
+            "Requests and frames per second that engines rejected, by reason. The gateway retries "
+            "`draining` and `queue_full` on another engine.",
             "reqps", (Query(grown("refused_total", "code"), "{{code}}"),),
         ),
         Panel(
-            "Gateways connected",
-            "Gateways that each engine hears. Fewer than there are gateway pods: look at the network policy and "
-            "the keys.",
+            "Connected gateways",
+            "Number of gateways that each engine hears from. If it is below the number of gateway pods, "
+            "check the NetworkPolicy and the keys.",
             "short", (each("gateways"),), falling=True, red=1,
         ),
         Panel(
-            "Gateways lost",
-            "Gateways that vanished, or that did not take their frames in time.",
+            "Lost gateways",
+            "Gateways that disappeared, or that did not read their frames in time, within 5 minutes.",
             "short", (Query(f"sum by (pod) (increase(mizzen_engine_lost_gateways_total{{{OF}}}[5m]))", "{{pod}}"),),
             yellow=1, red=5,
         ),
         Panel(
             "Malformed frames",
-            "Frames that were no message of the protocol: another version, or somebody else on the port.",
+            "Frames within 5 minutes that were not valid protocol messages: either another protocol "
+            "version, or an unrelated client on the port.",
             "short", (Query(f"sum by (pod) (increase(mizzen_engine_malformed_frames_total{{{OF}}}[5m]))", "{{pod}}"),),
             yellow=1, red=10,
         ),
         Panel(
             "Integrity violations",
-            "Failed checks of pages, slots and the prefix tree. Always 0; anything else is a fault of Mizzen, and "
-            "worth a report.",
+            "Failed consistency checks of pages, slots and the prefix tree. This is always 0; anything else "
+            "is a bug in Mizzen that you should report.",
             "short",
             (Query(f"sum by (pod) (mizzen_engine_integrity_violations_total{{{OF}}})", "{{pod}}"),),
             red=1,
@@ -230,7 +235,7 @@ LIFE = Row(
 ENGINE = Dashboard(
     "mizzen-engine",
     "Mizzen / Engine",
-    "Batch, KV cache, steps and starts of the engines.",
+    "Batch, KV cache, steps and startup of the engines.",
     (
         Variable("namespace", "mizzen_engine_state", "Namespace"),
         Variable("service", "mizzen_engine_state", "Service"),

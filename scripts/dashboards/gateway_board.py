@@ -1,4 +1,4 @@
-"""What gateways do: requests, first tokens, queues, routes, errors."""
+"""The gateway dashboard: requests, latency, queues, routing and errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MODEL = f'{OF},model=~"$model"'
 
 
 def grown(metric: str, by: str = "", labels: str = OF) -> str:
-    """Return a counter's growth a second."""
+    """Return the per-second rate of a counter."""
     return rate(f"mizzen_gateway_{metric}", by, labels)
 
 
 def total(metric: str, legend: str, by: str = "") -> Query:
-    """Return a gauge, summed by a label."""
+    """Return a query for a gauge, summed by a label."""
     return Query(f"sum by ({by}) (mizzen_gateway_{metric}{{{OF}}})", legend)
 
 
@@ -23,22 +23,23 @@ TRAFFIC = Row(
     (
         Panel(
             "Requests by endpoint",
-            "Requests a second, by path of the API.",
+            "Requests per second, by API path.",
             "reqps", (Query(grown("requests_total", "path", MODEL), "{{path}}"),), stacked=True,
         ),
         Panel(
             "Requests by model",
-            "Requests a second, by the model asked for; names that are not served are `other`.",
+            "Requests per second, by the requested model; names that are not served count as `other`.",
             "reqps", (Query(grown("requests_total", "model", MODEL), "{{model}}"),), stacked=True,
         ),
         Panel(
             "Requests by status code",
-            "Answers a second, by status code; 499 are clients that left before theirs began.",
+            "Responses per second, by status code; 499 means that the client disconnected before the "
+            "response began.",
             "reqps", (Query(grown("requests_total", "code", MODEL), "{{code}}"),), stacked=True,
         ),
         Panel(
             "Tokens",
-            "Tokens a second: of prompts, of prompts from a prefix cache, and generated.",
+            "Tokens per second: prompt tokens, prompt tokens from a prefix cache, and generated tokens.",
             "short",
             (
                 Query(grown("prompt_tokens_total", "", MODEL), "prompts"),
@@ -47,8 +48,8 @@ TRAFFIC = Row(
             ),
         ),
         Panel(
-            "Prefix cache hits",
-            "Share of prompt tokens that engines' prefix caches had, by model.",
+            "Prefix cache hit rate",
+            "Share of prompt tokens that were in the engines' prefix caches, by model.",
             "percentunit",
             (
                 Query(
@@ -60,8 +61,8 @@ TRAFFIC = Row(
             most=1,
         ),
         Panel(
-            "Refused requests",
-            "Requests answered with 401, 403, 413, 429 or 503, a second, by error code.",
+            "Rejected requests",
+            "Requests per second answered with 401, 403, 413, 429 or 503, by error code.",
             "reqps", (Query(grown("refused_requests_total", "cause"), "{{cause}}"),),
         ),
     ),
@@ -70,8 +71,8 @@ LATENCY = Row(
     "Latency",
     (
         Panel(
-            "Time to the first token, by model",
-            "The 95th percentile of each model.",
+            "Time to first token by model",
+            "95th percentile for each model.",
             "s",
             (
                 Query(
@@ -82,68 +83,69 @@ LATENCY = Row(
             yellow=1, red=2,
         ),
         Panel(
-            "Between tokens",
-            "Time between two deliveries of tokens of a stream, by token.",
+            "Inter-token latency",
+            "Time between two deliveries of tokens on a stream, weighted by token.",
             "s", quantiles("mizzen_gateway_inter_token_seconds", MODEL), yellow=0.1, red=0.2,
         ),
         Panel(
-            "What the gateway adds",
-            "Time to the first token without the queue and without the engine's own: parsing, template, tokenizing, "
-            "routing and the network.",
+            "Gateway overhead",
+            "Time to first token minus the time in the queue and in the engine: parsing, chat template, "
+            "tokenization, routing and the network.",
             "s", quantiles("mizzen_gateway_added_seconds", MODEL), yellow=0.05, red=0.2,
         ),
         Panel(
-            "Time in the queue",
-            "How long requests waited for their turn. Beyond `spec.gateway.admission.queueTimeoutSeconds` they get "
-            "503.",
+            "Queue time",
+            "How long requests waited in the gateway's queue. Beyond "
+            "`spec.gateway.admission.queueTimeoutSeconds` they get 503.",
             "s", quantiles("mizzen_gateway_queue_seconds", MODEL), yellow=1, red=5,
         ),
         Panel(
-            "Whole requests by their time",
-            "How many requests a second took how long, to their last byte.",
+            "Request duration distribution",
+            "Number of requests per second in each duration bucket, up to the last byte of the response.",
             "s", (Query(grown("request_seconds_bucket", "le", MODEL), "{{le}}"),), "heatmap",
         ),
     ),
 )  # fmt: skip
 ROUTES = Row(
-    "Queue and routes",
+    "Queue and routing",
     (
         Panel(
-            "Queue",
-            "Requests that wait for their turn, and those that wait because no engine serves.",
+            "Queued requests",
+            "Requests in the gateways' queues, and those of them that wait because no engine serves.",
             "short",
-            (total("queued_requests", "queued"), total("waiting_requests", "without an engine")),
+            (total("queued_requests", "queued"), total("waiting_requests", "waiting for an engine")),
             yellow=10, red=100,
         ),
         Panel(
-            "What decided routes",
-            "Routed requests a second, by what decided: the longest cached prefix, the least load, a session, or "
-            "that there was only one engine.",
+            "Routing decisions by reason",
+            "Routed requests per second, by the deciding factor: the longest cached prefix, the least load, "
+            "a session, or that there was only one engine.",
             "reqps", (Query(grown("route_total", "reason"), "{{reason}}"),), stacked=True,
         ),
         Panel(
             "Engines by state",
-            "Engines as gateways see them; the gateway that knows most of a state counts.",
+            "Engines as gateways see them. Of several gateways, the one that sees the most engines in a "
+            "state counts.",
             "short",
             (Query(f"max by (state) (mizzen_gateway_engines{{{OF}}})", "{{state}}"),),
         ),
         Panel(
-            "Requests in work, by engine",
-            "Requests that gateways have sent to each engine and that have not ended.",
+            "Requests in progress by engine",
+            "Requests that gateways have sent to each engine and that have not finished.",
             "short", (total("in_flight_requests", "{{engine}}", "engine"),),
         ),
         Panel(
-            "Tokens in work, by engine",
-            "The load by which gateways route: tokens of prompts and answers in work. Engines that share a service "
-            "should be alike.",
+            "Tokens in progress by engine",
+            "The load that routing decisions use: prompt and answer tokens in progress. It should be "
+            "similar for all engines of a service.",
             "short", (total("in_flight_tokens", "{{engine}}", "engine"),),
         ),
         Panel(
             "Prefix index",
-            "Blocks of 64 tokens that gateways know to be cached somewhere, and blocks that they had to forget for "
-            "want of room.",
+            "Blocks of 64 tokens that gateways know to be cached on some engine, and blocks that they "
+            "dropped from the index because it was full.",
             "short",
-            (total("prefix_index_blocks", "known"), total("prefix_index_forgotten_blocks", "forgotten")),
+            (total("prefix_index_blocks", "known"), total("prefix_index_forgotten_blocks", "dropped")),
         ),
     ),
 )  # fmt: skip
@@ -151,74 +153,77 @@ STARTS = Row(
     "Warm starts",
     (
         Panel(
-            "New engines filled",
-            "New engines a second whose cache was filled before requests were routed to them, by how that ended: "
-            "`done`; `needed`, for requests waited; `deadline` after `warmupTimeoutSeconds`; `failed`.",
+            "Cache warm-ups",
+            "New engines per second whose cache was filled before requests were routed to them, by outcome: "
+            "`done`; `needed`, because requests were waiting; `deadline`, after `warmupTimeoutSeconds`; "
+            "`failed`.",
             "ops", (Query(grown("warmups_total", "result"), "{{result}}"),), stacked=True,
         ),
         Panel(
-            "Prefixes replayed",
-            "Tokens of the hottest prefixes that gateways replay into new engines, a second: in rollouts, scale-ups "
-            "and replacements.",
+            "Replayed prefix tokens",
+            "Tokens per second of the hottest prefixes that gateways replay into new engines, after "
+            "rollouts, scale-ups and replacements.",
             "short", (Query(grown("warmed_tokens_total"), "tokens"),),
         ),
     ),
 )  # fmt: skip
 ERRORS = Row(
-    "Errors, and what was done about them",
+    "Errors and recovery",
     (
         Panel(
-            "Broken answers",
-            "Answers that ended in an error after they had begun, a second, by cause.",
+            "Stream errors",
+            "Answers per second that ended in an error after they had begun, by cause.",
             "reqps", (Query(grown("stream_errors_total", "cause"), "{{cause}}"),), red=0.1,
         ),
         Panel(
-            "Attempts that failed",
-            "Attempts that failed before anything was sent, a second, by cause. Clients do not notice: another "
-            "engine is tried.",
+            "Failed attempts",
+            "Attempts per second that failed before anything was sent to the client, by cause. Clients do "
+            "not notice them: the gateway tries another engine.",
             "reqps", (Query(grown("retries_total", "cause"), "{{cause}}"),), yellow=1,
         ),
         Panel(
-            "Answers that went on elsewhere",
-            "Answers a second whose engine was lost in the middle: those that another engine went on with, by "
-            "cause, and those that could not go on.",
+            "Resumed answers",
+            "Answers per second whose engine was lost before they finished: those that another engine "
+            "resumed, by cause, and those that could not be resumed.",
             "reqps",
             (
-                Query(grown("resumes_total", "cause"), "went on: {{cause}}"),
-                Query(grown("resume_failures_total", "cause"), "could not: {{cause}}"),
+                Query(grown("resumes_total", "cause"), "resumed: {{cause}}"),
+                Query(grown("resume_failures_total", "cause"), "not resumed: {{cause}}"),
             ),
         ),
         Panel(
-            "Time until an answer goes on",
+            "Time to resume",
             "From the loss of an engine to the next token of its answers.",
             "s", quantiles("mizzen_gateway_resume_seconds", OF, (0.5, 0.95)), yellow=5, red=30,
         ),
         Panel(
             "Aborts",
-            "Requests that the gateway ended in an engine, a second, by cause: mostly clients that left.",
+            "Requests per second that the gateway aborted in an engine, by cause; mostly because the client "
+            "disconnected.",
             "reqps", (Query(grown("aborts_total", "cause"), "{{cause}}"),),
         ),
         Panel(
-            "Breakers",
-            "State of each engine's breaker: 0 closed, 1 half-open, 2 open. An engine whose breaker is open gets no "
-            "requests.",
+            "Circuit breakers",
+            "State of each engine's circuit breaker: 0 closed, 1 half-open, 2 open. An engine whose breaker "
+            "is open gets no requests.",
             "short",
             (Query(f"max by (engine) (mizzen_gateway_breaker_state{{{OF}}})", "{{engine}}"),),
             yellow=1, red=2,
         ),
         Panel(
             "Suspect engines",
-            "Engines that should have been heard and were not: hung, or cut off.",
+            "Engines that have missed their heartbeat: they hang, or the connection to them is lost.",
             "short", (total("suspect_engines", "suspect"),), red=1,
         ),
         Panel(
-            "Watch of the pods",
-            "Failed lists and watches of pods, a second: the gateway then routes by what it knew.",
+            "Pod watch errors",
+            "Failed lists and watches of pods per second. Meanwhile the gateway routes with what it knew "
+            "before.",
             "ops", (Query(grown("watch_errors_total"), "failed"),), yellow=0.1,
         ),
         Panel(
-            "In sync",
-            "1 while every gateway has its routing table; a gateway that is not in sync is not ready.",
+            "Routing table in sync",
+            "1 while every gateway has a current routing table; a gateway that is not in sync is not ready.",
             "short", (Query(f"min(mizzen_gateway_synced{{{OF}}})", "in sync"),), "stat",
             falling=True, red=1,
         ),
@@ -229,7 +234,7 @@ PROCESS = Row(
     (
         Panel(
             "CPU",
-            "Cores that each gateway uses; one process uses at most a little more than one.",
+            "CPU cores that each gateway uses; one gateway process uses at most slightly more than one.",
             "short",
             (Query(f'rate(process_cpu_seconds_total{{{OF},job="gateway"}}[$__rate_interval])', "{{pod}}"),),
             yellow=0.8, red=0.95,
@@ -241,8 +246,8 @@ PROCESS = Row(
             (Query(f'process_resident_memory_bytes{{{OF},job="gateway"}}', "{{pod}}"),),
         ),
         Panel(
-            "Certificate runs out in",
-            "Time until the certificate of the API runs out; infinite where the gateway has no TLS.",
+            "Certificate expires in",
+            "Time until the API's certificate expires; infinite if the gateway has no TLS.",
             "s",
             (
                 Query(
@@ -258,7 +263,7 @@ PROCESS = Row(
 GATEWAY = Dashboard(
     "mizzen-gateway",
     "Mizzen / Gateway",
-    "Requests, first tokens, queues, routes and errors of the gateways.",
+    "Requests, latency, queues, routing and errors of the gateways.",
     (
         Variable("namespace", "mizzen_gateway_requests_total", "Namespace"),
         Variable("service", "mizzen_gateway_requests_total", "Service"),

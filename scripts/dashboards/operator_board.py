@@ -1,4 +1,4 @@
-"""What the operator does: looks at services, rollouts, its queue, calls of the API server."""
+"""The operator dashboard: reconciles, work queue, API server requests and rollouts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ OF = 'namespace=~"$namespace"'
 
 
 def grown(metric: str, by: str = "") -> str:
-    """Return a counter's growth a second."""
+    """Return the per-second rate of a counter."""
     return rate(f"mizzen_operator_{metric}", by)
 
 
 CHARGE = Row(
-    "Is anybody in charge?",
+    "Leader and watches",
     (
         Panel(
             "Leaders",
-            "Replicas that lead. Exactly one works; without one nothing is repaired, though services go on serving.",
+            "Replicas that hold the Lease. Exactly one is normal; without a leader nothing is repaired, "
+            "although services keep serving.",
             "short", (Query("sum(mizzen_operator_leader)", "leaders"),), "stat",
             falling=True, red=1, width=4, height=5,
         ),
         Panel(
             "Replicas",
-            "Operators that are there, the leader and those that wait to take over.",
+            "Running operator replicas: the leader and the standbys.",
             "short", (Query("count(mizzen_operator_leader)", "replicas"),), "stat",
             falling=True, red=1, yellow=2, width=4, height=5,
         ),
         Panel(
-            "Watches answered",
-            "Time since each kind's watch was answered last. A watch is answered every four minutes at least; beyond "
-            "five and a half, nobody watches, and the operator is restarted.",
+            "Time since last watch response",
+            "Time since the last response to the watch of each kind. A watch gets a response at least every "
+            "four minutes; beyond five and a half minutes it is considered dead, and the operator is "
+            "restarted.",
             "s",
             (Query("max by (kind) (mizzen_operator_watch_last_success_seconds)", "{{kind}}"),),
             yellow=260, red=330,
@@ -38,63 +40,64 @@ CHARGE = Row(
     ),
 )  # fmt: skip
 LOOKS = Row(
-    "Looks and queue",
+    "Reconciles and work queue",
     (
         Panel(
-            "Looks at services",
-            "Reconciles a second, by how they ended: `ok`, `waits` for something that no watch tells of, `failure` "
-            "that the status names, `error`.",
+            "Reconciles",
+            "Reconciles per second, by result: `ok`, `waits` for something that no watch reports, `failure` "
+            "that is recorded in the status, or `error`.",
             "ops", (Query(grown("reconcile_duration_seconds_count", "result"), "{{result}}"),), stacked=True,
         ),
         Panel(
-            "Time of a look",
-            "How long a look at one service took.",
+            "Reconcile duration",
+            "Duration of the reconcile of one service.",
             "s", quantiles("mizzen_operator_reconcile_duration_seconds"), yellow=1, red=10,
         ),
         Panel(
-            "Failed looks",
-            "Reconciles a second that failed, by reason; they are tried again, ever more slowly.",
+            "Failed reconciles",
+            "Reconciles per second that failed, by reason; they are retried with exponential back-off.",
             "ops", (Query(grown("reconcile_errors_total", "reason"), "{{reason}}"),), red=0.1,
         ),
         Panel(
-            "Services that wait",
-            "Services that are due for a look.",
+            "Work queue depth",
+            "Services that are due for a reconcile.",
             "short", (Query("sum(mizzen_operator_workqueue_depth)", "waiting"),), yellow=50, red=500,
         ),
         Panel(
-            "Age of the queue",
-            "How long the service waits that waits longest for a look.",
+            "Work queue age",
+            "How long the longest-waiting service has been due for a reconcile.",
             "s", (Query("max(mizzen_operator_workqueue_age_seconds)", "oldest"),), yellow=10, red=60,
         ),
         Panel(
             "Changes made",
-            "Changes to the cluster a second, by what was changed. None in a cluster where nothing happens.",
+            "Changes to the cluster per second, by type. There are none in a cluster in which nothing "
+            "happens.",
             "ops", (Query(grown("actions_total", "action"), "{{action}}"),), stacked=True,
         ),
     ),
 )  # fmt: skip
 API = Row(
-    "Calls",
+    "API server and gateways",
     (
         Panel(
-            "Requests to the API server",
-            "Requests a second, by verb. The token bucket allows 50 a second by default.",
+            "API server requests",
+            "Requests per second, by verb. The token bucket allows 50 writes per second by default.",
             "reqps", (Query(grown("api_requests_total", "verb"), "{{verb}}"),), stacked=True, yellow=45,
         ),
         Panel(
-            "Requests by kind of object",
-            "Requests to the API server a second, by the kind of object asked for.",
+            "API server requests by kind",
+            "Requests per second, by kind of object.",
             "reqps", (Query(grown("api_requests_total", "kind"), "{{kind}}"),), stacked=True,
         ),
         Panel(
-            "Answers other than good",
-            "Answers of the API server a second that were not 2xx, by code; 0 is no answer. 404 and 409 are usual.",
+            "API server errors",
+            "Responses per second other than 2xx, by code; 0 means no response. 404 and 409 are normal.",
             "reqps",
             (Query(rate("mizzen_operator_api_requests_total", "code", 'code!~"2.."'), "{{code}}"),),
         ),
         Panel(
-            "Time of requests",
-            "The 99th percentile of the time until the API server answered, by verb.",
+            "API server latency",
+            "99th percentile of the API server's response time, by verb.",
             "s",
             (
                 Query(
@@ -105,13 +108,13 @@ API = Row(
             yellow=1, red=5,
         ),
         Panel(
-            "Questions to gateways",
-            "Questions to gateways' admin API a second, by how they ended.",
+            "Gateway queries",
+            "Requests per second to the gateways' admin API, by result.",
             "reqps", (Query(grown("gateway_queries_total", "result"), "{{result}}"),), stacked=True,
         ),
         Panel(
             "CPU",
-            "Cores that the operators use.",
+            "CPU cores that the operator replicas use.",
             "short",
             (Query('sum by (pod) (rate(process_cpu_seconds_total{job="operator"}[$__rate_interval]))', "{{pod}}"),),
             yellow=0.5, red=0.9,
@@ -123,12 +126,12 @@ SERVICES = Row(
     (
         Panel(
             "Services by condition",
-            "Services whose condition is True.",
+            "Number of services for which each condition is True.",
             "short", (Query("sum by (condition) (mizzen_operator_services)", "{{condition}}"),),
         ),
         Panel(
-            "Rollouts that ended",
-            "Changes of services in the last hour that came into force, or failed.",
+            "Finished rollouts",
+            "Changes of services in the last hour that took full effect, or failed.",
             "short",
             (
                 Query(
@@ -138,8 +141,8 @@ SERVICES = Row(
             ),
         ),
         Panel(
-            "Time of a rollout",
-            "From a change of a service until nothing was left to do, over the last hour.",
+            "Rollout duration",
+            "From a change of a service until nothing is left to do, over the last hour.",
             "s",
             tuple(
                 Query(
@@ -152,8 +155,8 @@ SERVICES = Row(
             yellow=600, red=1800,
         ),
         Panel(
-            "Rollouts under way",
-            "How long each service's change is under way; 0 without one.",
+            "Rollouts in progress",
+            "How long each service's rollout has been in progress; 0 if there is none.",
             "s",
             (Query(f"max by (namespace, service) (mizzen_operator_rollout_age_seconds{{{OF}}})", "{{namespace}}/{{service}}"),),
             yellow=600, red=1800,
@@ -174,7 +177,7 @@ SERVICES = Row(
         ),
         Panel(
             "Memory",
-            "Resident memory of the operators.",
+            "Resident memory of the operator replicas.",
             "bytes", (Query('process_resident_memory_bytes{job="operator"}', "{{pod}}"),),
             yellow=268435456, red=429496729,
         ),
@@ -184,7 +187,7 @@ SERVICES = Row(
 OPERATOR = Dashboard(
     "mizzen-operator",
     "Mizzen / Operator",
-    "Looks at services, rollouts, the queue and calls of the operator.",
+    "Reconciles, work queue, API server requests and rollouts of the operator.",
     (Variable("namespace", "mizzen_operator_service_groups", "Namespace"),),
     (CHARGE, LOOKS, API, SERVICES),
 )

@@ -1,6 +1,7 @@
-"""Dashboards of Grafana in its classic schema, from panels as plain data.
+"""Render Grafana dashboards (classic JSON schema) from panels described as plain data.
 
-Only what differs from Grafana's own defaults is written: the dashboards travel in a Helm release.
+The `*_board.py` modules describe the dashboards. Only fields that differ from Grafana's defaults are
+written, because the dashboards count towards the size of a Helm release.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel; `legend` may hold labels in double braces."""
+    """A query of a panel. `legend` may contain label names in double braces."""
 
     expr: str
     legend: str = ""
@@ -28,14 +29,15 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel.
+    """A panel.
 
     Attributes:
-        unit: Grafana's name of the values' unit.
-        yellow: from this value on the panel is yellow, and from `red` on red; None: never.
-        falling: the thresholds are the other way round: below `red` it is red.
-        width: columns of the 24 that a dashboard has.
-        most: upper end of the axis.
+        unit: Grafana's identifier of the unit.
+        yellow: threshold from which the panel is yellow; None for no threshold.
+        red: threshold from which the panel is red; None for no threshold.
+        falling: whether the thresholds are reversed, so that values below `red` are red.
+        width: width in columns; a dashboard has 24.
+        most: upper end of the axis, None for automatic.
     """
 
     title: str
@@ -54,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a common title."""
+    """A titled row of panels."""
 
     title: str
     panels: Sequence[Panel]
@@ -62,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice at the top of a dashboard: the values of a label of a metric."""
+    """A dashboard variable whose choices are the values of a metric's label."""
 
     label: str
     metric: str
@@ -71,7 +73,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One dashboard; `uid` is its address, `title` its name in Grafana."""
+    """A dashboard. `uid` identifies it in URLs, `title` is its name in Grafana."""
 
     uid: str
     title: str
@@ -81,12 +83,12 @@ class Dashboard:
 
 
 def rate(metric: str, by: str = "", labels: str = "") -> str:
-    """Return a counter's growth a second, summed by labels."""
+    """Return the per-second rate of a counter as PromQL, summed by labels."""
     return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def quantile(share: float, metric: str, by: str = "", labels: str = "") -> str:
-    """Return a quantile of a histogram, by labels."""
+    """Return a quantile of a histogram as PromQL, by labels."""
     keys = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', keys, labels)})"
 
@@ -97,12 +99,12 @@ def quantiles(metric: str, labels: str = "", shares: Sequence[float] = (0.5, 0.9
 
 
 def mean(metric: str, by: str = "", labels: str = "") -> str:
-    """Return a histogram's mean, by labels."""
+    """Return the mean of a histogram as PromQL, by labels."""
     return f"{rate(f'{metric}_sum', by, labels)} / {rate(f'{metric}_count', by, labels)}"
 
 
 def render(dashboard: Dashboard) -> Json:
-    """Return the dashboard as Grafana reads it."""
+    """Return the dashboard as Grafana's JSON model."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -122,7 +124,7 @@ def render(dashboard: Dashboard) -> Json:
 
 
 def _link() -> Json:
-    """Return the list of the other dashboards, which keeps time and choices."""
+    """Return a drop-down link to the other dashboards that keeps the time range and variables."""
     return {
         "asDropdown": True,
         "icon": "external link",
@@ -265,7 +267,7 @@ def _options(panel: Panel) -> Json:
 
 
 def _columns() -> list[Json]:
-    """Return what makes one table of several instant queries."""
+    """Return the transformations that merge several instant queries into one table."""
     hidden = {"Time": True, "__name__": True}
     return [
         {"id": "merge", "options": {}},

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stands where Triton looks for a C compiler, and hands it the one module that it wants, which was compiled when
-# the image was built. Kernels do not come by here: Triton compiles them itself.
+# Stand-in for the C compiler that Triton looks for. It returns the one module that Triton needs, its kernel
+# launcher, which was compiled when the image was built. Triton compiles kernels itself, without this program.
 set -eu
 here=$(dirname "$(readlink -f "$0")")
 source=${1:-}
@@ -10,7 +10,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 if [ -z "$output" ] || ! cmp -s "$source" "$here/cuda_utils.c"; then
-  echo "this image has no C compiler, and Triton asked for more than its launcher: set CC to a compiler" >&2
+  echo "this image has no C compiler, and Triton needs one for more than its launcher: set CC to a compiler" >&2
   exit 1
 fi
 cp "$here/cuda_utils.so" "$output"

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Adds the distribution to /opt/mizzen, makes it small, and writes down what is in it.
-#   finish.sh NAME MODULE...: of the program, and modules that must be found.
+# Installs the Mizzen wheel into /opt/mizzen, reduces its size, and writes its bill of materials (SBOM).
+#   finish.sh NAME MODULE...: the program's name, and modules that must be importable.
 set -eu
 name=$1; shift
 /opt/build/bin/pip --python /opt/mizzen/bin/python install -q --no-deps /wheel/*.whl
-# It speeds up downloads from a hub, and no image downloads anything.
+# hf-xet only speeds up downloads from a hub; no image uses it.
 /opt/build/bin/pip --python /opt/mizzen/bin/python uninstall -q -y hf-xet
-# Debug information of libraries; those whose loading was patched when their wheel was made break when stripped.
+# Strip debug information, except from libraries with an RPATH: auditwheel has patched them, and stripping breaks them.
 find /opt/mizzen -name '*.so' -type f -not -path '*.libs/*' | while read -r library; do
   if readelf -S "$library" | grep -q '\.debug_info' && ! readelf -d "$library" | grep -qE 'R(UN)?PATH'; then
     strip --strip-debug "$library"

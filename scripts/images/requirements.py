@@ -1,6 +1,6 @@
-"""Print what some extras of pyproject.toml require, without the distribution itself.
+"""Print the requirements of some extras of pyproject.toml, without the distribution itself.
 
-An image installs these first: the layer stays the same while only the sources change.
+Images install these first, so that the layer is reused as long as only the sources change.
 
     python requirements.py pyproject.toml base gateway --without torch
 """
@@ -14,29 +14,29 @@ from pathlib import Path
 
 
 def name_of(requirement: str) -> str:
-    """Return the normal name (PEP 503) of the distribution that a requirement asks for."""
+    """Return the normalized name (PEP 503) of a requirement's distribution."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     if match is None:
-        raise ValueError(f"{requirement!r} begins with no distribution's name")
+        raise ValueError(f"{requirement!r} does not begin with a distribution name")
     return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
 def requirements(pyproject: Path, extras: list[str], without: list[str]) -> list[str]:
-    """Return the requirements of `extras` in one order, each once.
+    """Return the requirements of `extras` in a fixed order, without duplicates.
 
     Args:
         pyproject: path of pyproject.toml.
-        extras: names of extras; `base` is what the distribution itself requires.
+        extras: names of extras; `base` means the distribution's own requirements.
         without: names of distributions to leave out.
 
     Raises:
-        ValueError: there is no such extra; names those that are there.
+        ValueError: an extra does not exist; the message lists the existing ones.
     """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     groups = {"base": project["dependencies"], **project["optional-dependencies"]}
     unknown = sorted(set(extras) - set(groups))
     if unknown:
-        raise ValueError(f"no extra {', '.join(unknown)}; there are {', '.join(sorted(groups))}")
+        raise ValueError(f"unknown extra {', '.join(unknown)}; choose from {', '.join(sorted(groups))}")
     left_out = {name_of(name) for name in without}
     wanted = [line for extra in extras for line in groups[extra] if name_of(line) not in left_out]
     return list(dict.fromkeys(wanted))

@@ -1,7 +1,7 @@
-"""Make an installed environment small: no tests of libraries, and the Kubernetes client in an archive.
+"""Reduce the size of an installed environment: drop library tests, and zip the Kubernetes client.
 
-The generated Kubernetes client is thousands of small modules, of which a program imports a few. In a zip
-archive on the module path it takes a fifth of the room, and nothing of it is missing.
+The generated Kubernetes client has thousands of small modules, of which a program imports a few. As a zip
+archive on the module path it takes a fifth of the space, and every module remains importable.
 
     python slim.py /opt/mizzen/lib/python3.11/site-packages
 """
@@ -16,11 +16,11 @@ from pathlib import Path
 ARCHIVED = ("kubernetes",)
 TESTS = ("tests", "test", "testing")
 KEPT = ("numpy/testing",)
-"""Folders with such a name that a library imports by itself."""
+"""Folders that match `TESTS` but that a library imports itself."""
 
 
 def drop_tests(site: Path) -> int:
-    """Remove the test folders of installed packages; return how many there were."""
+    """Remove the test folders of installed packages and return their number."""
     folders = [
         path
         for name in TESTS
@@ -33,13 +33,13 @@ def drop_tests(site: Path) -> int:
 
 
 def archive(site: Path, package: str) -> Path | None:
-    """Move a pure Python package into `<package>.zip`, sources and bytecode, and put that on the module path.
+    """Move a pure Python package, sources and bytecode, into `<package>.zip` on the module path.
 
     Returns:
-        The archive, or None where the package is not installed.
+        The archive, or None if the package is not installed.
 
     Raises:
-        ValueError: the package holds files that cannot be imported from an archive.
+        ValueError: the package contains native modules, which cannot be imported from an archive.
     """
     folder = site / package
     if not folder.is_dir():
@@ -47,7 +47,7 @@ def archive(site: Path, package: str) -> Path | None:
     native = [path for path in folder.rglob("*") if path.suffix in (".so", ".pyd")]
     if native:
         raise ValueError(
-            f"{package} holds {native[0].name}: only pure Python can be imported from an archive"
+            f"{package} contains {native[0].name}: only pure Python can be imported from an archive"
         )
     target = site / f"{package}.zip"
     with zipfile.PyZipFile(str(target), "w", zipfile.ZIP_DEFLATED) as bundle:

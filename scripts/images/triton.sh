@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compiles the module by which Triton launches kernels, so that the image needs no compiler. Triton keeps the module
-# by its source, so another version of Triton asks for another one, and cc.sh says so.
+# Precompiles Triton's kernel launcher module, so that the image needs no compiler. Triton identifies the module by
+# its source; another version of Triton needs another module, which cc.sh reports.
 set -eu
 site=${SITE:-/opt/mizzen}
 target=$site/libexec
@@ -12,7 +12,7 @@ if ! command -v gcc >/dev/null; then
 fi
 mkdir -p "$target"
 stub=$(mktemp -d)
-# The driver's library is a node's; a module that is loaded later needs its name only.
+# The driver library is only on the nodes; linking needs just its soname, so link against a stub.
 gcc -shared -Wl,-soname,libcuda.so.1 -o "$stub/libcuda.so.1" -x c /dev/null
 cp "$nvidia/driver.c" "$target/cuda_utils.c"
 gcc "$target/cuda_utils.c" -O3 -shared -fPIC -Wno-psabi -o "$target/cuda_utils.so" \

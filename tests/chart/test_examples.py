@@ -136,8 +136,8 @@ FINE = [("Failed", False, "AsExpected"), ("Conflict", False, "NoConflict")]
 @pytest.mark.parametrize(
     ("obj", "status", "reason"),
     [
-        ({"metadata": {"generation": 1}}, "Progressing", "not looked"),
-        (service(("Ready", True, "Settled"), observed=2), "Progressing", "not looked"),
+        ({"metadata": {"generation": 1}}, "Progressing", "not reconciled"),
+        (service(("Ready", True, "Settled"), observed=2), "Progressing", "not reconciled"),
         (service(("Ready", True, "AllGroupsServe"), *FINE), "Healthy", "AllGroupsServe: words"),
         (service(("Ready", True, "ScaledToZero"), *FINE), "Healthy", "ScaledToZero"),
         (service(("Ready", False, "ReplacingGroups"), *FINE), "Progressing", "ReplacingGroups"),

@@ -416,14 +416,14 @@ def test_the_notes_tell_the_next_command(offline: Any) -> None:
     notes = offline("install", "sail", CHART, "-n", "harbour", "--dry-run=client", *values)
     assert "helm test sail --namespace harbour" in notes
     assert "kubectl apply --namespace harbour -f -" in notes
-    assert "One replica of the operator" in notes
+    assert "The operator has one replica" in notes
 
 
 def test_the_notes_name_no_check_that_is_not_there(offline: Any) -> None:
     values = ("--set", "rbac.create=false,operator.replicas=0")
     notes = offline("install", "sail", CHART, "--dry-run=client", *values).rpartition("NOTES:")[2]
     assert "helm test" not in notes
-    assert "No replica of the operator" in notes
+    assert "The operator has no replicas" in notes
 
 
 def test_a_releases_dots_are_in_no_name(offline: Any) -> None:

@@ -19,7 +19,7 @@ import mizzen
 from mizzen.cli import app
 from mizzen.commands.options import arguments, settings
 from mizzen.commands.serve import free_port
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 

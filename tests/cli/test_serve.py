@@ -160,7 +160,7 @@ def test_a_lost_engine_holds_up_nobody(serve: Callable[..., Served]) -> None:
         model="demo", messages=question(STORY), extra_body={"ignore_eos": True}, stream=True
     )
     next(stream)
-    (rank,) = (one for one in served.tree() if "mizzen.server.follower" in one.cmdline())
+    (rank,) = (one for one in served.tree() if "mizzen.server.ranks.follower" in one.cmdline())
     began = time.monotonic()
     rank.kill()
     with pytest.raises(openai.APIError):

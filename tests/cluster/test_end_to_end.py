@@ -23,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo_model import QUESTION, STORY, trained_answer
-from mizzen.core.blocks import BLOCK_TOKENS
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS
 
 ROOT = Path(__file__).parents[2]
 NAME = "demo"
@@ -242,7 +242,7 @@ def processes_of(cluster: Any, pod: dict[str, Any]) -> list[psutil.Process]:
 
 def rank_process(cluster: Any, pod: dict[str, Any]) -> psutil.Process:
     """Return the process that runs the model in a pod."""
-    ranks = [p for p in processes_of(cluster, pod) if "mizzen.server.rank" in p.cmdline()]
+    ranks = [p for p in processes_of(cluster, pod) if "mizzen.server.ranks.leader" in p.cmdline()]
     assert len(ranks) == 1
     return ranks[0]
 

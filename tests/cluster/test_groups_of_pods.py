@@ -70,7 +70,9 @@ class Pairs:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 ours = process.environ().get("MIZZEN_LOCAL_MARK", "").startswith(folder)
-                if ours and {"mizzen.server.rank", "mizzen.server.follower"} & set(process.cmdline()):
+                if ours and {"mizzen.server.ranks.leader", "mizzen.server.ranks.follower"} & set(
+                    process.cmdline()
+                ):
                     ranks.append(process)
         [found] = ranks
         return found

@@ -11,11 +11,11 @@ import pytest
 from world import END_TOKEN, SCRIPT, request, run_alone
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.plan import PrefillChunk, StepPlan
 from mizzen.core.request import Finished, FinishReason
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.loop import OverlapLoop, StepFailed
-from mizzen.engine.simulated import Script, Speed, echo, ends_after, fixed, simulated_runner
+from mizzen.core.step_plan import PrefillChunk, StepPlan
+from mizzen.engine.overlap_loop import OverlapLoop, StepFailed
+from mizzen.engine.simulated.engine import Script, Speed, echo, ends_after, fixed, simulated_runner
 
 
 def make_loop(

@@ -12,12 +12,12 @@ from timeline import Seconds, Timeline, prompt_tokens
 from world import request
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.pace import Pace
-from mizzen.core.plan import StepPlan
+from mizzen.core.prefill_budget import Pace
 from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.loop import OverlapLoop
-from mizzen.engine.simulated import Speed, fixed, simulated_runner
+from mizzen.core.step_plan import StepPlan
+from mizzen.engine.overlap_loop import OverlapLoop
+from mizzen.engine.simulated.engine import Speed, fixed, simulated_runner
 
 LONG = 8192
 CONFIG = SchedulerConfig(

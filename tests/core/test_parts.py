@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mizzen.core.eviction import STRATEGIES, EvictionHeap
-from mizzen.core.pages import PagePool
-from mizzen.core.stops import StopTable
+from mizzen.core.kv.eviction import STRATEGIES, EvictionHeap
+from mizzen.core.kv.page_pool import PagePool
+from mizzen.core.stop_tokens import StopTable
 
 
 def test_pages_come_and_go() -> None:

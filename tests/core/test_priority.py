@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from test_scheduler import BASE, prompt
 from world import World, request
 
-from mizzen.core import policies, preempt, scheduler
+from mizzen.core import policies, preemption, scheduler
+from mizzen.core.kv.radix_cache import Known
 from mizzen.core.policies import PATIENCE, POLICIES, WINDOW
-from mizzen.core.queue import WaitingQueue
-from mizzen.core.radix import Known
 from mizzen.core.request import FinishReason, Request
 from mizzen.core.sequence import Sequence
+from mizzen.core.waiting_queue import WaitingQueue
 
 
 def world(**changes: object) -> World:
@@ -406,7 +406,7 @@ def test_who_could_leave_is_looked_for_only_where_somebody_could(monkeypatch: py
 
     def counted(head: Sequence, *given: object) -> list[Sequence]:
         looks.append(head.rid)
-        return preempt.victims(head, *given)  # type: ignore[arg-type]
+        return preemption.victims(head, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(scheduler, "victims", counted)
     here = world(max_running_requests=1, prefill_chunk_tokens=64)

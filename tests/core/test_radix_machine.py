@@ -16,9 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
-from mizzen.core.eviction import STRATEGIES
-from mizzen.core.radix import Node, RadixTree
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.core.kv.eviction import STRATEGIES
+from mizzen.core.kv.radix_cache import RadixTree
+from mizzen.core.kv.radix_node import Node
 
 UNIT = 8
 """Prompts are words of so many equal tokens, so that blocks of 64 tokens are reached."""

@@ -13,10 +13,10 @@ from world import END_TOKEN, World, request
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
-from mizzen.core.plan import StepPlan, StepTokens
 from mizzen.core.policies import POLICIES
 from mizzen.core.request import FinishReason, Pooling
 from mizzen.core.sequence import Phase
+from mizzen.core.step_plan import StepPlan, StepTokens
 
 BASE = SchedulerConfig(
     pages_total=64,

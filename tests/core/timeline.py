@@ -8,10 +8,10 @@ from itertools import pairwise
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
-from mizzen.core.plan import StepPlan
 from mizzen.core.request import Request
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.simulated import Context, SimulatedDevice
+from mizzen.core.step_plan import StepPlan
+from mizzen.engine.simulated.engine import Context, SimulatedDevice
 
 Seconds = Callable[[StepPlan], float]
 

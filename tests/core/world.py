@@ -9,13 +9,13 @@ import numpy as np
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Abort, Arrive, Event
-from mizzen.core.output import StepOutput
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import StepPlan
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.simulated import Context, FenceGuard, SimulatedDevice, hashed
-from mizzen.engine.simulated_side import hidden_states
+from mizzen.core.step_plan import StepPlan
+from mizzen.engine.simulated.engine import Context, FenceGuard, SimulatedDevice, hashed
+from mizzen.engine.simulated.side_outputs import hidden_states
 
 VOCABULARY = 12
 END_TOKEN = 3

@@ -13,13 +13,14 @@ import torch
 import transformers
 
 from mizzen.attention.base import MixedAttention
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.core.request import Int32
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.parts import make_kv, make_model
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Layout, Step
+from mizzen.engine.execution.forward_batch import Layout
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading.model_setup import make_kv, make_model
 from mizzen.models.registry import read_config
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from mizzen.core.params import SamplingParams
+from mizzen.core.sampling_params import SamplingParams
 
 LEAST = 5.0
 """Draws of a class of tokens that chi-square needs."""

@@ -11,14 +11,14 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from mizzen.core.params import Grammar, SamplingParams
 from mizzen.core.request import Finished, Request
-from mizzen.engine.build import load_engine
+from mizzen.core.sampling_params import Grammar, SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.grammar.compiler import GrammarCompiler, Outcome
+from mizzen.engine.grammar.compile_service import GrammarCompiler, Outcome
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.vocabulary import byte_alphabet, read_vocabulary
+from mizzen.engine.loading.loader import load_engine
 
 VOCABULARY = 384
 """Some ids at the end have no token, as in models with a padded vocabulary."""

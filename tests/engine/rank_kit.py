@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mizzen.core.plan import StepPlan
-from mizzen.engine.build import load_engine, load_follower
+from mizzen.core.step_plan import StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.ranks import Lead
+from mizzen.engine.execution.tp_worker import Lead
+from mizzen.engine.loading.loader import load_engine, load_follower
 from mizzen.parallel.collectives import GlooCollectives
-from mizzen.parallel.group import Group, Place
-from mizzen.wire.ring import decode_plan, encode_plan
+from mizzen.parallel.process_group import Group, Place
+from mizzen.wire.ranks.plan_encoding import decode_plan, encode_plan
 
 SECONDS = 120.0
 

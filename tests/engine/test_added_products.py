@@ -9,14 +9,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from mizzen.core.params import SamplingParams
-from mizzen.engine import parts
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.probe import largest_plan
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Step
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import model_setup
+from mizzen.engine.loading.memory_profile import largest_plan
 from mizzen.layers import linear
-from mizzen.layers.build import Build
+from mizzen.layers.context import Build
 from mizzen.layers.linear import FEWEST_ADDED, Dense, InputSplitLinear, SkinnyDense
 from mizzen.models.registry import read_config
 
@@ -86,8 +86,8 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
     config, plan = read_config(tmp_path), largest_plan(options, 64)
     starts = (replace(start, sampling=SamplingParams(temperature=0), asks=None) for start in plan.starts)
     plan = replace(plan, starts=tuple(starts))
-    model = parts.make_model(options, config, lambda done, total: None)
-    attention = parts.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    model = model_setup.make_model(options, config, lambda done, total: None)
+    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     products = [product for layer in model.layers for product in (layer.attention.out, layer.mlp.down)]
     assert len(products) == 2 * config.layers
     streams: list[torch.Tensor] = []
@@ -110,7 +110,7 @@ def test_a_model_that_adds_at_once_has_the_same_stream(
 def test_memory_is_measured_with_gates_in_memory(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
     options = EngineOptions(model=str(tmp_path), device="cpu")
-    model = parts.make_model(options, read_config(tmp_path), lambda done, total: None)
+    model = model_setup.make_model(options, read_config(tmp_path), lambda done, total: None)
     methods = []
     for layer in model.layers:
         rows, columns = layer.mlp.gate_up.method.weight.shape  # type: ignore[attr-defined]

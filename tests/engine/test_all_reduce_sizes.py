@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mizzen.parallel.device import KIB, TABLE, WAYS, Sizes, sizes_of
+from mizzen.parallel.cuda_collectives import KIB, TABLE, WAYS, Sizes, sizes_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "tensor.md"
 COLUMNS = ("push", "fused", "shared", "one_shot", "two_shot")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages
 from mizzen.attention.cpu import CpuAttention, DecodeRun, PrefillRun
+from mizzen.attention.prefix_spans import cut_spans
 from mizzen.attention.reference import ReferenceAttention
-from mizzen.attention.spans import cut_spans
 
 PAGE = 16
 COLUMNS = 24

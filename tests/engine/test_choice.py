@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from mizzen.attention import fa3, flashinfer, split
+from mizzen.attention import flash_attention3, flash_decode, flashinfer
 from mizzen.attention.base import Geometry, PlannedKV
 from mizzen.attention.registry import check_choices, choose
 
@@ -31,11 +31,11 @@ def place(
     """Pretend to be on a GPU, with packages (in `folder`) and a compiler, or none."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     spec = SimpleNamespace(submodule_search_locations=[str(folder)])
-    for module in (fa3, flashinfer):
+    for module in (flash_attention3, flashinfer):
         monkeypatch.setattr(
             module.importlib.util, "find_spec", lambda name: spec if name in packages else None
         )
-    monkeypatch.setitem(sys.modules, fa3.FLASH, ModuleType(fa3.FLASH))
+    monkeypatch.setitem(sys.modules, flash_attention3.FLASH, ModuleType(flash_attention3.FLASH))
     for name in ("FLASHINFER_NVCC", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(flashinfer.shutil, "which", lambda name: compiler if name == compiler else None)
@@ -69,7 +69,9 @@ def test_our_own_kernel_and_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_heads_that_our_kernel_does_not_serve_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, HOPPER, BOTH, head_dim=96) == ("fa3", "fa3")
-    assert "not 96" in str(split.missing(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv()))
+    assert "not 96" in str(
+        flash_decode.missing(Geometry(heads=8, kv_heads=2, head_dim=96, windows=(None,)), kv())
+    )
 
 
 def test_many_query_heads_of_a_kv_head_go_to_fa3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +88,12 @@ def test_kernels_of_another_pytorch_are_passed_over_and_told(
     broken = 'raise OSError("flash_ops.so: undefined symbol: _ZN5torch7Library4_def\\nand more")'
     (tmp_path / "sgl_kernel" / "__init__.py").write_text(broken)
     place(monkeypatch, HOPPER, BOTH)
-    monkeypatch.delitem(sys.modules, fa3.FLASH)
+    monkeypatch.delitem(sys.modules, flash_attention3.FLASH)
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
     assert choose("auto", geometry, kv(), decode=False) == "flashinfer"
-    why = fa3.missing(geometry, kv())
+    why = flash_attention3.missing(geometry, kv())
     assert why is not None and why.endswith("(flash_ops.so: undefined symbol: _ZN5torch7Library4_def)")
     assert f"built for PyTorch {torch.__version__}" in why
 

@@ -14,33 +14,24 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mizzen.engine import warm
-from mizzen.engine.capture import captured_graph
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.step import Step
-from mizzen.layers.build import Build
-from mizzen.layers.build import skinny as make_skinny
+from mizzen.engine.execution.graph_capture import captured_graph
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import warmup
+from mizzen.layers.context import Build
+from mizzen.layers.context import skinny as make_skinny
 from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.linear import SkinnyDense, widest_product
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import (  # noqa: E402
-    filters,
-    gated,
-    gemv,
-    launch,
-    nvrtc,
-    paged,
-    reduce,
-    share,
-    skinny,
-    tensor_cores,
-    wide,
-    wide_cuts,
-)
-from mizzen.kernels.split import Cache, Projections, Tiling, Workspace  # noqa: E402
+from mizzen.kernels import launch, nvrtc  # noqa: E402
+from mizzen.kernels.attention import flash_decode_mma  # noqa: E402
+from mizzen.kernels.attention.flash_decode_triton import Cache, Projections, Tiling, Workspace  # noqa: E402
+from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast  # noqa: E402
+from mizzen.kernels.gemm import gate_up_swiglu, gemv, hopper, small_m, swap_ab, tile_configs  # noqa: E402
+from mizzen.kernels.sampling import top_k_top_p  # noqa: E402
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -66,7 +57,7 @@ def sizes(columns: int, gate: int) -> tuple[tuple[str, int], ...]:
 
 
 def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...]:
-    return paged.definitions(128, 4, 8, 16, None, 4, cache, norm=True, projected=projected)
+    return flash_decode_mma.definitions(128, 4, 8, 16, None, 4, cache, norm=True, projected=projected)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +73,13 @@ def attention(cache: torch.dtype, projected: bool) -> tuple[tuple[str, int], ...
             16,
         ),
         (gemv.SOURCE, "gemv", gemv.definitions(gemv.longest_row(True), gate=True, norm=False, add=False), 16),
-        (skinny.SOURCE, "skinny", sizes(1024, 0), 8),
-        (skinny.SOURCE, "skinny", sizes(4096, 1), 8),
-        (paged.SOURCE, "paged", attention(torch.bfloat16, True), 16),
-        (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True), 8),
-        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, "push"), 1),
-        (reduce.SOURCE, "reduce", reduce.definitions(5120, 8, 32, "read"), 1),
-        (reduce.SOURCE, "reduce", reduce.definitions(5120, 4, 32, "shared"), 1),
+        (small_m.SOURCE, "skinny", sizes(1024, 0), 8),
+        (small_m.SOURCE, "skinny", sizes(4096, 1), 8),
+        (flash_decode_mma.SOURCE, "paged", attention(torch.bfloat16, True), 16),
+        (flash_decode_mma.SOURCE, "paged", attention(torch.float8_e4m3fn, True), 8),
+        (allreduce_rmsnorm.SOURCE, "reduce", allreduce_rmsnorm.definitions(4096, 2, 32, "push"), 1),
+        (allreduce_rmsnorm.SOURCE, "reduce", allreduce_rmsnorm.definitions(5120, 8, 32, "read"), 1),
+        (allreduce_rmsnorm.SOURCE, "reduce", allreduce_rmsnorm.definitions(5120, 4, 32, "shared"), 1),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 9 else "",
 )
@@ -107,7 +98,7 @@ def test_loads_stand_before_the_wait(
 
 def test_long_rows_are_multiplied_as_they_were_measured() -> None:
     def widest(rows: int, columns: int) -> int:
-        return wide.widest(torch.empty(rows, columns, device="meta"))
+        return swap_ab.widest(torch.empty(rows, columns, device="meta"))
 
     assert widest(5120, 25600) == 64
     assert widest(5120, 17408) == widest(8192, 28672) == 0
@@ -125,14 +116,16 @@ def test_a_row_of_any_length_that_is_served_is_wholly_in_flight(gate: bool) -> N
 
 @pytest.mark.parametrize("batch", [16, 48, 208, 256])
 @pytest.mark.parametrize(
-    "cut", [wide.Cut(64, 2, 1), wide.Cut(128, 3, 2), wide.Cut(128, 4, 2), wide.Cut(192, 1, 2)], ids=str
+    "cut",
+    [swap_ab.Cut(64, 2, 1), swap_ab.Cut(128, 3, 2), swap_ab.Cut(128, 4, 2), swap_ab.Cut(192, 1, 2)],
+    ids=str,
 )
 def test_products_of_batches_compile_for_tensor_cores(
-    cut: wide.Cut, batch: int, dumped: Callable[[bytes, str], str]
+    cut: swap_ab.Cut, batch: int, dumped: Callable[[bytes, str], str]
 ) -> None:
     assert cut.serves(6144, 4096, batch)
-    defines = wide.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
-    code = nvrtc.cubin(tensor_cores.kernel_text("wide", batch), "wide", defines, HOPPER)
+    defines = swap_ab.definitions(batch, cut, cut.stages(batch, 16), gate=batch == 48)
+    code = nvrtc.cubin(hopper.kernel_text("swap_ab", batch), "wide", defines, HOPPER)
     instructions = dumped(code, "--dump-sass")
     assert f"HGMMA.64x{batch}x16" in instructions and "UTMALDG" in instructions
     # A fence in the loop would cost more than the product; sums that leave their registers, too.
@@ -157,17 +150,17 @@ def test_products_of_batches_compile_for_tensor_cores(
 def test_the_gated_product_of_prompts_is_taken_where_clusters_are_full(
     rows: int, count: int, wanted: bool
 ) -> None:
-    assert gated.pays(rows, count, 66) is wanted
+    assert gate_up_swiglu.pays(rows, count, 66) is wanted
 
 
 def test_the_gated_product_of_prompts_stays_in_registers(dumped: Callable[[bytes, str], str]) -> None:
-    code = nvrtc.cubin(*gated.kernel(), HOPPER)
+    code = nvrtc.cubin(*gate_up_swiglu.kernel(), HOPPER)
     instructions = dumped(code, "--dump-sass")
     assert all(name in instructions for name in ("HGMMA.64x128x16", "UTMALDG.4D", "UTMALDG.2D.MULTICAST"))
     loop = instructions[instructions.index("HGMMA") : instructions.rindex("HGMMA")]
     assert loop.count("MEMBAR") == 0
     assert "STACK:0 " in dumped(code, "--dump-resource-usage")
-    assert gated.SHARED + 2 * gated.STAGES * 8 <= tensor_cores.SHARED_BYTES
+    assert gate_up_swiglu.SHARED + 2 * gate_up_swiglu.STAGES * 8 <= hopper.SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -175,10 +168,10 @@ def test_the_gated_product_of_prompts_stays_in_registers(dumped: Callable[[bytes
 def test_draws_with_filters_compile_and_stay_in_registers(
     vocab: int, dtype: torch.dtype, dumped: Callable[[bytes, str], str]
 ) -> None:
-    code = nvrtc.cubin(filters.SOURCE, "filters", filters.definitions(vocab, dtype), HOPPER)
+    code = nvrtc.cubin(top_k_top_p.SOURCE, "filters", top_k_top_p.definitions(vocab, dtype), HOPPER)
     used = dumped(code, "--dump-resource-usage")
     (stack,) = re.findall(r"STACK:(\d+) ", used)
-    assert int(stack) <= (0 if vocab % filters.EACH == 0 else 32)
+    assert int(stack) <= (0 if vocab % top_k_top_p.EACH == 0 else 32)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +194,10 @@ def test_draws_with_filters_compile_and_stay_in_registers(
 def test_attention_is_cut_as_was_measured_on_132_multiprocessors(
     pairs: int, cut: tuple[int, int], cut_8_bit: tuple[int, int]
 ) -> None:
-    assert paged.cut_of(pairs, 132, paged.RESIDENT[128, torch.bfloat16]) == cut
-    assert paged.cut_of(pairs, 132, paged.RESIDENT[128, torch.float8_e4m3fn]) == cut_8_bit
+    assert flash_decode_mma.cut_of(pairs, 132, flash_decode_mma.RESIDENT[128, torch.bfloat16]) == cut
+    assert (
+        flash_decode_mma.cut_of(pairs, 132, flash_decode_mma.RESIDENT[128, torch.float8_e4m3fn]) == cut_8_bit
+    )
 
 
 def test_cuts_of_served_shapes() -> None:
@@ -215,19 +210,19 @@ def test_cuts_of_served_shapes() -> None:
         (16384, 2048),
     ):
         for batch in range(1, 257):
-            cut = wide.cut_of(rows, columns, batch)
-            assert cut is not None and -(-rows // cut.rows) * cut.split <= wide.MULTIPROCESSORS
-    assert wide.cut_of(4096, 100, 8) is None
-    assert wide.cut_of(4096, 1024, 257) is None
+            cut = swap_ab.cut_of(rows, columns, batch)
+            assert cut is not None and -(-rows // cut.rows) * cut.split <= swap_ab.MULTIPROCESSORS
+    assert swap_ab.cut_of(4096, 100, 8) is None
+    assert swap_ab.cut_of(4096, 1024, 257) is None
 
 
 def test_batches_that_were_not_measured_are_cut_as_the_next_that_was_or_the_next_that_can_be() -> None:
-    assert wide.fitting(4096, 4096, 140) == (144, wide.Cut(*wide_cuts.CUTS[4096, 4096][192]))
-    assert wide.fitting(24576, 4096, 145) == (160, wide.Cut(192, 1, 1))
-    assert wide.fitting(4096, 1024, 70) == (80, wide.Cut(64, 1, 2))
-    four = wide.Cut(64, 1, 4)  # blocks that each fetch a fourth of x, in eights
-    assert wide.fitting(4096, 1024, 65, four) == (96, four)
-    assert wide.fitting(4096, 1024, 250, wide.Cut(192, 1, 3)) is None
+    assert swap_ab.fitting(4096, 4096, 140) == (144, swap_ab.Cut(*tile_configs.CUTS[4096, 4096][192]))
+    assert swap_ab.fitting(24576, 4096, 145) == (160, swap_ab.Cut(192, 1, 1))
+    assert swap_ab.fitting(4096, 1024, 70) == (80, swap_ab.Cut(64, 1, 2))
+    four = swap_ab.Cut(64, 1, 4)  # blocks that each fetch a fourth of x, in eights
+    assert swap_ab.fitting(4096, 1024, 65, four) == (96, four)
+    assert swap_ab.fitting(4096, 1024, 250, swap_ab.Cut(192, 1, 3)) is None
 
 
 @pytest.mark.parametrize(("capability", "most"), [((9, 0), 192), ((10, 0), 4), ((12, 0), 4)])
@@ -246,17 +241,17 @@ def test_only_hopper_gets_products_of_groups_of_warps(
 
 
 def test_kernels_for_hopper_and_later_compile_for_both() -> None:
-    fit = wide.fitting(6144, 4096, 40)
+    fit = swap_ab.fitting(6144, 4096, 40)
     assert fit is not None
     with pytest.raises(nvrtc.CompileError, match="not supported"):
-        nvrtc.cubin(*wide.kernel(4096, *fit, gate=False, late=True), BLACKWELL)
+        nvrtc.cubin(*swap_ab.kernel(4096, *fit, gate=False, late=True), BLACKWELL)
     for source, name, defines in (
         (gemv.SOURCE, "gemv", gemv.definitions(1024, gate=True, norm=True, add=True)),
-        (skinny.SOURCE, "skinny", sizes(4096, 1)),
-        (paged.SOURCE, "paged", attention(torch.float8_e4m3fn, True)),
-        (filters.SOURCE, "filters", filters.definitions(151936, torch.bfloat16)),
-        (reduce.SOURCE, "reduce", reduce.definitions(4096, 2, 32, "push")),
-        (share.SOURCE, "tokens", share.definitions(512, 4, 256)),
+        (small_m.SOURCE, "skinny", sizes(4096, 1)),
+        (flash_decode_mma.SOURCE, "paged", attention(torch.float8_e4m3fn, True)),
+        (top_k_top_p.SOURCE, "filters", top_k_top_p.definitions(151936, torch.bfloat16)),
+        (allreduce_rmsnorm.SOURCE, "reduce", allreduce_rmsnorm.definitions(4096, 2, 32, "push")),
+        (peer_broadcast.SOURCE, "tokens", peer_broadcast.definitions(512, 4, 256)),
     ):
         assert nvrtc.cubin(source, name, defines, BLACKWELL)
 
@@ -265,12 +260,12 @@ def test_kernels_for_hopper_and_later_compile_for_both() -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     """What products are compiled from, where nothing is compiled or launched."""
     found: set[tuple[Any, ...]] = set()
-    for module in (wide, gated):
+    for module in (swap_ab, gate_up_swiglu):
         monkeypatch.setattr(module, "compiled", lambda *kernel: found.add(kernel[:-1]))
         monkeypatch.setattr(module, "launch", lambda *launch, **how: None)
-    for module in (wide, gated, tensor_cores):
+    for module in (swap_ab, gate_up_swiglu, hopper):
         monkeypatch.setattr(module, "tensor_map", lambda *dims: None)
-    monkeypatch.setattr(gated, "clusters", lambda device: 66)
+    monkeypatch.setattr(gate_up_swiglu, "clusters", lambda device: 66)
     monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
     return found
 
@@ -282,7 +277,7 @@ def test_what_is_compiled_ahead_is_what_products_ask_for(gate: bool, asked: set[
     method.gates_prompts = True
     sizes = (1, 2, 4, *range(8, 513, 8), 1024)
     for count in sizes:
-        if skinny.widest(method.weight) < count <= (256 if gate else 48) or (gate and count == 1024):
+        if small_m.widest(method.weight) < count <= (256 if gate else 48) or (gate and count == 1024):
             x = torch.empty(count, 4096, dtype=torch.bfloat16, device="meta")
             method.gated(x) if gate else method.apply(x)
     assert len(asked) == (17 if gate else 3)
@@ -308,8 +303,8 @@ def test_what_is_compiled_ahead_is_what_attention_asks_for(
     stored: torch.dtype, norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: set[tuple[Any, ...]] = set()
-    monkeypatch.setattr(paged, "compiled", lambda *kernel: found.add(kernel[:-1]))
-    monkeypatch.setattr(paged, "launch", lambda *launch, **how: None)
+    monkeypatch.setattr(flash_decode_mma, "compiled", lambda *kernel: found.add(kernel[:-1]))
+    monkeypatch.setattr(flash_decode_mma, "launch", lambda *launch, **how: None)
     kv_heads, group, size, page = 8, 4, 128, 16
     some = torch.empty(1, dtype=torch.int32, device="meta")
     keys = torch.empty(page, kv_heads, size, dtype=stored, device="meta")
@@ -318,12 +313,12 @@ def test_what_is_compiled_ahead_is_what_attention_asks_for(
     scales = (some, some) if norm else None
     raw = Projections(norms=scales, epsilon=1e-6, cos=some, sin=some, cells=some)
     for rows in range(1, 300):
-        parts, warps = paged.cut_of(rows * kv_heads, 132, paged.RESIDENT[size, stored])
+        parts, warps = flash_decode_mma.cut_of(rows * kv_heads, 132, flash_decode_mma.RESIDENT[size, stored])
         cut = Tiling(splits=parts, block=16, warps=warps, stages=0)
         q = torch.empty(rows, kv_heads * group, size, device="meta")
         for window, how, items in product((None, 1000), (raw, None), (None, some)):
-            paged.attend(q, how, cache, q, window, cut, space, items)
-    assert found == paged.kernels(keys, group, page, (None, 1000), norm=norm)
+            flash_decode_mma.attend(q, how, cache, q, window, cut, space, items)
+    assert found == flash_decode_mma.kernels(keys, group, page, (None, 1000), norm=norm)
     assert len(found) == 16
 
 
@@ -332,12 +327,12 @@ def test_what_graphs_multiply_by_is_compiled_before_the_captures(monkeypatch: py
     graphs = SimpleNamespace(sizes=[1, 8, 32])
     prefill = SimpleNamespace(sizes=[16, 64, 384], rows=48)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(warm, "make_graphs", lambda options, step: graphs)
-    monkeypatch.setattr(warm, "make_prefill_graphs", lambda options, step: prefill)
-    monkeypatch.setattr(warm, "compile_kernels", lambda step, counts, *how: done.append(counts))
-    monkeypatch.setattr(warm, "CudaRunner", lambda *how: done.append("captured"))
+    monkeypatch.setattr(warmup, "make_graphs", lambda options, step: graphs)
+    monkeypatch.setattr(warmup, "make_prefill_graphs", lambda options, step: prefill)
+    monkeypatch.setattr(warmup, "compile_kernels", lambda step, counts, *how: done.append(counts))
+    monkeypatch.setattr(warmup, "CudaRunner", lambda *how: done.append("captured"))
     options, step = EngineOptions(model="model", device="cuda"), cast(Step, SimpleNamespace(model=None))
-    warm.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
+    warmup.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
     assert done == [{1, 8, 32, 16, 64, 384, 48}, "captured"]
 
 
@@ -359,21 +354,21 @@ def test_a_graph_is_captured_of_what_has_run_and_ended(monkeypatch: pytest.Monke
 
 
 def test_every_measured_cut_serves_its_shape() -> None:
-    for (rows, columns), cuts in wide_cuts.CUTS.items():
+    for (rows, columns), cuts in tile_configs.CUTS.items():
         for batch, cut in cuts.items():
-            assert batch in wide.BATCHES and wide.Cut(*cut).serves(rows, columns, batch), (
+            assert batch in swap_ab.BATCHES and swap_ab.Cut(*cut).serves(rows, columns, batch), (
                 rows,
                 columns,
                 batch,
             )
-    for (rows, columns), most in wide_cuts.WIDEST.items():
-        assert most in (0, *wide.BATCHES)
-        assert all(wide.cut_of(rows, columns, batch) for batch in wide.BATCHES if batch <= most)
+    for (rows, columns), most in tile_configs.WIDEST.items():
+        assert most in (0, *swap_ab.BATCHES)
+        assert all(swap_ab.cut_of(rows, columns, batch) for batch in swap_ab.BATCHES if batch <= most)
 
 
 @pytest.mark.parametrize("name", ["tokens", "lookup", "meet"])
 def test_what_ranks_share_compiles(name: str) -> None:
-    assert nvrtc.cubin(share.SOURCE, name, share.definitions(512, 4, 256), HOPPER)
+    assert nvrtc.cubin(peer_broadcast.SOURCE, name, peer_broadcast.definitions(512, 4, 256), HOPPER)
 
 
 def test_a_kernel_is_compiled_once_and_again_where_its_file_is_damaged(

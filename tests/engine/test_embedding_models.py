@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mizzen import LLM
-from mizzen.models.fields import ConfigError
+from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import read_config
 from mizzen.weights.load import WeightsError
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import StepPlan
 from mizzen.core.request import Finished, FinishReason, Request
-from mizzen.engine.build import load_engine
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.loop import StepFailed
+from mizzen.engine.loading.loader import load_engine
+from mizzen.engine.overlap_loop import StepFailed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

@@ -14,11 +14,11 @@ import torch
 import twin
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.output import RequestLogprobs
+from mizzen.core.outputs import RequestLogprobs
 from mizzen.core.request import FinishReason, Pooling, Request
-from mizzen.engine.build import load_engine
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
+from mizzen.engine.loading.loader import load_engine
 from mizzen.offline import Completion
 
 SHARED = {"kv_cache_tokens": 2048, "page_size": 4, "threads": 1, "check_integrity": True}

@@ -16,9 +16,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from mizzen.core.params import Grammar, GrammarKind, SamplingParams
 from mizzen.core.request import Finished, FinishReason, Request
-from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.engine.grammar.compile_service import GrammarCompiler
 
 PERSON = {
     "type": "object",

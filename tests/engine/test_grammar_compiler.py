@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from mizzen.core.output import GrammarCounts
-from mizzen.core.params import Grammar, GrammarKind
-from mizzen.engine.grammar.build import Builder, Target
+from mizzen.core.outputs import GrammarCounts
+from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.engine.execution.slot_state import Uploader
+from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.compiler import GrammarCompiler
 from mizzen.engine.grammar.limits import GrammarLimits
-from mizzen.engine.grammar.masks import GrammarMasks
-from mizzen.engine.state import Uploader
+from mizzen.engine.grammar.matchers import GrammarMasks
+from mizzen.engine.grammar.xgrammar_backend import Builder, Target
 
 LARGE = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": [f"number {i}" for i in range(9000)]}))
 
@@ -193,9 +193,9 @@ def test_what_the_sandbox_has_read_is_not_read_again_beside_the_engine(
     def never(*given: Any, **named: Any) -> None:
         raise AssertionError("a pattern may take seconds to be tried, with the interpreter's lock held")
 
-    monkeypatch.setattr("mizzen.engine.grammar.build.check_schema", never)
-    monkeypatch.setattr("mizzen.engine.grammar.build.check_pattern", never)
-    monkeypatch.setattr("mizzen.engine.grammar.build.followed", never)
+    monkeypatch.setattr("mizzen.engine.grammar.xgrammar_backend.check_schema", never)
+    monkeypatch.setattr("mizzen.engine.grammar.xgrammar_backend.check_pattern", never)
+    monkeypatch.setattr("mizzen.engine.grammar.xgrammar_backend.followed", never)
     found = gk.outcome(compiler, words).grammar
     assert found is not None
     assert str(found.compiled.grammar) == str(alone.grammar)

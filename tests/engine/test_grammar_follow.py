@@ -11,8 +11,8 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.engine.grammar import follow
-from mizzen.engine.grammar.follow import Followers, Unknown, followed, optimised
+from mizzen.engine.grammar import follow_sets
+from mizzen.engine.grammar.follow_sets import Followers, Unknown, followed, optimised
 
 END = 0
 TOKENS = [b"", *(bytes([byte]) for byte in range(256))]
@@ -123,7 +123,7 @@ def test_what_follows_is_found_and_spares_trials() -> None:
 
 def test_the_compiler_writes_what_is_read_here() -> None:
     written = json.loads(optimised(xgrammar.Grammar.from_ebnf(RECORDS)).serialize_json())
-    assert written["__VERSION__"] == follow.FORMAT
+    assert written["__VERSION__"] == follow_sets.FORMAT
     Followers(written).found()
     with pytest.raises(Unknown):
         Followers(written | {"__VERSION__": "v1"})
@@ -135,7 +135,7 @@ def test_what_is_not_known_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     grammar = xgrammar.Grammar.from_ebnf(RECORDS)
     for name, value in (("FORMAT", "v1"), ("MOST_PARTS", 5), ("MOST_TEXT", 5)):
         with monkeypatch.context() as patched:
-            patched.setattr(follow, name, value)
+            patched.setattr(follow_sets, name, value)
             assert followed(grammar) == ""
 
 

@@ -14,15 +14,15 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.output import GrammarCounts
-from mizzen.core.params import Grammar, GrammarKind
-from mizzen.engine.grammar.build import Builder, Target
+from mizzen.core.outputs import GrammarCounts
+from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.engine.execution.slot_state import Uploader
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.fill import Fillers
-from mizzen.engine.grammar.masks import GrammarMasks
-from mizzen.engine.grammar.rules import REWRITTEN, json_rules
-from mizzen.engine.mask_table import MaskTable
-from mizzen.engine.state import Uploader
+from mizzen.engine.grammar.ebnf import REWRITTEN, json_rules
+from mizzen.engine.grammar.mask_threads import Fillers
+from mizzen.engine.grammar.matchers import GrammarMasks
+from mizzen.engine.grammar.xgrammar_backend import Builder, Target
+from mizzen.engine.sampling.token_bitmask import MaskTable
 
 WORDS = -(-gk.VOCABULARY // 32)
 SCHEMA = {

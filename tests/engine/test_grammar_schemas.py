@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import xgrammar
 
-from mizzen.core.params import Grammar, GrammarKind
-from mizzen.engine.grammar.build import Builder, Target
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
+from mizzen.engine.grammar.xgrammar_backend import Builder, Target
 
 VOCABULARY, EOS = 258, 257
 ROUNDS = 25

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.core.params import Grammar, GrammarKind
-from mizzen.engine.grammar.turns import Turns
+from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.engine.grammar.compile_queue import Turns
 
 COSTS = st.lists(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12), min_size=1, max_size=6)
 

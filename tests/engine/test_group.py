@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mizzen.parallel.group import ENVIRONMENT, Group, Place
+from mizzen.parallel.process_group import ENVIRONMENT, Group, Place
 from ports import free_ports
 
 

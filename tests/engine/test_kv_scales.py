@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.parts import make_kv, make_model
-from mizzen.engine.step import Step
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading.model_setup import make_kv, make_model
 from mizzen.models.config import quantizes_kv_alone
-from mizzen.models.fields import Fields
+from mizzen.models.hf_fields import Fields
 from mizzen.models.registry import read_config
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
 from mizzen.weights.load import WeightsError
@@ -97,7 +97,7 @@ def test_scales_keep_large_values_in_range(kit: SimpleNamespace, tmp_path: Path)
 
 
 def test_the_engine_folds_what_it_finds_for_8_bits_alone(kit: SimpleNamespace, tmp_path: Path) -> None:
-    from mizzen.engine.parts import take_kv_scales
+    from mizzen.engine.loading.model_setup import take_kv_scales
 
     kit.save_model(tmp_path, "llama")
     save_scales(tmp_path, {LAYER.format(1) + "k_scale": 0.5})

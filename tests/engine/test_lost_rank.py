@@ -14,7 +14,7 @@ LAUNCH = """
 import sys, time
 import psutil
 from mizzen import LLM, SamplingParams
-from mizzen.engine.runner import CpuRunner
+from mizzen.engine.execution.runner import CpuRunner
 
 launch = CpuRunner.launch
 llm = LLM(sys.argv[1], device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024, threads=1)

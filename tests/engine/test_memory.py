@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mizzen.engine import parts
-from mizzen.engine.build import load_engine
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.machine import DeviceMemory, taken_by
-from mizzen.engine.memory import GIB, KvNeed, MemoryShortage, count_pages, shortage
+from mizzen.engine.loading import model_setup
+from mizzen.engine.loading.host import DeviceMemory, taken_by
+from mizzen.engine.loading.loader import load_engine
+from mizzen.engine.loading.memory_budget import GIB, KvNeed, MemoryShortage, count_pages, shortage
 
 NEED = KvNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
 TOKENS = 8 << 10
@@ -49,7 +49,7 @@ def test_a_model_that_does_not_fit_says_so(
     def full(*given: Any, **more: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
 
-    monkeypatch.setattr(parts, "load_checkpoint", full)
+    monkeypatch.setattr(model_setup, "load_checkpoint", full)
     with pytest.raises(MemoryShortage, match=r"too little memory \(weights\): take a larger GPU.*9.00 GiB"):
         load_engine(EngineOptions(model=str(tmp_path), device="cpu"))
 

@@ -173,7 +173,7 @@ def test_a_large_gpu_takes_larger_chunks(
 ) -> None:
     monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)
     monkeypatch.setattr(offline, "gpu_bytes", lambda: memory)
-    monkeypatch.setattr("mizzen.engine.build.load_engine", lambda options, lead: None)
+    monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, lead: None)
     llm = LLM(DEMO, skip_tokenizer=True, **options)
     assert llm.options.prefill_chunk_tokens == chunk
     assert llm.options.device == options.get("device", "cuda" if memory else "cpu")

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
-from mizzen.kernels import reduce, share
+from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast
 from mizzen.kernels.nvrtc import CompileError
-from mizzen.parallel.device import TABLE, make_norm
-from mizzen.parallel.peers import PeerMemory, reaches
-from mizzen.parallel.rooms import make_rooms
-from mizzen.parallel.shares import make_lookup, make_tokens
+from mizzen.parallel.cuda_collectives import TABLE, make_norm
+from mizzen.parallel.logits_gather import make_rooms
+from mizzen.parallel.p2p_memory import PeerMemory, reaches
+from mizzen.parallel.p2p_setup import make_lookup, make_tokens
 
 DEVICE = torch.device("cpu", 0)
 PATIENCE = 20
@@ -191,7 +191,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ranks: int, fault: Fault) -> Stag
     monkeypatch.setattr(dist, "all_reduce", stage.all_reduce)
     monkeypatch.setattr(symmetric, "empty", stage.empty)
     monkeypatch.setattr(symmetric, "rendezvous", stage.rendezvous)
-    for module in (share, reduce):
+    for module in (peer_broadcast, allreduce_rmsnorm):
         monkeypatch.setattr(module, "compiled", stage.compiled)
         monkeypatch.setattr(module, "launch", stage.launch)
     return stage

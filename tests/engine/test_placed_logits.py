@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mizzen.layers.build import Build
+from mizzen.layers.context import Build
 from mizzen.layers.embedding import Embedding, Head, TiedHead
-from mizzen.layers.mesh import Axis, Mesh
+from mizzen.layers.sharding import Axis, Mesh
 from mizzen.parallel.collectives import ALONE, Alone
-from mizzen.parallel.rooms import aligned_share
+from mizzen.parallel.logits_gather import aligned_share
 
 HIDDEN = 16
 CPU = torch.device("cpu")

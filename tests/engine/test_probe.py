@@ -13,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.engine import parts, sampler
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.memory import KvNeed
-from mizzen.engine.probe import largest_plan, measured_bytes
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Step
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import model_setup
+from mizzen.engine.loading.memory_budget import KvNeed
+from mizzen.engine.loading.memory_profile import largest_plan, measured_bytes
+from mizzen.engine.sampling import sampler
 from mizzen.models.registry import read_config
 
 
@@ -46,8 +47,8 @@ def test_it_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.Monke
     )
     config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
     plan = largest_plan(options, 64)
-    model = parts.make_model(options, config, lambda done, total: None)
-    attention = parts.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    model = model_setup.make_model(options, config, lambda done, total: None)
+    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
     state = SlotState(5, 16, upload, vocab=config.vocab_size)
     ranked: list[torch.Tensor] = []
     rank = sampler.rank
@@ -88,12 +89,12 @@ def test_who_is_not_alone_on_its_gpu_takes_the_estimate(
 ) -> None:
     """Ranks would have to run that step together; what graphs keep comes on top in either case."""
     kit.save_model(tmp_path, "qwen3")
-    monkeypatch.setattr(parts, "measured_bytes", lambda *given: 500)
+    monkeypatch.setattr(model_setup, "measured_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)
     need = KvNeed.of(read_config(tmp_path), options, 2)
 
     def step_bytes(device: str, group: Any) -> int:
-        return parts.whole_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
+        return model_setup.whole_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
 
     assert step_bytes("cuda", None) == 500 + need.graph_bytes
     assert step_bytes("cuda", Mock()) == need.step_bytes + need.graph_bytes > need.step_bytes

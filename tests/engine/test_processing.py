@@ -11,13 +11,13 @@ import twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.params import MAX_LOGIT_BIAS, Grammar, GrammarKind, SamplingParams
-from mizzen.core.plan import Asks, SlotStart
 from mizzen.core.request import Int32, Int64
-from mizzen.engine.asks import TokenCounts
-from mizzen.engine.sampler import process, sample
-from mizzen.engine.side import DeviceSide
-from mizzen.engine.state import SlotState, Uploader
+from mizzen.core.sampling_params import MAX_LOGIT_BIAS, Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import Asks, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.sampling.logits_params import TokenCounts
+from mizzen.engine.sampling.sampler import process, sample
+from mizzen.engine.sampling.side_outputs import DeviceSide
 
 UPLOAD = Uploader(torch.device("cpu"))
 VOCAB = 70

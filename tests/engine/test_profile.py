@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.core.params import SamplingParams
 from mizzen.core.request import Request
-from mizzen.engine.build import load_engine
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
+from mizzen.engine.loading.loader import load_engine
 
 TEN = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 

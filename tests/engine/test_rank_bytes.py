@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mizzen.layers.build import Build, Target
-from mizzen.layers.mesh import Axis, Mesh
+from mizzen.layers.context import Build, Target
+from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.decoder import Decoder
 from mizzen.models.registry import read_config
 from mizzen.weights import stream as streaming

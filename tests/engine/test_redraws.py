@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from mizzen.core.params import Grammar, GrammarKind, SamplingParams
-from mizzen.core.plan import Asks, SlotStart
-from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.redraws import Redraws, Replayed
-from mizzen.engine.sampler import draw, mask_tokens, penalize, sample
-from mizzen.engine.state import SlotState, Uploader
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import Asks, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.sampling.graph_penalties import SlotPenalties
+from mizzen.engine.sampling.graph_resample import Redraws, Replayed
+from mizzen.engine.sampling.sampler import draw, mask_tokens, penalize, sample
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
@@ -109,7 +109,8 @@ def bits() -> torch.Tensor:
 def test_rows_are_drawn_again_as_their_twin_draws_them(
     kinds: list[dict[str, Any]], kernel: bool, bits: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mizzen.kernels import filters, sampling
+    from mizzen.kernels.sampling import draw as sampling
+    from mizzen.kernels.sampling import top_k_top_p
 
     plain, subject = Batch(kinds, bits), Batch(kinds, bits)
     asking = {row for row, kind in enumerate(kinds) if {"top_k", "top_p", "min_p"} & set(kind)}
@@ -126,7 +127,7 @@ def test_rows_are_drawn_again_as_their_twin_draws_them(
         assert not set(rows.tolist()) & filtered
         subject.stand_in(logits, rows, slots, positions, tokens, last_tokens, bits, penalties)
 
-    monkeypatch.setattr(filters, "draw_filtered", draw_filtered)
+    monkeypatch.setattr(top_k_top_p, "draw_filtered", draw_filtered)
     monkeypatch.setattr(sampling, "draw_masked", draw_masked)
     for step in range(3):
         position = 60 + step

@@ -11,8 +11,8 @@ import torch
 from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from mizzen.layers.rotary import inverse_frequencies
-from mizzen.models.fields import ConfigError, Fields
+from mizzen.layers.rope import inverse_frequencies
+from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.qwen3 import read
 
 SHAPE: dict[str, Any] = {

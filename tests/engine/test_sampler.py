@@ -7,11 +7,11 @@ import pytest
 import torch
 from distribution import KINDS, check_counts, filtered
 
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import SlotStart
-from mizzen.engine.random import uniform
-from mizzen.engine.sampler import sample
-from mizzen.engine.state import ALIGNMENT, SlotState, Uploader
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import SlotStart
+from mizzen.engine.execution.slot_state import ALIGNMENT, SlotState, Uploader
+from mizzen.engine.sampling.rng import uniform
+from mizzen.engine.sampling.sampler import sample
 
 UPLOAD = Uploader(torch.device("cpu"))
 VOCAB = 12

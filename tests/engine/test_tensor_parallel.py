@@ -15,13 +15,13 @@ import pytest
 from rank_kit import thread_ranks
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.params import Grammar, GrammarKind
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.engine import Engine
-from mizzen.engine.loop import StepFailed
-from mizzen.engine.memory import MemoryShortage, agreed_pages
-from mizzen.engine.place import parse_list, processors_near
-from mizzen.layers.mesh import Axis
+from mizzen.engine.loading.memory_budget import MemoryShortage, agreed_pages
+from mizzen.engine.loading.placement import parse_list, processors_near
+from mizzen.engine.overlap_loop import StepFailed
+from mizzen.layers.sharding import Axis
 
 VOCABULARY = 157
 """No multiple of anything: the last rank's rows are padded."""
@@ -159,7 +159,7 @@ def test_grammars_bind_on_several_ranks() -> None:
 def followers() -> list[psutil.Process]:
     """This process's ranks, without those that have ended."""
     found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "mizzen.server.follower" in child.cmdline()]
+    return [child for child in found if "mizzen.server.ranks.follower" in child.cmdline()]
 
 
 def test_ranks_are_processes_of_their_own(kit: SimpleNamespace, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_ranks_are_processes_of_their_own(kit: SimpleNamespace, tmp_path: Path) 
 def test_a_rank_that_is_gone_fails_the_engine(
     number: signal.Signals, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mizzen.server.local_ranks.RANK_SECONDS", 3.0)
+    monkeypatch.setattr("mizzen.server.ranks.in_process.RANK_SECONDS", 3.0)
     kit.save_model(tmp_path, "llama", **SHAPE)
     llm = LLM(tmp_path, device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024)
     (follower,) = followers()

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen.core.request import Int32, Int64
-from mizzen.engine.graphs import batch_sizes
-from mizzen.engine.uneven import UnevenGraphs, same_everywhere, uneven_sizes
+from mizzen.engine.execution.decode_graphs import batch_sizes
+from mizzen.engine.execution.length_splits import UnevenGraphs, same_everywhere, uneven_sizes
 from mizzen.parallel.collectives import ALONE, Collectives
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.attention.split import ROOM, packed
-from mizzen.kernels import paged, uneven
+from mizzen.attention.flash_decode import ROOM, packed
+from mizzen.kernels.attention import flash_decode_mma, split_plan
 
 CPU = torch.device("cpu")
 PROCESSORS = (132, 114, 148)
@@ -31,20 +31,20 @@ def lengths_of(*counts: int) -> Int32:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Int32, int | None, uneven.Cut]:
+def batches(draw: st.DrawFn) -> tuple[Int32, int | None, split_plan.Cut]:
     """Lengths of a whole batch in any order, a window, and how it may be cut."""
     rows = draw(st.one_of(st.integers(1, 40), st.integers(1, 600)))
     few = draw(st.lists(LENGTHS, min_size=1, max_size=12))
     lengths = np.array(few, np.int32)[np.random.default_rng(rows).integers(0, len(few), rows)]
     resident, kv_heads = draw(st.sampled_from((3, 4))), draw(st.sampled_from((1, 2, 3, 8, 40)))
-    cut = uneven.uneven_cut(rows, kv_heads, draw(st.sampled_from(PROCESSORS)), resident)
+    cut = split_plan.uneven_cut(rows, kv_heads, draw(st.sampled_from(PROCESSORS)), resident)
     return lengths, draw(st.sampled_from((None, 60, 1024, 5000))), cut
 
 
 @given(batches())
-def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None, uneven.Cut]) -> None:
+def test_a_plan_has_every_part_of_every_row_once(batch: tuple[Int32, int | None, split_plan.Cut]) -> None:
     lengths, window, cut = batch
-    items, (parts, long) = uneven.planned(lengths, window, cut), uneven.parts_of(lengths, window, cut)
+    items, (parts, long) = split_plan.planned(lengths, window, cut), split_plan.parts_of(lengths, window, cut)
     assert parts.sum() <= cut.items == len(items)
     used = items[: parts.sum()]
     long_first = np.argsort(~long, kind="stable")
@@ -63,12 +63,12 @@ def places_of(items: Int32, kv_heads: int) -> Int64:
 
 @given(batches(), st.sampled_from((1, 2, 3, 8, 40)), st.sampled_from(PROCESSORS), st.sampled_from((3, 4)))
 def test_partial_results_stand_apart_and_find_room(
-    batch: tuple[Int32, int | None, uneven.Cut], kv_heads: int, processors: int, resident: int
+    batch: tuple[Int32, int | None, split_plan.Cut], kv_heads: int, processors: int, resident: int
 ) -> None:
     lengths, window, _ = batch
-    cut = uneven.uneven_cut(len(lengths), kv_heads, processors, resident)
-    places = places_of(uneven.planned(lengths, window, cut), kv_heads)
-    assert len(np.unique(places)) == len(places) <= uneven.partial_results(kv_heads, processors, resident)
+    cut = split_plan.uneven_cut(len(lengths), kv_heads, processors, resident)
+    places = places_of(split_plan.planned(lengths, window, cut), kv_heads)
+    assert len(np.unique(places)) == len(places) <= split_plan.partial_results(kv_heads, processors, resident)
     assert not len(places) or places.max() == len(places) - 1
 
 
@@ -79,29 +79,29 @@ def test_partial_results_stand_apart_and_find_room(
 def test_a_few_long_rows_among_short_ones_need_almost_all_room(
     kv_heads: int, processors: int, resident: int, rows: int, long: int
 ) -> None:
-    cut = uneven.uneven_cut(rows, kv_heads, processors, resident)
-    items = uneven.planned(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, cut)
-    room = uneven.partial_results(kv_heads, processors, resident)
+    cut = split_plan.uneven_cut(rows, kv_heads, processors, resident)
+    items = split_plan.planned(lengths_of(*[60_007] * long, *[1] * (rows - long)), None, cut)
+    room = split_plan.partial_results(kv_heads, processors, resident)
     assert 0.98 * room < places_of(items, kv_heads).max() + 1 <= room
 
 
 def test_hardly_an_item_is_spare() -> None:
-    cut = uneven.uneven_cut(34, 2, 132, 3)
-    parts, _ = uneven.parts_of(lengths_of(*[60_000] * 5, *[1] * 29), None, cut)
+    cut = split_plan.uneven_cut(34, 2, 132, 3)
+    parts, _ = split_plan.parts_of(lengths_of(*[60_000] * 5, *[1] * 29), None, cut)
     assert parts.sum() == cut.items - 1
 
 
 @given(batches())
 def test_no_part_is_much_longer_than_what_each_block_should_have(
-    batch: tuple[Int32, int | None, uneven.Cut],
+    batch: tuple[Int32, int | None, split_plan.Cut],
 ) -> None:
     lengths, window, cut = batch
-    parts, long = uneven.parts_of(lengths, window, cut)
-    seen = np.minimum(lengths.astype(np.int64), window or uneven.ENDLESS)
-    share = uneven.share_of(int(seen.sum()), cut.shares)
-    assert (parts >= cut.parts).all() and (parts <= paged.MOST).all()
-    assert ((seen <= 2 * share * parts) | (parts == paged.MOST)).all()
-    assert uneven.pays(lengths, window, cut) == bool(long.any())
+    parts, long = split_plan.parts_of(lengths, window, cut)
+    seen = np.minimum(lengths.astype(np.int64), window or split_plan.ENDLESS)
+    share = split_plan.share_of(int(seen.sum()), cut.shares)
+    assert (parts >= cut.parts).all() and (parts <= flash_decode_mma.MOST).all()
+    assert ((seen <= 2 * share * parts) | (parts == flash_decode_mma.MOST)).all()
+    assert split_plan.pays(lengths, window, cut) == bool(long.any())
     assert (long == (seen > 2 * cut.parts * share)).all()
 
 
@@ -110,11 +110,11 @@ def test_no_part_is_much_longer_than_what_each_block_should_have(
 def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
     for kv_heads in (1, 2, 3, 8, 40):
         for rows in range(1, 600):
-            cut = uneven.uneven_cut(rows, kv_heads, processors, resident)
-            assert (cut.parts, cut.warps) == paged.cut_of(rows * kv_heads, processors, resident)
+            cut = split_plan.uneven_cut(rows, kv_heads, processors, resident)
+            assert (cut.parts, cut.warps) == flash_decode_mma.cut_of(rows * kv_heads, processors, resident)
             for length in (1, 257, 5000, 131072):
-                parts, long = uneven.parts_of(np.full(rows, length, np.int32), None, cut)
-                assert (parts == cut.parts).all() and (cut.parts == paged.MOST or not long.any())
+                parts, long = split_plan.parts_of(np.full(rows, length, np.int32), None, cut)
+                assert (parts == cut.parts).all() and (cut.parts == flash_decode_mma.MOST or not long.any())
 
 
 @pytest.mark.parametrize(
@@ -127,23 +127,23 @@ def test_equal_lengths_are_cut_as_ever(processors: int, resident: int) -> None:
     ],
 )
 def test_a_long_row_gets_as_many_parts_as_its_share_of_the_batch(lengths: Int32, parts: int) -> None:
-    cut = uneven.uneven_cut(len(lengths), 8, 132, 3)
-    assert uneven.pays(lengths, None, cut)
-    found, _ = uneven.parts_of(lengths, None, cut)
+    cut = split_plan.uneven_cut(len(lengths), 8, 132, 3)
+    assert split_plan.pays(lengths, None, cut)
+    found, _ = split_plan.parts_of(lengths, None, cut)
     assert (found[0], set(found[1:])) == (parts, {cut.parts})
 
 
 def test_what_a_window_hides_is_not_cut() -> None:
     lengths = lengths_of(30_000, *[1000] * 95)
-    cut = uneven.uneven_cut(96, 8, 132, 3)
-    assert not uneven.pays(lengths, 1024, cut)
-    assert uneven.pays(lengths, 8192, cut)
-    assert not uneven.pays(lengths_of(512, *[1] * 95), None, cut)
+    cut = split_plan.uneven_cut(96, 8, 132, 3)
+    assert not split_plan.pays(lengths, 1024, cut)
+    assert split_plan.pays(lengths, 8192, cut)
+    assert not split_plan.pays(lengths_of(512, *[1] * 95), None, cut)
 
 
 def test_the_workspace_of_equal_parts_is_about_as_large() -> None:
-    assert uneven.partial_results(8, 132, 3) <= ROOM
-    assert uneven.partial_results(8, 132, 4) <= 1.1 * ROOM
+    assert split_plan.partial_results(8, 132, 3) <= ROOM
+    assert split_plan.partial_results(8, 132, 4) <= 1.1 * ROOM
 
 
 def test_batches_of_any_size_are_sent_where_one_compiled_kernel_reads_them() -> None:
@@ -161,10 +161,10 @@ def test_the_kernel_compiles(cache: torch.dtype, projected: bool) -> None:
     from mizzen.kernels import nvrtc
 
     for warps in (4, 8):
-        defines = paged.definitions(
+        defines = flash_decode_mma.definitions(
             128, 4, 8, 16, None, warps, cache, norm=True, projected=projected, uneven=True
         )
-        assert nvrtc.cubin(paged.SOURCE, "paged", defines, (9, 0))
+        assert nvrtc.cubin(flash_decode_mma.SOURCE, "paged", defines, (9, 0))
 
 
 def test_few_sizes_have_graphs_that_cut_by_lengths() -> None:

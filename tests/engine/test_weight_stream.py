@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mizzen.layers.build import Target
+from mizzen.layers.context import Target
 from mizzen.weights import stream as streaming
 from mizzen.weights.stream import Header, Piece, stream
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mizzen.engine.build import load_engine
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.parts import make_model
-from mizzen.models.fields import ConfigError
+from mizzen.engine.loading.loader import load_engine
+from mizzen.engine.loading.model_setup import make_model
+from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.weights.load import WeightsError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mizzen.core.params import SamplingParams
+from mizzen.core.sampling_params import SamplingParams
 
 BANNED = np.float32(-1e30)
 

@@ -1,4 +1,4 @@
-"""Servers to fetch from, and a short way to fetch."""
+"""Fixtures: model servers, a model, and a function that fetches it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def servers() -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between tries are short here."""
+    """Shorten the pauses between tries."""
     monkeypatch.setattr("mizzen.fetch.client.FIRST_PAUSE_SECONDS", 0.01)
 
 
@@ -39,7 +39,7 @@ def blob_fixture() -> Callable[..., bytes]:
 
 @pytest.fixture
 def model() -> dict[str, bytes]:
-    """Files of a model, and some that nobody asked for."""
+    """Return the files of a model, including some that the default filter excludes."""
     return {
         "config.json": b'{"model_type": "tiny"}',
         "tokenizer.json": blob(3 * KIB, 1),
@@ -53,7 +53,7 @@ def model() -> dict[str, bytes]:
     }
 
 
-WANTED = frozenset(
+EXPECTED_FILES = frozenset(
     {
         "config.json",
         "tokenizer.json",
@@ -65,14 +65,14 @@ WANTED = frozenset(
 
 
 @pytest.fixture
-def wanted(model: dict[str, bytes]) -> dict[str, bytes]:
-    """Of the model's files those that are fetched."""
-    return {name: data for name, data in model.items() if name in WANTED}
+def expected_files(model: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of the model that the default filter selects."""
+    return {name: data for name, data in model.items() if name in EXPECTED_FILES}
 
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Callable[..., Manifest]:
-    """Fetches into `tmp_path / "to"` with small segments."""
+    """Return a function that fetches into `tmp_path / "to"` with small segments."""
 
     def run(uri: str, to: Path | None = None, **options: Any) -> Manifest:
         config = FetchConfig(**{"connections": 3, "attempts": 4, "timeout_seconds": 20.0, **options})
@@ -82,8 +82,8 @@ def fetch(tmp_path: Path) -> Callable[..., Manifest]:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
-    """What is in the folder, without our own files."""
+def fetched_files(tmp_path: Path) -> Callable[..., dict[str, bytes]]:
+    """Return a function that reads the fetched files, without those named `.mizzen*`."""
 
     def read(to: Path | None = None) -> dict[str, bytes]:
         folder = to or tmp_path / "to"

@@ -1,4 +1,4 @@
-"""From a hub, through everything that happens on the way."""
+"""Fetches from a hub, including server faults, interruptions and the command line."""
 
 from __future__ import annotations
 
@@ -16,50 +16,54 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.fetch.client import _next
+from mizzen.fetch.client import _redirect_target
 from mizzen.fetch.config import FetchConfig
-from mizzen.fetch.errors import Corrupt, FetchError, Unreachable
+from mizzen.fetch.errors import CorruptDownload, FetchError, ServerUnavailable
 from mizzen.fetch.run import Fetch
 from ports import free_ports
 
 URI = "hf://org/tiny@main"
 
 
-def test_a_model_comes_whole(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any, tmp_path: Path
+def test_a_model_is_fetched_completely(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:
     commit = hub.push(model)
     manifest = fetch(URI, endpoint=hub.api.url)
-    assert manifest.revision == commit and there() == wanted
-    assert {entry.path: entry.size for entry in manifest.files} == {n: len(d) for n, d in wanted.items()}
+    assert manifest.revision == commit and fetched_files() == expected_files
+    assert {entry.path: entry.size for entry in manifest.files} == {
+        n: len(d) for n, d in expected_files.items()
+    }
     written = json.loads((tmp_path / "to/.mizzen.json").read_text())
     assert written["revision"] == commit and written["source"] == URI
-    assert sum(hub.cdn.served.values()) == sum(len(d) for n, d in wanted.items() if n.endswith("tensors"))
+    assert sum(hub.cdn.served.values()) == sum(
+        len(d) for n, d in expected_files.items() if n.endswith("tensors")
+    )
 
 
-def test_a_second_fetch_asks_nobody_and_a_moved_branch_changes_nothing(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any
+def test_a_second_fetch_sends_no_request_even_if_the_branch_moved(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any
 ) -> None:
     first = fetch(URI, endpoint=hub.api.url) if hub.push(model) else None
     hub.push({**model, "config.json": b"{}"})
     asked = len(hub.api.requests)
-    assert fetch(URI, endpoint=hub.api.url) == first and there() == wanted
+    assert fetch(URI, endpoint=hub.api.url) == first and fetched_files() == expected_files
     assert len(hub.api.requests) == asked
 
 
-def test_a_file_that_was_lost_is_fetched_again_and_no_other(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any, tmp_path: Path
+def test_only_a_deleted_file_is_fetched_again(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:
     hub.push(model)
     fetch(URI, endpoint=hub.api.url)
     (tmp_path / "to/model-00002-of-00002.safetensors").unlink()
     hub.cdn.served.clear()
     fetch(URI, endpoint=hub.api.url)
-    assert there() == wanted and sum(hub.cdn.served.values()) == 200 * 1024
+    assert fetched_files() == expected_files and sum(hub.cdn.served.values()) == 200 * 1024
 
 
-def test_the_token_goes_to_the_hub_alone(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any, tmp_path: Path
+def test_the_token_is_sent_only_to_the_hub(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:
     hub.push(model)
     hub.token = "hf_secret"
@@ -68,7 +72,7 @@ def test_the_token_goes_to_the_hub_alone(
     token = tmp_path / "token"
     token.write_text("hf_secret\n")
     fetch(URI, endpoint=hub.api.url, credentials=str(token))
-    assert there() == wanted
+    assert fetched_files() == expected_files
     assert hub.cdn.requests and not any("Authorization" in headers for _, _, headers in hub.cdn.requests)
 
 
@@ -82,43 +86,51 @@ def test_the_token_goes_to_the_hub_alone(
         ("wrong bytes once", {"wrong_bytes": 1}),
     ],
 )
-def test_a_server_with_faults_is_outlived(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any, fault: str, values: dict[str, Any]
+def test_transient_server_faults_are_retried(
+    hub: Any,
+    fetch: Any,
+    fetched_files: Any,
+    model: Any,
+    expected_files: Any,
+    fault: str,
+    values: dict[str, Any],
 ) -> None:
     hub.push(model)
     for name, value in values.items():
         setattr(hub.cdn.faults, name, value)
     fetch(URI, endpoint=hub.api.url, attempts=6)
-    assert there() == wanted
+    assert fetched_files() == expected_files
     assert not (
         hub.cdn.faults.cuts or hub.cdn.faults.short or hub.cdn.faults.codes or hub.cdn.faults.wrong_bytes
     )
 
 
-def test_bytes_before_a_cut_are_not_sent_again(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any
+def test_received_bytes_are_not_fetched_again_after_a_disconnect(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any
 ) -> None:
     hub.push(model)
     hub.cdn.faults.cut_after, hub.cdn.faults.cuts = 40_000, 4
     fetch(URI, endpoint=hub.api.url)
-    weights = sum(len(data) for name, data in wanted.items() if name.endswith("tensors"))
-    buffered = 4 * 64 * 1024  # what is on its way when a connection is cut is lost
-    assert there() == wanted and sum(hub.cdn.served.values()) <= weights + buffered
+    weights = sum(len(data) for name, data in expected_files.items() if name.endswith("tensors"))
+    buffered = 4 * 64 * 1024  # data in transit when a connection is cut is lost
+    assert fetched_files() == expected_files and sum(hub.cdn.served.values()) <= weights + buffered
 
 
-def test_the_servers_word_is_final(hub: Any, fetch: Any, model: Any, there: Any, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_checksum_never_gets_its_name(
+    hub: Any, fetch: Any, model: Any, fetched_files: Any, tmp_path: Path
+) -> None:
     hub.push(model)
     hub.promised["model-00002-of-00002.safetensors"] = "0" * 64
-    with pytest.raises(Corrupt, match=r"model-00002.*twice"):
+    with pytest.raises(CorruptDownload, match=r"model-00002.*twice"):
         fetch(URI, endpoint=hub.api.url)
-    assert "model-00002-of-00002.safetensors" not in there()
+    assert "model-00002-of-00002.safetensors" not in fetched_files()
     assert not (tmp_path / "to/.mizzen.json").exists()
     hub.promised.clear()
     fetch(URI, endpoint=hub.api.url)
     assert (tmp_path / "to/.mizzen.json").exists()
 
 
-def test_a_git_file_is_checked_too(hub: Any, fetch: Any, model: Any) -> None:
+def test_git_blob_checksums_are_verified(hub: Any, fetch: Any, model: Any) -> None:
     commit = hub.push(model)
     listed = dict(hub.commits[commit])
     hub.api.answer = lambda handler: (
@@ -126,28 +138,30 @@ def test_a_git_file_is_checked_too(hub: Any, fetch: Any, model: Any) -> None:
         if handler.path.endswith("/config.json")
         else hub._api(handler)
     )
-    with pytest.raises(Corrupt, match=r"config\.json.*git:"):
+    with pytest.raises(CorruptDownload, match=r"config\.json.*git:"):
         fetch(URI, endpoint=hub.api.url)
 
 
 @pytest.mark.parametrize("codes", [[503] * 50, [429] * 50])
-def test_a_server_that_never_answers_ends_it(hub: Any, fetch: Any, model: Any, codes: list[int]) -> None:
+def test_a_server_that_keeps_failing_ends_the_fetch(
+    hub: Any, fetch: Any, model: Any, codes: list[int]
+) -> None:
     hub.push(model)
     hub.api.faults.codes = codes
-    with pytest.raises(Unreachable, match=str(codes[0])):
+    with pytest.raises(ServerUnavailable, match=str(codes[0])):
         fetch(URI, endpoint=hub.api.url, attempts=3)
     assert len(hub.api.requests) == 3
 
 
-def test_a_range_that_is_refused_says_that_the_file_changed(hub: Any, fetch: Any, model: Any) -> None:
+def test_a_rejected_range_is_reported_as_a_changed_file(hub: Any, fetch: Any, model: Any) -> None:
     hub.push(model)
     hub.cdn.faults.unsatisfiable = 1
-    with pytest.raises(Corrupt, match="another file at the server"):
+    with pytest.raises(CorruptDownload, match="changed on the server"):
         fetch(URI, endpoint=hub.api.url)
 
 
 @pytest.mark.parametrize("name", ["/etc/evil.json", "a\\..\\evil.json", "a//evil.json", "evil\n.json"])
-def test_a_name_that_leads_elsewhere_is_refused(
+def test_a_path_out_of_the_folder_is_rejected(
     hub: Any, fetch: Any, model: Any, name: str, tmp_path: Path
 ) -> None:
     hub.push(model)
@@ -158,16 +172,18 @@ def test_a_name_that_leads_elsewhere_is_refused(
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "a/../../evil.json", ".mizzen.json"])
-def test_hidden_names_are_not_even_looked_at(
-    hub: Any, fetch: Any, there: Any, model: Any, name: str, tmp_path: Path
+def test_hidden_files_are_ignored(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, name: str, tmp_path: Path
 ) -> None:
     hub.push(model)
     hub.names["config.json"] = name
     fetch(URI, endpoint=hub.api.url)
-    assert "config.json" not in there() and not list(tmp_path.rglob("*evil*"))
+    assert "config.json" not in fetched_files() and not list(tmp_path.rglob("*evil*"))
 
 
-def test_a_link_in_the_folder_is_not_followed(hub: Any, fetch: Any, model: Any, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_the_folder_is_not_followed(
+    hub: Any, fetch: Any, model: Any, tmp_path: Path
+) -> None:
     hub.push(model)
     (tmp_path / "to").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -180,17 +196,17 @@ def test_a_link_in_the_folder_is_not_followed(hub: Any, fetch: Any, model: Any, 
 def test_an_unencrypted_redirect_is_not_followed() -> None:
     moved = httpx.Response(302, headers={"location": "http://cdn.example/x"})
     with pytest.raises(FetchError, match="not encrypted"):
-        _next("https://hub.example/x", moved)
+        _redirect_target("https://hub.example/x", moved)
 
 
-def test_too_much_is_refused_before_the_first_byte(hub: Any, fetch: Any, model: Any) -> None:
+def test_a_model_over_max_bytes_is_rejected_before_the_first_byte(hub: Any, fetch: Any, model: Any) -> None:
     hub.push(model)
     with pytest.raises(FetchError, match="--max-bytes 1000"):
         fetch(URI, endpoint=hub.api.url, max_bytes=1000)
     assert not hub.cdn.requests
 
 
-def test_a_small_volume_is_refused_with_the_numbers(
+def test_a_small_volume_is_reported_with_the_missing_bytes(
     hub: Any, fetch: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.push(model)
@@ -215,7 +231,7 @@ def start(hub: Any, to: Path, *options: str, **more: Any) -> subprocess.Popen[st
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **more)
 
 
-def test_a_full_disk_ends_it_with_a_way_out(hub: Any, model: Any, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_fetch_with_a_remedy(hub: Any, model: Any, tmp_path: Path) -> None:
     hub.push(model)
     message = tmp_path / "message"
 
@@ -227,8 +243,8 @@ def test_a_full_disk_ends_it_with_a_way_out(hub: Any, model: Any, tmp_path: Path
     assert "make the volume larger" in message.read_text()
 
 
-def test_a_killed_fetch_goes_on_where_it_was(
-    hub: Any, there: Any, blob: Callable[..., bytes], tmp_path: Path
+def test_a_killed_fetch_resumes_with_the_same_revision(
+    hub: Any, fetched_files: Any, blob: Callable[..., bytes], tmp_path: Path
 ) -> None:
     size = 24 * 1024 * 1024
     files = {"config.json": b"{}", "model.safetensors": blob(size)}
@@ -244,17 +260,17 @@ def test_a_killed_fetch_goes_on_where_it_was(
     first.wait(60)
     noted = max(int(line.split()[1]) for line in notes.read_text().splitlines())
     assert not (tmp_path / "to/.mizzen.json").exists() and noted >= 8 * 1024 * 1024
-    hub.push({"config.json": b"moved", "model.safetensors": b"moved"})  # the branch moves on meanwhile
+    hub.push({"config.json": b"moved", "model.safetensors": b"moved"})  # the branch moves during the fetch
     hub.cdn.faults.gate.set()
     hub.cdn.settle()
     hub.cdn.served.clear()
     second = start(hub, tmp_path / "to")
     assert second.wait(120) == 0, second.stderr
-    assert there() == files and sum(hub.cdn.served.values()) == size - noted
+    assert fetched_files() == files and sum(hub.cdn.served.values()) == size - noted
     assert json.loads((tmp_path / "to/.mizzen.json").read_text())["revision"] == commit
 
 
-def test_a_stopped_fetch_ends_soon_and_keeps_what_came(hub: Any, model: Any, tmp_path: Path) -> None:
+def test_a_stopped_fetch_exits_quickly_and_keeps_its_data(hub: Any, model: Any, tmp_path: Path) -> None:
     hub.push(model)
     hub.cdn.faults.gate = threading.Event()
     message = tmp_path / "message"
@@ -266,8 +282,8 @@ def test_a_stopped_fetch_ends_soon_and_keeps_what_came(hub: Any, model: Any, tmp
     assert "kept for the next start" in message.read_text()
 
 
-def test_two_fetchers_share_the_work_of_one(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any, tmp_path: Path
+def test_concurrent_fetches_download_each_file_once(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:
     hub.push(model)
     hub.cdn.faults.gate = threading.Event()
@@ -283,37 +299,37 @@ def test_two_fetchers_share_the_work_of_one(
     hub.cdn.faults.gate.set()
     for thread in threads:
         thread.join(120)
-    assert len(results) == 2 and results[0] == results[1] and there() == wanted
-    weights = sum(len(data) for name, data in wanted.items() if name.endswith("tensors"))
+    assert len(results) == 2 and results[0] == results[1] and fetched_files() == expected_files
+    weights = sum(len(data) for name, data in expected_files.items() if name.endswith("tensors"))
     assert sum(hub.cdn.served.values()) == weights
 
 
-def test_a_folder_of_another_model_is_left_alone(
-    hub: Any, fetch: Any, there: Any, model: Any, wanted: Any
+def test_a_folder_with_another_model_is_left_unchanged(
+    hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any
 ) -> None:
     hub.push(model)
     hub.push({"config.json": b"{}"}, branch="other")
     fetch(URI, endpoint=hub.api.url)
     with pytest.raises(FetchError, match="choose another folder"):
         fetch("hf://org/tiny@other", endpoint=hub.api.url)
-    assert there() == wanted
+    assert fetched_files() == expected_files
 
 
-def test_pickles_come_only_when_asked_for(hub: Any, fetch: Any, there: Any, model: Any) -> None:
+def test_pickles_are_fetched_only_if_included(hub: Any, fetch: Any, fetched_files: Any, model: Any) -> None:
     hub.push(model)
     fetch(URI, endpoint=hub.api.url, include=("*.bin",))
-    assert set(there()) == {"pytorch_model.bin"}
+    assert set(fetched_files()) == {"pytorch_model.bin"}
 
 
 @pytest.mark.parametrize("uri", ["hf://org/none@main", "hf://org/tiny@none"])
-def test_what_is_not_there_is_said(hub: Any, fetch: Any, model: Any, uri: str) -> None:
+def test_a_missing_model_or_revision_is_reported(hub: Any, fetch: Any, model: Any, uri: str) -> None:
     hub.push(model)
     with pytest.raises(FetchError, match="no such model or revision"):
         fetch(uri, endpoint=hub.api.url)
 
 
 def test_the_command_reports_its_result_and_progress(
-    hub: Any, model: Any, wanted: Any, tmp_path: Path
+    hub: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:
     commit = hub.push(model)
     hub.cdn.faults.gate = threading.Event()
@@ -324,9 +340,9 @@ def test_the_command_reports_its_result_and_progress(
     assert hub.cdn.faults.held.wait(120)
     shown = httpx.get(f"http://127.0.0.1:{port}/progress", timeout=60).json()
     assert shown["phase"] == "downloading" and shown["revision"] == commit
-    assert shown["totalBytes"] == sum(map(len, wanted.values())) > shown["fetchedBytes"]
+    assert shown["totalBytes"] == sum(map(len, expected_files.values())) > shown["fetchedBytes"]
     hub.cdn.faults.gate.set()
     assert process.wait(120) == 0
     result = json.loads(message.read_text())
-    assert result == {"revision": commit, "bytes": shown["totalBytes"], "files": len(wanted)}
+    assert result == {"revision": commit, "bytes": shown["totalBytes"], "files": len(expected_files)}
     assert "s3cret" not in (process.stderr.read() if process.stderr else "")

@@ -1,4 +1,4 @@
-"""From a registry that gives tokens: artifacts, archives and modelcars."""
+"""Fetches from a registry with a token service: artifacts, archives and modelcars."""
 
 from __future__ import annotations
 
@@ -44,23 +44,30 @@ def archive(files: dict[str, bytes], mode: str = "w", **members: tarfile.TarInfo
 
 
 @pytest.mark.parametrize("key", [TITLE, "org.cncf.model.filepath"])
-def test_an_artifact_comes_whole(
-    registry: Any, fetch: Any, there: Any, model: Any, wanted: Any, uri: str, login: str, key: str
+def test_an_artifact_is_fetched_completely(
+    registry: Any,
+    fetch: Any,
+    fetched_files: Any,
+    model: Any,
+    expected_files: Any,
+    uri: str,
+    login: str,
+    key: str,
 ) -> None:
     digest = registry.push("v1", registry.artifact(model, key))
     manifest = fetch(uri, endpoint=registry.server.url, credentials=login)
-    assert there() == wanted and manifest.revision == digest
+    assert fetched_files() == expected_files and manifest.revision == digest
     registry.push("v1", registry.artifact({"config.json": b"moved"}))
     assert fetch(uri, endpoint=registry.server.url, credentials=login) == manifest
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_modelcar_gives_its_models_folder(
+def test_a_modelcar_provides_its_models_folder(
     registry: Any,
     fetch: Any,
-    there: Any,
+    fetched_files: Any,
     model: Any,
-    wanted: Any,
+    expected_files: Any,
     uri: str,
     login: str,
     mode: str,
@@ -79,7 +86,7 @@ def test_a_modelcar_gives_its_models_folder(
     ]
     index = registry.tag("v1", {"schemaVersion": 2, "manifests": entries})
     manifest = fetch(uri, endpoint=registry.server.url, credentials=login)
-    assert there() == wanted and manifest.revision == index
+    assert fetched_files() == expected_files and manifest.revision == index
     assert not (tmp_path / "to/archives").exists()
 
 
@@ -88,20 +95,20 @@ def test_a_pinned_digest_is_checked(registry: Any, fetch: Any, model: Any, uri: 
     pinned = f"{uri.removesuffix(':v1')}@{digest}"
     assert fetch(pinned, endpoint=registry.server.url, credentials=login).revision == digest
     registry.manifests[digest] = registry.manifests[digest] + b" "
-    with pytest.raises(FetchError, match="sends a manifest with digest"):
+    with pytest.raises(FetchError, match="sent a manifest with the digest"):
         fetch(pinned, Path(str(login)).parent / "again", endpoint=registry.server.url, credentials=login)
 
 
-def test_cuts_in_blobs_are_outlived(
-    registry: Any, fetch: Any, there: Any, model: Any, wanted: Any, uri: str, login: str
+def test_disconnects_during_blobs_are_retried(
+    registry: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, uri: str, login: str
 ) -> None:
     registry.push("v1", registry.artifact(model))
     registry.server.faults.cut_after, registry.server.faults.cuts = 24_000, 4
     fetch(uri, endpoint=registry.server.url, credentials=login)
-    assert there() == wanted
+    assert fetched_files() == expected_files
 
 
-def test_a_wrong_login_is_refused(
+def test_a_missing_login_is_reported(
     registry: Any, fetch: Any, model: Any, uri: str, login: str, tmp_path: Path
 ) -> None:
     registry.push("v1", registry.artifact(model))
@@ -112,7 +119,7 @@ def test_a_wrong_login_is_refused(
         fetch(uri, endpoint=registry.server.url, credentials=login)
 
 
-def test_a_foreign_token_service_gets_no_password(
+def test_a_token_service_of_another_domain_gets_no_password(
     registry: Any, servers: Any, fetch: Any, model: Any, uri: str, login: str
 ) -> None:
     registry.push("v1", registry.artifact(model))
@@ -136,12 +143,12 @@ def test_a_foreign_token_service_gets_no_password(
         ("https://ghcr.io", "https://evil.io/token", False),
     ],
 )
-def test_who_may_get_a_password(home: str, realm: str, same: bool) -> None:
+def test_only_the_registrys_own_domain_gets_the_password(home: str, realm: str, same: bool) -> None:
     assert _same_owner(home, realm) is same
 
 
 @pytest.mark.parametrize("name", ["models/../../evil.json", "models//etc/evil.json"])
-def test_an_archive_cannot_write_elsewhere(
+def test_an_archive_cannot_write_outside_the_folder(
     registry: Any, fetch: Any, uri: str, login: str, name: str, tmp_path: Path
 ) -> None:
     registry.push("v1", [{"mediaType": LAYER, **registry.blob(archive({name: b"x"}))}])
@@ -151,7 +158,7 @@ def test_an_archive_cannot_write_elsewhere(
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_in_an_archive_are_refused(
+def test_links_and_devices_in_an_archive_are_rejected(
     registry: Any, fetch: Any, uri: str, login: str, kind: bytes
 ) -> None:
     member = tarfile.TarInfo("models/config.json")
@@ -161,14 +168,14 @@ def test_links_and_devices_in_an_archive_are_refused(
         fetch(uri, endpoint=registry.server.url, credentials=login)
 
 
-def test_a_bomb_is_bounded(registry: Any, fetch: Any, uri: str, login: str) -> None:
+def test_a_decompression_bomb_is_rejected(registry: Any, fetch: Any, uri: str, login: str) -> None:
     bomb = archive({"models/config.json": bytes(4_000_000)}, "w:gz")
     registry.push("v1", [{"mediaType": f"{LAYER}+gzip", **registry.blob(bomb)}])
     with pytest.raises(FetchError, match="max-bytes 1000000"):
         fetch(uri, endpoint=registry.server.url, credentials=login, max_bytes=1_000_000)
 
 
-def test_a_broken_archive_is_said(registry: Any, fetch: Any, model: Any, uri: str, login: str) -> None:
+def test_a_truncated_archive_is_reported(registry: Any, fetch: Any, model: Any, uri: str, login: str) -> None:
     data = archive({"models/config.json": bytes(100_000)})[:50_000]
     registry.push("v1", [{"mediaType": LAYER, **registry.blob(data)}])
     with pytest.raises(FetchError, match="cannot be read"):

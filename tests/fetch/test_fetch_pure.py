@@ -1,4 +1,4 @@
-"""Names, plans, notes and progress: what holds for any input."""
+"""Properties of paths, plans, journals and progress for any input."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mizzen.fetch.config import FetchConfig
-from mizzen.fetch.download import Partial
+from mizzen.fetch.download import PartialFile
 from mizzen.fetch.errors import FetchError
-from mizzen.fetch.plan import Choice, Remote, collide, safe
-from mizzen.fetch.progress import Progress
-from mizzen.fetch.source import HubSource, OciSource, S3Source, parse
+from mizzen.fetch.plan import FileFilter, RemoteFile, check_collisions, check_path
+from mizzen.fetch.progress import FetchProgress
+from mizzen.fetch.source import HubSource, OciSource, S3Source, parse_source
 
 PARTS = st.sampled_from(
     ["a", "b.json", "..", ".", "", "\\", "\0", "~", "c:", ".mizzen.json", "x" * 300, "ü", " "]
@@ -23,9 +23,9 @@ PATHS = st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=6).map("/".join
 
 
 @given(PATHS)
-def test_a_safe_path_stays_in_its_folder(path: str) -> None:
+def test_an_accepted_path_stays_in_its_folder(path: str) -> None:
     try:
-        kept = safe(path)
+        kept = check_path(path)
     except FetchError:
         return
     root = "/srv/models/one"
@@ -35,9 +35,9 @@ def test_a_safe_path_stays_in_its_folder(path: str) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map("/".join), max_size=6))
-def test_a_plan_that_passes_can_be_laid_out(paths: list[str]) -> None:
+def test_accepted_paths_do_not_collide(paths: list[str]) -> None:
     try:
-        collide(paths)
+        check_collisions(paths)
     except FetchError:
         clash = len(set(paths)) < len(paths) or any(b.startswith(f"{a}/") for a in paths for b in paths)
         assert clash
@@ -58,22 +58,22 @@ def test_a_plan_that_passes_can_be_laid_out(paths: list[str]) -> None:
         (f"oci://h/a:v1@sha256:{'0' * 64}", OciSource("h", "a", f"sha256:{'0' * 64}")),
     ],
 )
-def test_sources_are_read(uri: str, source: object) -> None:
-    assert parse(uri) == source
+def test_source_uris_are_parsed(uri: str, source: object) -> None:
+    assert parse_source(uri) == source
 
 
 @pytest.mark.parametrize(
     "uri", ["", "hf://", "hf://a/b/c", "hf://a/../b", "hf://a@..", "s3://A", "http://h/a", "oci://h"]
 )
-def test_what_is_no_source_is_refused(uri: str) -> None:
-    with pytest.raises(FetchError, match="is no source"):
-        parse(uri)
+def test_an_invalid_source_uri_is_rejected(uri: str) -> None:
+    with pytest.raises(FetchError, match="is not a source"):
+        parse_source(uri)
 
 
-def test_the_choice_takes_no_code_and_no_second_copy() -> None:
-    choice = Choice()
+def test_the_default_filter_excludes_code_and_second_copies() -> None:
+    choice = FileFilter()
     assert all(
-        choice.takes(name) for name in ("model.safetensors", "sub/tokenizer.model", "chat_template.jinja")
+        choice.matches(name) for name in ("model.safetensors", "sub/tokenizer.model", "chat_template.jinja")
     )
     refused = (
         "a.bin",
@@ -83,7 +83,7 @@ def test_the_choice_takes_no_code_and_no_second_copy() -> None:
         "consolidated.safetensors",
         ".x/a.json",
     )
-    assert not any(choice.takes(name) for name in refused)
+    assert not any(choice.matches(name) for name in refused)
 
 
 NOTES = st.lists(
@@ -97,28 +97,28 @@ NOTES = st.lists(
 
 @given(NOTES, st.integers(0, 40), st.integers(0, 40))
 @example(["8 0"], 8, 8)
-def test_notes_never_promise_more_than_the_data(
+def test_a_loaded_journal_never_exceeds_the_data(
     tmp_path_factory: pytest.TempPathFactory, notes: list[str], size: int, there: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "notes"
     folder.mkdir(exist_ok=True)
-    partial = Partial(Remote("a", size, "", "http://h/a"), folder / "a", segment=8)
+    partial = PartialFile(RemoteFile("a", size, "", "http://h/a"), folder / "a", segment=8)
     partial.data.write_bytes(bytes(there))
-    partial.notes.write_text("\n".join(notes))
-    partial.recall()
-    for start, count in partial.there.items():
-        assert start in range(0, max(size, 1), 8) and 0 <= count <= partial.end(start) - start
+    partial.journal.write_text("\n".join(notes))
+    partial.load_journal()
+    for start, count in partial.received.items():
+        assert start in range(0, max(size, 1), 8) and 0 <= count <= partial.segment_end(start) - start
         assert start + count <= there
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 20), st.integers(0, 10**9)), min_size=1, max_size=30))
-def test_progress_adds_up(steps: list[tuple[float, int]]) -> None:
+def test_progress_counts_all_bytes(steps: list[tuple[float, int]]) -> None:
     clock = [0.0]
-    progress, total = Progress(lambda: clock[0]), sum(count for _, count in steps) + 1
-    progress.begin("r", total + 5, 5)
+    progress, total = FetchProgress(lambda: clock[0]), sum(count for _, count in steps) + 1
+    progress.start_counting("r", total + 5, 5)
     for seconds, count in steps:
         clock[0] += seconds
-        progress.add(count)
+        progress.add_bytes(count)
         shown = progress.snapshot()
         assert 5 <= shown["fetchedBytes"] <= shown["totalBytes"]
         if "secondsLeft" in shown:
@@ -128,13 +128,13 @@ def test_progress_adds_up(steps: list[tuple[float, int]]) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://h", "hub.example.com", "https://user:word@h", "https://"])
-def test_an_endpoint_is_a_plain_url(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(ValueError, match="--endpoint"):
         FetchConfig(endpoint=endpoint)
 
 
-def test_remote_checks_what_a_server_says(tmp_path: Path) -> None:
+def test_an_invalid_size_or_digest_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FetchError):
-        Remote("a", -1, "", "http://h")
+        RemoteFile("a", -1, "", "http://h")
     with pytest.raises(FetchError):
-        Remote("a", 1, "crc:0", "http://h")
+        RemoteFile("a", 1, "crc:0", "http://h")

@@ -1,4 +1,4 @@
-"""From a bucket whose every request must be signed."""
+"""Fetches from a bucket that requires every request to be signed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mizzen.fetch.errors import Corrupt, FetchError
-from mizzen.fetch.sigv4 import Key, sign
+from mizzen.fetch.errors import CorruptDownload, FetchError
+from mizzen.fetch.sigv4 import AccessKey, sign
 from model_servers import Bucket
 
 URI = "s3://models/llm/tiny"
@@ -27,8 +27,8 @@ def fill(bucket: Any, model: dict[str, bytes], prefix: str = "llm/tiny/") -> Non
     bucket.objects |= {"llm/tiny-other/config.json": b"not ours", prefix: b""}
 
 
-# The examples of the S3 API reference, "Examples: Signature Calculations".
-AWS = Key("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+# From the S3 API reference, "Examples: Signature Calculations".
+AWS = AccessKey("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ AWS = Key("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
         ("/?max-keys=2&prefix=J", {}, "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"),
     ],
 )
-def test_signatures_are_those_of_the_specification(
+def test_signatures_match_the_examples_of_the_specification(
     path: str, headers: dict[str, str], signature: str
 ) -> None:
     url, now = f"https://examplebucket.s3.amazonaws.com{path}", datetime(2013, 5, 24, tzinfo=UTC)
@@ -51,28 +51,32 @@ def test_signatures_are_those_of_the_specification(
     assert signed["Authorization"].endswith(f"Signature={signature}")
 
 
-def test_a_model_comes_whole_in_pages(
-    bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any, login: str
+def test_a_model_is_fetched_completely_from_a_paged_listing(
+    bucket: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, login: str
 ) -> None:
-    model["sub/a b+c=ü.json"] = wanted["sub/a b+c=ü.json"] = b"{}"
+    model["sub/a b+c=ü.json"] = expected_files["sub/a b+c=ü.json"] = b"{}"
     fill(bucket, model)
     bucket.sha256.add("llm/tiny/tokenizer.json")
     first = fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert there() == wanted
+    assert fetched_files() == expected_files
     asked = len(bucket.server.requests)
     assert fetch(URI, endpoint=bucket.server.url, credentials=login) == first
     assert len(bucket.server.requests) == asked
 
 
-def test_a_public_bucket_needs_no_key(bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any) -> None:
+def test_a_public_bucket_needs_no_key(
+    bucket: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any
+) -> None:
     fill(bucket, model)
     bucket.public = True
     fetch(URI, endpoint=bucket.server.url)
-    assert there() == wanted
+    assert fetched_files() == expected_files
     assert not any("Authorization" in headers for _, _, headers in bucket.server.requests)
 
 
-def test_a_wrong_key_is_refused_and_not_shown(bucket: Any, fetch: Any, model: Any, tmp_path: Path) -> None:
+def test_a_wrong_key_is_reported_without_the_secret(
+    bucket: Any, fetch: Any, model: Any, tmp_path: Path
+) -> None:
     fill(bucket, model)
     (tmp_path / "wrong").write_text(Bucket.PROFILE.replace("signs", "sighs"))
     with pytest.raises(FetchError, match="credentialsSecretRef") as found:
@@ -84,38 +88,44 @@ def test_a_wrong_key_is_refused_and_not_shown(bucket: Any, fetch: Any, model: An
     assert "s3cr3t" not in str(found.value)
 
 
-def test_cuts_are_outlived_with_signed_ranges(
-    bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any, login: str
+def test_disconnects_are_retried_with_signed_ranges(
+    bucket: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, login: str
 ) -> None:
     fill(bucket, model)
     bucket.server.faults.cut_after, bucket.server.faults.cuts = 24_000, 5
     fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert there() == wanted and not bucket.server.faults.cuts
+    assert fetched_files() == expected_files and not bucket.server.faults.cuts
 
 
 @pytest.mark.parametrize("known", ["sha256", "etag"])
-def test_a_broken_copy_is_seen(bucket: Any, fetch: Any, model: Any, login: str, known: str) -> None:
+def test_a_corrupt_object_is_detected(bucket: Any, fetch: Any, model: Any, login: str, known: str) -> None:
     fill(bucket, model)
     if known == "sha256":
         bucket.sha256 |= set(bucket.objects)
         bucket.parts |= set(bucket.objects)
     bucket.server.faults.wrong_bytes = 1000
-    with pytest.raises(Corrupt, match="sha256:" if known == "sha256" else "md5:"):
+    with pytest.raises(CorruptDownload, match="sha256:" if known == "sha256" else "md5:"):
         fetch(URI, endpoint=bucket.server.url, credentials=login)
 
 
 @pytest.mark.parametrize("kind", ["parts", "encrypted"])
-def test_an_etag_that_is_no_checksum_is_not_taken_for_one(
-    bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any, login: str, kind: str
+def test_an_etag_that_is_not_a_checksum_is_not_compared(
+    bucket: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, login: str, kind: str
 ) -> None:
     fill(bucket, model)
     getattr(bucket, kind).update(bucket.objects)
     fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert there() == wanted
+    assert fetched_files() == expected_files
 
 
-def test_an_object_that_changes_meanwhile_is_no_mixture(
-    bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any, login: str, blob: Callable[..., bytes]
+def test_an_object_that_changes_during_the_fetch_is_never_mixed(
+    bucket: Any,
+    fetch: Any,
+    fetched_files: Any,
+    model: Any,
+    expected_files: Any,
+    login: str,
+    blob: Callable[..., bytes],
 ) -> None:
     fill(bucket, model)
     name = "model-00001-of-00002.safetensors"
@@ -128,14 +138,14 @@ def test_an_object_that_changes_meanwhile_is_no_mixture(
 
     new = blob(len(model[name]), 99)
     bucket.server.answer = change
-    with pytest.raises(Corrupt, match="another file at the server"):
+    with pytest.raises(CorruptDownload, match="changed on the server"):
         fetch(URI, endpoint=bucket.server.url, credentials=login)
     fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert there() == {**wanted, name: new}
+    assert fetched_files() == {**expected_files, name: new}
 
 
-def test_what_the_bucket_lost_before_the_end_is_no_part_of_the_model(
-    bucket: Any, fetch: Any, there: Any, model: Any, wanted: Any, login: str
+def test_an_object_deleted_before_a_retry_is_not_part_of_the_model(
+    bucket: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any, login: str
 ) -> None:
     fill(bucket, model)
     bucket.server.faults.codes = []
@@ -146,11 +156,13 @@ def test_what_the_bucket_lost_before_the_end_is_no_part_of_the_model(
     lost = "model-00002-of-00002.safetensors"
     del bucket.objects[f"llm/tiny/{lost}"]
     fetch(URI, endpoint=bucket.server.url, credentials=login)
-    assert there() == {name: data for name, data in wanted.items() if name != lost}
+    assert fetched_files() == {name: data for name, data in expected_files.items() if name != lost}
 
 
 @pytest.mark.parametrize("uri", ["s3://nobody/llm/tiny", "s3://models/nothing"])
-def test_what_is_not_there_is_said(bucket: Any, fetch: Any, model: Any, login: str, uri: str) -> None:
+def test_a_missing_bucket_or_prefix_is_reported(
+    bucket: Any, fetch: Any, model: Any, login: str, uri: str
+) -> None:
     fill(bucket, model)
-    with pytest.raises(FetchError, match=r"no such bucket|no file that is wanted"):
+    with pytest.raises(FetchError, match=r"no such bucket|no matching file"):
         fetch(uri, endpoint=bucket.server.url, credentials=login)

@@ -22,9 +22,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.main import listen, new_server
-from mizzen.gateway.service import Gateway
-from mizzen.gateway.tenants.tls import ServerTls
+from mizzen.gateway.gateway import Gateway
+from mizzen.gateway.http.server import listen, new_server
+from mizzen.gateway.http.tls import ServerTls
 from mizzen.gateway.text.tokenizer import Tokenizer
 from tenant_kit import ALICE, BOB
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.access_log import MAX_WAITING, AccessLog
 from mizzen.gateway.openai.exchange import Exchange
-from mizzen.gateway.openai.sequence import Sequence
-from mizzen.gateway.record import MAX_ATTEMPTS, MAX_PROMPT_CHARACTERS, Record
+from mizzen.gateway.requests.sequence import Sequence
+from mizzen.gateway.telemetry.access_log import MAX_WAITING, AccessLog
+from mizzen.gateway.telemetry.request_record import MAX_ATTEMPTS, MAX_PROMPT_CHARACTERS, Record
 
 SECRET = "the word is swordfish"
 BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}

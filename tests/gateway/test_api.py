@@ -502,7 +502,7 @@ async def test_many_streams_at_once(live: Any, engine: Any) -> None:
 
 
 def test_importing_the_app_leaves_torch_out() -> None:
-    modules = "mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.pods"
+    modules = "mizzen.gateway.app, mizzen.gateway.main, mizzen.gateway.engines.engine_pods"
     program = f"import sys, {modules}; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -163,7 +163,7 @@ async def test_usage_in_every_event(live: Any, engine: Any) -> None:
 async def test_what_a_response_may_hold_is_bounded(
     live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("mizzen.gateway.openai.sequence.MAX_LOGPROBS_HELD", 100)
+    monkeypatch.setattr("mizzen.gateway.requests.sequence.MAX_LOGPROBS_HELD", 100)
     gateway = await live(engine)
     client = gateway.client()
     body: dict[str, Any] = {"model": "demo", "prompt": [5] * 10, "max_tokens": 10, "logprobs": 2, **asked}
@@ -180,7 +180,7 @@ async def test_what_a_response_may_hold_is_bounded(
 async def test_tokens_of_a_response_that_is_not_streamed_are_bounded(
     live: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mizzen.gateway.openai.sequence.MAX_TOKENS_HELD", 100)
+    monkeypatch.setattr("mizzen.gateway.requests.sequence.MAX_TOKENS_HELD", 100)
     gateway = await live(engine)
     client = gateway.client()
     body: dict[str, Any] = {"model": "demo", "prompt": "one", "max_tokens": 30}

@@ -24,9 +24,9 @@ from schemathesis.specs.openapi.checks import (
 # Imported as late as schemathesis does it itself, garbage of other tests may end in the middle and break it.
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
-from mizzen.gateway.openai.describe import REQUESTS
+from mizzen.gateway.openai.embeddings import EmbeddingRequest
+from mizzen.gateway.openai.openapi_document import REQUESTS
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.vectors import EmbeddingRequest
 from mizzen.gateway.responses.schemas import ResponsesRequest
 
 PAGE = Path(__file__).parents[2] / "docs/openai.md"

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from mizzen.gateway import beat
+from mizzen.gateway.telemetry import ping
 from ports import free_ports
 
 HOSTS = ("127.143.7.2", "127.143.7.3")
@@ -17,14 +17,14 @@ async def test_gateways_do_not_answer_each_other(monkeypatch: pytest.MonkeyPatch
     """Whoever sends one datagram in another gateway's name has the two busy for ever otherwise."""
     port = free_ports(HOSTS[0])
     came: list[bytes] = []
-    receive = beat.Echo.datagram_received
+    receive = ping.Echo.datagram_received
 
-    def counted(self: beat.Echo, data: bytes, addr: tuple[str, int]) -> None:
+    def counted(self: ping.Echo, data: bytes, addr: tuple[str, int]) -> None:
         came.append(data)
         receive(self, data, addr)
 
-    monkeypatch.setattr(beat.Echo, "datagram_received", counted)
-    first, second = [await beat.answer_pings(host, port) for host in HOSTS]
+    monkeypatch.setattr(ping.Echo, "datagram_received", counted)
+    first, second = [await ping.answer_pings(host, port) for host in HOSTS]
     assert first is not None and second is not None
     try:
         first.sendto(b"forged", (HOSTS[1], port))

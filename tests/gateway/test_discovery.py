@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines import Found
-from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.pods import Pod, PodWatch, engine
+from mizzen.gateway.engines.engine_pods import Pod, PodWatch, engine
+from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.telemetry.metrics import Metrics
 
 
 def pod(name: str, ip: str | None = "10.0.0.1", ready: bool = True, **extra: Any) -> dict[str, Any]:

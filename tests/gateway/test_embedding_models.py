@@ -12,8 +12,8 @@ import pytest
 
 from mizzen.core.request import Pooling
 from mizzen.gateway.text.pooling import FILE, model_pooling
-from mizzen.wire.intake import Intake, InvalidRequest
 from mizzen.wire.messages import Embed, Generate, Sampling
+from mizzen.wire.server.request_validation import Intake, InvalidRequest
 
 POOLED = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "include_prompt": True}
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mizzen.gateway.engine import Engine, Found
-from mizzen.gateway.links import Links
+from mizzen.gateway.engines.connections import Links
+from mizzen.gateway.engines.engine import Engine, Found
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.wire.stream import StreamLost
+from mizzen.wire.client.stream import StreamLost
 
 
 class StubLink:

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from mizzen.gateway import protocol
+from mizzen.gateway.http import connection
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.codec import encode
 from mizzen.wire.messages import (
@@ -117,15 +117,15 @@ async def test_a_client_that_reads_late_gets_every_byte(
 ) -> None:
     """More than the connection's buffers hold, by sequences side by side: all wait, nothing is mixed up."""
     refused = 0
-    write = protocol.Output.write
+    write = connection.Output.write
 
-    def counting(output: protocol.Output, data: bytes) -> bool:
+    def counting(output: connection.Output, data: bytes) -> bool:
         nonlocal refused
         written = write(output, data)
         refused += not written
         return written
 
-    monkeypatch.setattr(protocol.Output, "write", counting)
+    monkeypatch.setattr(connection.Output, "write", counting)
     engine = scripted(context_length=10_000, max_running_requests=64)
     engine.does.reply = Tokenizer.load(model_folder).encode("A mast holds the sails. Maße 世界 🙂 ", False)
     engine.does.step_seconds = 0.0005

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mizzen.core.blocks import block_hashes
-from mizzen.gateway.breaker import Breaker, BreakerLimits, BreakerState
-from mizzen.gateway.route.index import BLOCK_BYTES, GUESS_SECONDS, EnginePrefixes, PrefixBudget
+from mizzen.core.kv.block_hashes import block_hashes
+from mizzen.gateway.engines.circuit_breaker import Breaker, BreakerLimits, BreakerState
+from mizzen.gateway.routing.prefix_index import BLOCK_BYTES, GUESS_SECONDS, EnginePrefixes, PrefixBudget
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
 from mizzen.wire.messages import PROTOCOL, Hello
 

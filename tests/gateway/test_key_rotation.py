@@ -14,9 +14,9 @@ import httpx
 import pytest
 import zmq
 
-from mizzen.core.options import flag
-from mizzen.wire.keys import KeyFileError, KeyFolder, load_ring, name_of
-from mizzen.wire.offers import names, offers
+from mizzen.common.options import flag
+from mizzen.wire.client.key_offers import names, offers
+from mizzen.wire.curve_keys import KeyFileError, KeyFolder, load_ring, name_of
 from ports import free_ports
 
 Pairs = dict[str, tuple[bytes, bytes]]

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.gateway.admit import Admission, Ticket, reserve
+from mizzen.gateway.admission.admission import Admission, Ticket, reserve
+from mizzen.gateway.admission.fair_queue import FairQueue
+from mizzen.gateway.auth.api_keys import Grant
+from mizzen.gateway.auth.rate_limits import Bucket
+from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.tenants.fair import FairQueue
-from mizzen.gateway.tenants.keys import Grant
-from mizzen.gateway.tenants.limits import Bucket
-from mizzen.gateway.tenants.tenant import Tenant
 from mizzen.gateway.text.model import HUGE_AT_ONCE, HUGE_CHARACTERS, build
 from mizzen.gateway.text.tokenizer import Tokenizer
 

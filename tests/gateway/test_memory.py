@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway import memory
-from mizzen.gateway.openai.call import Call
+from mizzen.gateway.http import malloc_trim
+from mizzen.gateway.openai.http_call import Call
 from mizzen.wire.messages import RefusalCode
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
@@ -98,7 +98,7 @@ async def test_a_request_whose_client_has_left_is_gone(
 async def test_what_large_bodies_took_goes_back_once_they_have_ended(
     live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, size: int, trims: int
 ) -> None:
-    monkeypatch.setattr(memory, "TRIM_SECONDS", 0.3)
+    monkeypatch.setattr(malloc_trim, "TRIM_SECONDS", 0.3)
     gateway = await live(scripted())
     done: list[float] = []
     gateway.gateway.trimmer._work = lambda: done.append(time.monotonic())
@@ -115,7 +115,7 @@ async def test_what_large_bodies_took_goes_back_once_they_have_ended(
 def test_freed_memory_goes_back_to_the_system() -> None:
     """A fifth of a gigabyte in pieces that the C library keeps, with something behind them."""
     script = """
-from mizzen.gateway.memory import trim
+from mizzen.gateway.http.malloc_trim import trim
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 kept = [bytes(2000) for _ in range(100_000)]

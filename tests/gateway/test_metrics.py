@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen.gateway.metrics import LABELS, MAX_MODELS, Metrics
-from mizzen.gateway.record import Record
-from mizzen.gateway.tally import OTHER, Spread, SpreadFamily
+from mizzen.gateway.telemetry.fast_metrics import OTHER, Spread, SpreadFamily
+from mizzen.gateway.telemetry.metrics import LABELS, MAX_MODELS, Metrics
+from mizzen.gateway.telemetry.request_record import Record
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}

@@ -18,13 +18,13 @@ import zmq
 from aiohttp import web
 
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.discover import parse_services
-from mizzen.gateway.engines import Found
-from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.shared import SharedWatch
-from mizzen.wire.keys import WireKeys
+from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.engines.shared_services import SharedWatch
+from mizzen.gateway.services import parse_services
+from mizzen.gateway.telemetry.metrics import Metrics
+from mizzen.wire.curve_keys import WireKeys
 from mizzen.wire.messages import PROTOCOL, Welcome
-from mizzen.wire.server import WireServer
+from mizzen.wire.server.engine_server import WireServer
 
 
 def write(path: Path, *services: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from mizzen.wire.keys import KeyFolder, write_keys
+from mizzen.wire.curve_keys import KeyFolder, write_keys
 from mizzen.wire.messages import PROTOCOL
 from ports import free_ports
 
@@ -183,7 +183,7 @@ def test_starts_that_fail_say_why(start: Any, tmp_path: Path) -> None:
 def test_keys(start: Any, tmp_path: Path, model_folder: Path) -> None:
     """Over CURVE, with the engine's own server half; a gateway with other keys gets nowhere."""
     from mizzen.wire.messages import Welcome
-    from mizzen.wire.server import WireServer
+    from mizzen.wire.server.engine_server import WireServer
 
     write_keys(tmp_path / "keys")
     write_keys(tmp_path / "other")

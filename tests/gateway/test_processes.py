@@ -18,8 +18,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen.gateway.gathered import Gathered, merged_metrics, merged_tables
-from mizzen.gateway.tenants.bodies import BodyBudget
+from mizzen.gateway.http.admin_fanout import Gathered, merged_metrics, merged_tables
+from mizzen.gateway.http.request_bodies import BodyBudget
 
 PROGRAM = """
 import json, sys

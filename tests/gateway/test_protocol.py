@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from mizzen.gateway import protocol
+from mizzen.gateway.http import connection
 
 BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -51,7 +51,7 @@ async def test_headers_without_end_are_refused(live: Any, scripted: Any) -> None
 async def test_a_head_that_does_not_come_ends_the_connection(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, drip: bytes
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     gateway = await live(scripted())
     began = time.monotonic()
     reader, writer = await connect(gateway)
@@ -71,7 +71,7 @@ async def test_a_client_that_takes_nothing_keeps_no_connection(
     live: Any, scripted: Any, until: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Of a stream, and of a whole answer that was written at once and waits for the client alone."""
-    monkeypatch.setattr(protocol, "UNTAKEN_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "UNTAKEN_SECONDS", 0.3)
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 1000
     gateway = await live(engine)
@@ -96,7 +96,9 @@ async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(
     engine.does.step_seconds = 0.05
     gateway = await live(engine)
     reader, writer = await connect(gateway)
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)  # heads come at once from here on, however busy we are
+    monkeypatch.setattr(
+        connection, "HEAD_SECONDS", 0.3
+    )  # heads come at once from here on, however busy we are
     for _ in range(2):
         body = json.dumps({**BODY, "max_tokens": 15, "stream": True}).encode()
         writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body))
@@ -113,7 +115,7 @@ async def test_slow_bodies_long_streams_and_kept_connections_are_left_alone(
 class Line:
     """One connection to an app: a client's end, and the server's, which takes pieces as they are given."""
 
-    def __init__(self, reader: Any, writer: Any, server: protocol.BoundedProtocol) -> None:
+    def __init__(self, reader: Any, writer: Any, server: connection.BoundedProtocol) -> None:
         self.reader, self.writer, self.server = reader, writer, server
 
     def give(self, *pieces: bytes) -> None:
@@ -142,7 +144,7 @@ async def line() -> AsyncIterator[Callable[..., Any]]:
             config.load()
             state = ServerState()
             server = await asyncio.get_running_loop().create_server(
-                lambda: protocol.BoundedProtocol(config, state, {}), "127.0.0.1", 0
+                lambda: connection.BoundedProtocol(config, state, {}), "127.0.0.1", 0
             )
             stack.callback(server.close)
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -223,9 +225,9 @@ async def test_trailers_are_read_and_dropped(line: Any) -> None:
 
 async def test_a_body_of_many_small_chunks_is_no_head(line: Any) -> None:
     one = await line(Echoing())
-    one.give(CHUNKED, *[b"1;a=b\r\nx\r\n" for _ in range(protocol.MAX_HEAD_BYTES // 5)], b"0\r\n\r\n")
+    one.give(CHUNKED, *[b"1;a=b\r\nx\r\n" for _ in range(connection.MAX_HEAD_BYTES // 5)], b"0\r\n\r\n")
     status, body = await one.answer()
-    assert (status, len(body)) == (200, len(b"/outer ") + protocol.MAX_HEAD_BYTES // 5)
+    assert (status, len(body)) == (200, len(b"/outer ") + connection.MAX_HEAD_BYTES // 5)
 
 
 SMUGGLED = b"POST /smuggled HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"

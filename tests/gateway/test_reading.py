@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mizzen.gateway.auth.api_keys import Grant
+from mizzen.gateway.auth.authentication import TENANT
+from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai import parse, score, texts, vectors
+from mizzen.gateway.openai import embeddings, parse, score, tokenize
 from mizzen.gateway.openai.parse import Parser, token_ids
-from mizzen.gateway.openai.prompt import given_ids
-from mizzen.gateway.openai.reading import PIECE, SMALL_BYTES, BodyReader, check_containers
+from mizzen.gateway.requests.body_reader import PIECE, SMALL_BYTES, BodyReader, check_containers
+from mizzen.gateway.requests.engine_request import given_ids
 from mizzen.gateway.responses import parse as responses
-from mizzen.gateway.tenants.gate import TENANT
-from mizzen.gateway.tenants.keys import Grant
-from mizzen.gateway.tenants.tenant import Tenant
 
 VALUES = st.recursive(
     st.none() | st.text('[{"\\a', max_size=6),
@@ -34,10 +34,10 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/completions": (parse, {"prompt": [1] * SMALL_BYTES}),
     "/v1/chat/completions": (parse, {"messages": [{"role": "user", "content": LONG}]}),
     "/v1/responses": (responses, {"input": LONG}),
-    "/v1/embeddings": (vectors, {"input": [[1] * SMALL_BYTES]}),
+    "/v1/embeddings": (embeddings, {"input": [[1] * SMALL_BYTES]}),
     "/v1/score": (score, {"query": [1] * SMALL_BYTES, "items": [[1]], "label_token_ids": [1]}),
-    "/tokenize": (texts, {"prompt": LONG}),
-    "/detokenize": (texts, {"tokens": [1] * SMALL_BYTES}),
+    "/tokenize": (tokenize, {"prompt": LONG}),
+    "/detokenize": (tokenize, {"tokens": [1] * SMALL_BYTES}),
 }
 SMALL: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1], "max_tokens": 1},

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.params import Grammar, GrammarKind
-from mizzen.gateway.openai.output import OutputDelta
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, as_format
+from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.tools.families import HERMES
-from mizzen.gateway.tools.output import FormedOutput
+from mizzen.gateway.tools.parsed_output import FormedOutput
 
 texts = st.text("ab \n<>/thinkTHINK[]ü", max_size=20).filter(
     lambda text: not any(tag in text for tag in ("<think>", "</think>", "[THINK]", "[/THINK]"))

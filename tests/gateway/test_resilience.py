@@ -14,16 +14,16 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway import dispatch
-from mizzen.gateway.admit import Admission, Ticket
-from mizzen.gateway.breaker import BreakerState
+from mizzen.gateway.admission.admission import Admission, Ticket
+from mizzen.gateway.engines.circuit_breaker import BreakerState
+from mizzen.gateway.engines.health import Progress, SuspicionLimits
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.resume import ResumeLimits, Resumes
-from mizzen.gateway.suspicion import Progress, SuspicionLimits
+from mizzen.gateway.routing import dispatcher
+from mizzen.gateway.routing.resume import ResumeLimits, Resumes
+from mizzen.gateway.telemetry.metrics import Metrics
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.wire.client.stream import StreamLost
 from mizzen.wire.messages import RefusalCode
-from mizzen.wire.stream import StreamLost
 
 CHAT: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart", "silent", "kill"]
@@ -160,8 +160,8 @@ async def test_files_that_do_not_come_are_asked_for_again(live: Any, scripted: A
 async def test_an_engine_that_never_gives_a_token_is_given_up(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, until: Any
 ) -> None:
-    monkeypatch.setattr(dispatch, "MIN_ENGINE_SECONDS", 1.0)
-    monkeypatch.setattr(dispatch, "ANSWER_MARGIN_SECONDS", 1.0)
+    monkeypatch.setattr(dispatcher, "MIN_ENGINE_SECONDS", 1.0)
+    monkeypatch.setattr(dispatcher, "ANSWER_MARGIN_SECONDS", 1.0)
     bad, good = scripted(), scripted()
     bad.does.fault, bad.does.fault_after = "mute", 0
     gateway = await live(bad, good, queue_timeout_seconds=1.0)

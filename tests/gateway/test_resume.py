@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway.tenants.limits import Bucket
+from mizzen.gateway.auth.rate_limits import Bucket
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 FAULTS = ["gap", "garbage", "short", "error", "forget", "restart"]
@@ -266,7 +266,7 @@ async def test_an_engine_that_must_end_hands_over(live: Any, scripted: Any, unti
 
 
 def _found(endpoint: str) -> Any:
-    from mizzen.gateway.engines import Found
+    from mizzen.gateway.engines.engine_table import Found
 
     return Found(name=endpoint, uid="", endpoint=endpoint)
 

@@ -17,7 +17,7 @@ import openai
 import psutil
 import pytest
 
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

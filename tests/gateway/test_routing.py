@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
-from mizzen.gateway.admit import Admission, Ticket
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.gateway.admission.admission import Admission, Ticket
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.parse import Parser
-from mizzen.gateway.route.index import EnginePrefixes
-from mizzen.gateway.route.plugins import EXPECTED_OUTPUT_TOKENS, Pin, RouteRequest
-from mizzen.gateway.route.router import Router, default_router
-from mizzen.gateway.route.scorers import SMALL_LOAD_TOKENS
-from mizzen.gateway.route.session import HEADER, LONGEST, session_of
+from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, Pin, RouteRequest
+from mizzen.gateway.routing.prefix_index import EnginePrefixes
+from mizzen.gateway.routing.router import Router, default_router
+from mizzen.gateway.routing.scorers import SMALL_LOAD_TOKENS
+from mizzen.gateway.routing.session import HEADER, LONGEST, session_of
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from mizzen.gateway.admit import Admission, Ticket
+from mizzen.gateway.admission.admission import Admission, Ticket
+from mizzen.gateway.admission.sibling_sequences import Siblings
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.siblings import Siblings
 from mizzen.wire.messages import RefusalCode
 from tenant_kit import ALICE, BOB, key_file
 

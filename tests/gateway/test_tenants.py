@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway.tenants.keys import KeyRing, KeysUnusable, parse_files, read_files
-from mizzen.gateway.tenants.tenant import tag_of
+from mizzen.gateway.auth.api_keys import KeyRing, KeysUnusable, parse_files, read_files
+from mizzen.gateway.auth.tenant import tag_of
 from tenant_kit import ALICE, BOB, USER, eventually, key_file, replace_file
 
 # ── files of keys ─────────────────────────────────────────────────────────────────────────────────────────

@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from mizzen.gateway.tenants import bodies
-from mizzen.gateway.tenants.tls import CertificateUnusable, ServerTls
+from mizzen.gateway.http import request_bodies
+from mizzen.gateway.http.tls import CertificateUnusable, ServerTls
 from tenant_kit import ALICE, BOB, USER, eventually, replace_file
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +170,7 @@ async def test_one_key_holds_half_of_all_bodies_at_most(
 async def test_a_body_that_stalls_is_given_up(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(request_bodies, "STALL_SECONDS", 0.3)
     gateway = await live(scripted())
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{"
     port = int(gateway.url.rpartition(":")[2])

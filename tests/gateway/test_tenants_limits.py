@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway.tenants.limits import Bucket
+from mizzen.gateway.auth.rate_limits import Bucket
 from mizzen.wire.messages import RefusalCode
 from tenant_kit import ALICE, BOB, key_file, replace_file
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from mizzen.gateway.engines import Found
+from mizzen.gateway.engines.engine_table import Found
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 TEXTS = [f"What is group {number} of the service? " * (1 + number) for number in range(8)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mizzen.gateway.openai.output import OutputDelta
+from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools.families import (
     BARE,
@@ -23,7 +23,7 @@ from mizzen.gateway.tools.families import (
     mistral_call_id,
     tool_family,
 )
-from mizzen.gateway.tools.lists import MAX_HEAD
+from mizzen.gateway.tools.mistral import MAX_HEAD
 
 TOOLS: dict[str, Any] = {
     "weather": {

@@ -13,15 +13,15 @@ import tokenizers
 import xgrammar
 from tokenizers import decoders, models, pre_tokenizers
 
-from mizzen.core.params import Grammar
-from mizzen.engine.grammar.build import Builder, Target
+from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.xgrammar_backend import Builder, Target
 from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools import formats
+from mizzen.gateway.tools import structural_tags
 from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, CallSchema, ToolFamily
-from mizzen.gateway.tools.formats import ANY_OBJECT, NO_ARGUMENTS, Format
-from mizzen.gateway.tools.output import FormedOutput
+from mizzen.gateway.tools.parsed_output import FormedOutput
+from mizzen.gateway.tools.structural_tags import ANY_OBJECT, NO_ARGUMENTS, Format
 
 SCHEMAS: dict[str, Format] = {
     "weather": {
@@ -105,7 +105,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_forced_calls(family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, Builder]) -> None:
     text, builder = tokenizer
-    grammar = formats.grammar(family.forced(CALLS, many, text))
+    grammar = structural_tags.grammar(family.forced(CALLS, many, text))
     compiled = builder.compile(grammar)
     ended = 0
     for seed in range(WALKS):
@@ -125,7 +125,7 @@ def test_forced_calls_behind_reasoning(
     format = reasoning.before(family.forced(CALLS, False, text), "", text)
     thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
     ids = text.encode(thought, add_special_tokens=False)
-    compiled = builder.compile(formats.grammar(format))
+    compiled = builder.compile(structural_tags.grammar(format))
     for seed in range(4):
         match = xgrammar.GrammarMatcher(compiled)
         assert all(match.accept_token(token) for token in ids)
@@ -162,15 +162,15 @@ def test_free_answers(
     family: ToolFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, Builder]
 ) -> None:
     text, builder = tokenizer
-    assert accepts(builder, formats.grammar(family.free(CALLS, True, text)), text, answer) is good
+    assert accepts(builder, structural_tags.grammar(family.free(CALLS, True, text)), text, answer) is good
 
 
 def test_one_call_alone(tokenizer: tuple[Tokenizer, Builder]) -> None:
     text, builder = tokenizer
     call = '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>'
     for build in (HERMES.forced, HERMES.free):
-        one = formats.grammar(build(CALLS, False, text))
-        many = formats.grammar(build(CALLS, True, text))
+        one = structural_tags.grammar(build(CALLS, False, text))
+        many = structural_tags.grammar(build(CALLS, True, text))
         assert accepts(builder, one, text, call)
         assert not accepts(builder, one, text, f"{call}\n{call}")
         assert accepts(builder, many, text, f"{call}\n{call}")
@@ -178,8 +178,8 @@ def test_one_call_alone(tokenizer: tuple[Tokenizer, Builder]) -> None:
 
 def test_a_call_or_the_wanted_form(tokenizer: tuple[Tokenizer, Builder]) -> None:
     text, builder = tokenizer
-    wanted: Any = formats.json_value({"type": "array", "items": {"type": "integer"}})
-    grammar = formats.grammar(formats.either(HERMES.forced(CALLS, True, text), wanted))
+    wanted: Any = structural_tags.json_value({"type": "array", "items": {"type": "integer"}})
+    grammar = structural_tags.grammar(structural_tags.either(HERMES.forced(CALLS, True, text), wanted))
     assert accepts(builder, grammar, text, "[1,2]")
     assert accepts(builder, grammar, text, '<tool_call>\n{"name": "none", "arguments": {}}\n</tool_call>')
     assert not accepts(builder, grammar, text, "text")
@@ -190,4 +190,4 @@ def test_a_schema_that_is_not_enforced_is_refused(tokenizer: tuple[Tokenizer, Bu
     calls = [*CALLS, CallSchema("odd", {"type": "object", "properties": {"a": {"not": {"type": "null"}}}})]
     for build in (HERMES.forced, LLAMA.free, MISTRAL.free):
         with pytest.raises(GrammarError, match="not"):
-            builder.compile(formats.grammar(build(calls, True, text)))
+            builder.compile(structural_tags.grammar(build(calls, True, text)))

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.gateway.tracing import traces_endpoint
+from mizzen.gateway.telemetry.tracing import traces_endpoint
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from mizzen.gateway import spans
+from mizzen.gateway.telemetry import spans
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.gateway.openai.answer import Piece
 from mizzen.gateway.openai.logprobs import Candidate, ScoredToken
-from mizzen.gateway.openai.output import OutputDelta
-from mizzen.gateway.openai.untaken import PART_TOKENS, Client, Parts, Untaken
+from mizzen.gateway.requests.answer import Piece
+from mizzen.gateway.requests.backpressure import PART_TOKENS, Client, Parts, Untaken
+from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.wire.stream import MAX_UNREAD_TOKENS, StreamLost
+from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
 from tenant_kit import ALICE, BOB, key_file
 
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from mizzen.gateway.engines import Found
-from mizzen.gateway.questions import waits_for
+from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.engines.verify_request import waits_for
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.messages import RefusalCode
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.blocks import BLOCK_TOKENS, block_hashes
-from mizzen.gateway.engines import Found
-from mizzen.gateway.route.hot import HALF_LIFE_SECONDS, HotPrefixes
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.routing.hot_prefixes import HALF_LIFE_SECONDS, HotPrefixes
 from mizzen.wire.messages import RefusalCode
 
 DEMO = Path(__file__).parents[2] / "models/demo"

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mizzen_operator import labels
-from mizzen_operator import shared as sharing
+from mizzen_operator.api import gateway_sharing as sharing
+from mizzen_operator.api import labels
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render import budget, engine, front, gateway, model, policy
-from mizzen_operator.render import keys as key_secrets
-from mizzen_operator.render import shared as shared_gateway
-from mizzen_operator.revisions import manifest
+from mizzen_operator.resources import (
+    engine_pod,
+    fetch_job,
+    gateway_deployment,
+    gateway_spec,
+    key_secrets,
+    network_policy,
+    pod_disruption_budget,
+    shared_gateway,
+)
+from mizzen_operator.rollout.revisions import manifest
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1")
 REVISION = "0123abcd"
@@ -80,19 +87,22 @@ def children(make: Make) -> dict[str, Any]:
 
 
 def _objects(service: Any) -> list[dict[str, Any]]:
-    made = engine.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
-    made += [engine.ranks_service(service), budget.engine_budget(service)]
-    made += policy.policies(service, CONFIG)
+    made = engine_pod.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
+    made += [engine_pod.ranks_service(service), pod_disruption_budget.engine_budget(service)]
+    made += network_policy.policies(service, CONFIG)
     made.append(manifest(service, CONFIG, REVISION, 4))
     root = key_secrets.root_keys(service)
     made.append(_without_values(root))
     if not service.shared:
-        own = front.dedicated(service)
-        made += [*gateway.gateway_manifests(own, CONFIG), budget.gateway_budget(own)]
+        own = gateway_spec.dedicated(service)
+        made += [
+            *gateway_deployment.gateway_manifests(own, CONFIG),
+            pod_disruption_budget.gateway_budget(own),
+        ]
         made += map(_without_values, key_secrets.mounted_keys(service, root))
     if service.access.cached:
-        made += [model.fetch_job(service, CONFIG), policy.fetch_policy(service, CONFIG)]
-        made += [claim for claim in [model.cache_claim(service)] if claim is not None]
+        made += [fetch_job.fetch_job(service, CONFIG), network_policy.fetch_policy(service, CONFIG)]
+        made += [claim for claim in [fetch_job.cache_claim(service)] if claim is not None]
     return made
 
 
@@ -102,8 +112,8 @@ def _shared(services: list[Any]) -> list[dict[str, Any]]:
     own = shared_gateway.shared(together)
     keys = {one.name: key_secrets.EngineKeys(("public-key",), 3) for one in services[:1]}
     return [
-        *gateway.gateway_manifests(own, CONFIG),
-        budget.gateway_budget(own),
+        *gateway_deployment.gateway_manifests(own, CONFIG),
+        pod_disruption_budget.gateway_budget(own),
         shared_gateway.services_config_map(together, own, keys),
         _without_values(shared_gateway.shared_keys(own, asked="now")),
         {"kind": "Names", "metadata": {"name": labels.SHARED_NAME}},

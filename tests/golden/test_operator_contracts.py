@@ -22,11 +22,11 @@ from operator_children import children
 from operator_reasons import literals, reasons
 
 from mizzen_local.cli import app
+from mizzen_operator.api.parse import parse
 from mizzen_operator.config import VERSION, OperatorConfig
 from mizzen_operator.main import main
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.parse import parse
-from mizzen_operator.render import revision as revisions
+from mizzen_operator.resources import revision_hash as revisions
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())

@@ -25,14 +25,16 @@ from golden_files import check
 from worker_source import WORKER, calls, function_keys, literals, module_literals
 
 import mizzen.gateway
-from mizzen.gateway import errors, spans, tracing, verify
+from mizzen.gateway import errors
 from mizzen.gateway.app import create_admin_app, create_app
+from mizzen.gateway.auth.middleware import EXPOSED
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.openai.answer import Piece
-from mizzen.gateway.openai.output import OutputDelta
+from mizzen.gateway.engines import verify
+from mizzen.gateway.gateway import Gateway
+from mizzen.gateway.requests.answer import Piece
+from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.responses.parse import ToolsAlone
-from mizzen.gateway.service import Gateway
-from mizzen.gateway.tenants.protect import EXPOSED
+from mizzen.gateway.telemetry import spans, tracing
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
 from ports import free_ports
 

@@ -19,19 +19,20 @@ from worker_source import ROOT, calls, literals, log_fields
 
 from mizzen.cli import app
 from mizzen.commands import complete
-from mizzen.core.options import flag
-from mizzen.engine.grammar import tryout
-from mizzen.gateway.access_log import Line
-from mizzen.gateway.metrics import Metrics
-from mizzen.gateway.record import Record
-from mizzen.gateway.service import STATES as ENGINE_STATES
-from mizzen.server import ends, follower, rank, simulate
-from mizzen.server.catalogue import Phase
+from mizzen.common.json_log import JsonLines
+from mizzen.common.options import flag
+from mizzen.engine.grammar import sandbox_worker
+from mizzen.gateway.gateway import STATES as ENGINE_STATES
+from mizzen.gateway.telemetry.access_log import Line
+from mizzen.gateway.telemetry.metrics import Metrics
+from mizzen.gateway.telemetry.request_record import Record
+from mizzen.server import exit_reason, simulate
 from mizzen.server.config import EngineConfig
+from mizzen.server.metric_catalogue import Phase
 from mizzen.server.metrics import STATES, EngineView, registry
-from mizzen.server.status import StatusReader, create_block
-from mizzen.wire.log import JsonLines
-from mizzen.wire.stream import StreamLost
+from mizzen.server.ranks import follower, leader
+from mizzen.server.status_block import StatusReader, create_block
+from mizzen.wire.client.stream import StreamLost
 
 
 def families(found: Any) -> dict[str, Any]:
@@ -138,10 +139,10 @@ class Captured(Exception):
 
 
 PROGRAMS: dict[str, Callable[[], object]] = {
-    "rank": lambda: rank.main(EngineConfig, rank.import_engine),
+    "rank": lambda: leader.main(EngineConfig, leader.import_engine),
     "follower": follower.main,
     "simulate": lambda: simulate.parse([]),
-    "grammar sandbox": tryout.main,
+    "grammar sandbox": sandbox_worker.main,
 }
 
 
@@ -178,12 +179,12 @@ def test_options_of_programs_that_programs_start(parsers: list[argparse.Argument
 
 def test_exit_codes_and_kinds_of_ends() -> None:
     kinds = set()
-    for _, arguments, keywords in calls(ends.End.__name__):
+    for _, arguments, keywords in calls(exit_reason.End.__name__):
         kinds |= {text for text in [*arguments[1:2], keywords.get("kind")] if isinstance(text, str)}
     check(
         "worker_ends",
         {
-            "wrong configuration": [ends.WRONG_CONFIGURATION, ends.MISCONFIGURED],
+            "wrong configuration": [exit_reason.WRONG_CONFIGURATION, exit_reason.MISCONFIGURED],
             "failed, unreachable, interrupted": [complete.FAILED, complete.UNREACHABLE, complete.INTERRUPTED],
             "kinds": sorted(kinds - {""}),
             "states of an engine": list(STATES),

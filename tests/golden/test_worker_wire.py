@@ -20,15 +20,17 @@ import zmq
 from golden_files import check, load
 
 import mizzen.wire
-from mizzen.core.output import StepOutput
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import FinishReason, Pooling
-from mizzen.server import pulse as pulse_module
-from mizzen.server import status as status_module
-from mizzen.server.loop import Command
-from mizzen.wire import codec, columns, messages, nodes, plan_ring, plan_wire, ring, stream
-from mizzen.wire.requests import RequestTable
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.server import status_block as status_module
+from mizzen.server.ranks import heartbeat as pulse_module
+from mizzen.server.serving_loop import Command
+from mizzen.wire import codec, columns, messages
+from mizzen.wire.client import stream
+from mizzen.wire.ranks import node_messages, plan_encoding, plan_ring, plan_tcp
+from mizzen.wire.server.request_table import RequestTable
 
 LOCAL = {stream.TokenLogprobs}
 """Structs of the wire package that never leave their process."""
@@ -95,7 +97,7 @@ def wire_structs() -> list[type[msgspec.Struct]]:
 def label(kind: type[msgspec.Struct]) -> str:
     """Return how the golden file calls a struct: by its tag, or by its number of fields where it has none."""
     config = kind.__struct_config__
-    family = "nodes" if kind.__module__ == nodes.__name__ else "messages"
+    family = "nodes" if kind.__module__ == node_messages.__name__ else "messages"
     return (
         f"{family} {config.tag}" if config.tag else f"{family} part of {len(kind.__struct_fields__)} fields"
     )
@@ -140,8 +142,8 @@ def test_both_ends_read_the_golden_bytes_of_their_direction() -> None:
     for union, decoder in (
         (messages.ToEngine, codec.engine_decoder()),
         (messages.ToGateway, codec.gateway_decoder()),
-        (nodes.ToLeader, msgspec.msgpack.Decoder(nodes.ToLeader).decode),
-        (nodes.ToNode, msgspec.msgpack.Decoder(nodes.ToNode).decode),
+        (node_messages.ToLeader, msgspec.msgpack.Decoder(node_messages.ToLeader).decode),
+        (node_messages.ToNode, msgspec.msgpack.Decoder(node_messages.ToNode).decode),
     ):
         for kind in typing.get_args(union):
             read = decoder(bytes.fromhex(golden[f"{label(kind)}, filled"]["hex"]))
@@ -152,7 +154,7 @@ def test_both_ends_read_the_golden_bytes_of_their_direction() -> None:
 def test_no_message_is_missing_from_the_golden_file() -> None:
     known = {label(kind) for kind in wire_structs()}
     assert {key.rpartition(", ")[0] for key in load("worker_wire_messages")} == known
-    sent = (messages.ToEngine, messages.ToGateway, nodes.ToLeader, nodes.ToNode)
+    sent = (messages.ToEngine, messages.ToGateway, node_messages.ToLeader, node_messages.ToNode)
     assert {kind for union in sent for kind in typing.get_args(union)} <= set(wire_structs())
 
 
@@ -193,7 +195,7 @@ def plan() -> StepPlan:
 
 
 def same_plan(one: StepPlan, other: StepPlan) -> bool:
-    return ring.encode_plan(one) == ring.encode_plan(other)
+    return plan_encoding.encode_plan(one) == plan_encoding.encode_plan(other)
 
 
 def empty_plan() -> StepPlan:
@@ -215,14 +217,14 @@ def ring_memory() -> str:
 
 def tcp_frames() -> dict[str, Any]:
     """Return what a rank of another pod says first, and what it gets: a plan, then the end."""
-    server = plan_wire.PlanServer("tcp://127.0.0.1:*", None, [1])
+    server = plan_tcp.PlanServer("tcp://127.0.0.1:*", None, [1])
     context = zmq.Context()
     rank = context.socket(zmq.DEALER)
     try:
         rank.linger = 0
-        rank.identity = plan_wire.name_of(1)
+        rank.identity = plan_tcp.name_of(1)
         rank.connect(server.endpoint)
-        rank.send(plan_wire.HERE)
+        rank.send(plan_tcp.HERE)
         server.wait(30)
         server.send(empty_plan())
         server.end()
@@ -231,15 +233,15 @@ def tcp_frames() -> dict[str, Any]:
         rank.close()
         context.term()
         server.close()
-    return {"name": plan_wire.name_of(12).decode(), "greeting": plan_wire.HERE.decode(), "frames": frames}
+    return {"name": plan_tcp.name_of(12).decode(), "greeting": plan_tcp.HERE.decode(), "frames": frames}
 
 
 def test_the_bytes_of_plans() -> None:
     check(
         "worker_wire_plans",
         {
-            "plan": ring.encode_plan(plan()).hex(),
-            "empty plan": ring.encode_plan(empty_plan()).hex(),
+            "plan": plan_encoding.encode_plan(plan()).hex(),
+            "empty plan": plan_encoding.encode_plan(empty_plan()).hex(),
             "ring in shared memory, 2 readers": ring_memory(),
             "frames over TCP": tcp_frames(),
         },
@@ -248,11 +250,11 @@ def test_the_bytes_of_plans() -> None:
 
 def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
     golden = load("worker_wire_plans")
-    read = ring.decode_plan(bytes.fromhex(golden["plan"]))
+    read = plan_encoding.decode_plan(bytes.fromhex(golden["plan"]))
     assert same_plan(read, plan())
     assert [start.asks is None for start in read.starts] == [True, False, False]
     assert read.prefill[0].tokens.tolist() == [101, 102, 100000]
-    assert same_plan(ring.decode_plan(bytes.fromhex(golden["empty plan"])), empty_plan())
+    assert same_plan(plan_encoding.decode_plan(bytes.fromhex(golden["empty plan"])), empty_plan())
 
 
 def test_the_layout_of_shared_memory_and_control_pipes() -> None:
@@ -322,7 +324,7 @@ def test_numbers_and_bounds_of_the_protocol() -> None:
         "worker_wire_numbers",
         {
             "protocol": messages.PROTOCOL,
-            "protocol between nodes": nodes.PROTOCOL,
+            "protocol between nodes": node_messages.PROTOCOL,
             "largest frame": messages.MAX_FRAME_BYTES,
             "part of a file": messages.FILE_PART_BYTES,
             "largest grammar": messages.MAX_GRAMMAR_BYTES,

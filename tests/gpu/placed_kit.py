@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from mizzen.layers.build import Build, skinny
+from mizzen.layers.context import Build, skinny
 from mizzen.layers.embedding import Embedding, TiedHead
-from mizzen.layers.mesh import Axis, Mesh
-from mizzen.parallel.group import Group, Place
+from mizzen.layers.sharding import Axis, Mesh
+from mizzen.parallel.process_group import Group, Place
 
 SECONDS = 200.0
 HIDDEN = 1024

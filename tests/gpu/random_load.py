@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from mizzen import SamplingParams
-from mizzen.core.params import Grammar, GrammarKind
 from mizzen.core.request import FinishReason, Request
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.engine import Engine
 
 KINDS = (

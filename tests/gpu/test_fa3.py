@@ -9,10 +9,10 @@ from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
 from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
-from mizzen.attention.fa3 import Fa3Attention
+from mizzen.attention.flash_attention3 import Fa3Attention
+from mizzen.attention.flash_decode import SplitAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
-from mizzen.attention.split import SplitAttention
 
 pytestmark = WITH_FA3
 EIGHT_BITS = 0.08

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from mizzen.core.params import Grammar, GrammarKind, SamplingParams
-from mizzen.core.plan import Asks, SlotStart
-from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.sampler import draw, sample
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.kernels import filters
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import Asks, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.sampling.graph_penalties import SlotPenalties
+from mizzen.engine.sampling.sampler import draw, sample
+from mizzen.kernels.sampling import top_k_top_p
 
 GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA device")]
@@ -56,10 +56,10 @@ def drawn(
     logits: torch.Tensor, state: SlotState, slots: np.ndarray, positions: np.ndarray, rows: list[int]
 ) -> list[int]:
     """Draw rows by the kernel."""
-    assert filters.serves(logits.shape[1], logits.dtype, DEVICE)
+    assert top_k_top_p.serves(logits.shape[1], logits.dtype, DEVICE)
     tokens = torch.full((len(slots),), -1, dtype=torch.int64, device=DEVICE)
     where = UPLOAD.each(slots.astype(np.int32), positions.astype(np.int32))
-    filters.draw_filtered(logits, UPLOAD(np.array(rows, np.int64)), *where, state.drawing, tokens)
+    top_k_top_p.draw_filtered(logits, UPLOAD(np.array(rows, np.int64)), *where, state.drawing, tokens)
     others = np.setdiff1d(np.arange(len(slots)), rows)
     assert (tokens[UPLOAD(others)] == -1).all()
     return tokens[UPLOAD(np.array(rows, np.int64))].tolist()
@@ -148,7 +148,7 @@ def test_penalties_and_masks_are_applied_and_counted(vocab: int, masked: bool, d
         logits, positions = random_logits(len(slots), vocab, dtype, step), np.arange(301, 325) + step
         wanted = sample(logits.clone(), plain, slots, positions, UPLOAD).tokens
         where = UPLOAD.each(slots.astype(np.int32), positions.astype(np.int32))
-        filters.draw_filtered(
+        top_k_top_p.draw_filtered(
             logits,
             rows,
             *where,

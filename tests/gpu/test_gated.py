@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from product_kit import check_replays, close, normal
 
-from mizzen.kernels.activation import silu_mul
-from mizzen.kernels.gated import gated
+from mizzen.kernels.gemm.gate_up_swiglu import gated
 from mizzen.kernels.norm import rms_norm
+from mizzen.kernels.swiglu import silu_mul
 
 pytestmark = [
     pytest.mark.gpu,

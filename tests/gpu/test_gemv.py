@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from product_kit import check_replays, normal
 
-from mizzen.kernels.activation import silu_mul
-from mizzen.kernels.gemv import Norm, gemv, serves
+from mizzen.kernels.gemm.gemv import Norm, gemv, serves
 from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.kernels.swiglu import silu_mul
 
 pytestmark = [
     pytest.mark.gpu,

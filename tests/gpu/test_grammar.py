@@ -13,10 +13,10 @@ import pytest
 import torch
 import transformers
 
-from mizzen.core.params import Grammar, GrammarKind, SamplingParams
 from mizzen.core.request import FinishReason, Request
-from mizzen.engine import warm
-from mizzen.engine.grammar.compiler import GrammarCompiler
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.engine.grammar.compile_service import GrammarCompiler
+from mizzen.engine.loading import warmup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,7 +137,7 @@ def test_filters_beside_grammars_in_graphs_give_the_eager_twins_tokens(
     folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     kinds = [
         {"top_p": 0.9},
         {"top_k": 20, "frequency_penalty": 1.0},

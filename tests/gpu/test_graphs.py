@@ -14,13 +14,14 @@ from small_models import VOCABULARY
 from torch.profiler import ProfilerActivity, profile
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.core.request import Request
-from mizzen.engine import parts, warm
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.graphs import DecodeGraphs
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Layout, Step
+from mizzen.engine.execution.decode_graphs import DecodeGraphs
+from mizzen.engine.execution.forward_batch import Layout
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import model_setup, warmup
 from mizzen.kernels import nvrtc
 from mizzen.models.registry import read_config
 
@@ -69,7 +70,7 @@ def test_graphs_equal_the_eager_twin(
     folder: Path, page: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"page_size": page, "steps_in_flight": depth}
     assert answers(folder, **options) == answers(folder, **options, cuda_graph="off")
 
@@ -78,7 +79,7 @@ def test_batches_above_the_largest_graph_equal_the_eager_twin(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to 12 requests run, of which graphs hold 4: steps come from both, in turns."""
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, cuda_graph_max_batch=4) == answers(folder, cuda_graph="off")
 
 
@@ -93,9 +94,9 @@ def test_kernels_are_compiled_together_before_the_captures(monkeypatch: pytest.M
         compile_kernels(*args)
         compiling.append("together")
 
-    cached_cubin, compile_kernels = nvrtc.cached_cubin, warm.compile_kernels
+    cached_cubin, compile_kernels = nvrtc.cached_cubin, warmup.compile_kernels
     monkeypatch.setattr(nvrtc, "cached_cubin", found)
-    monkeypatch.setattr(warm, "compile_kernels", together)
+    monkeypatch.setattr(warmup, "compile_kernels", together)
     nvrtc.compiled.cache_clear()
     options = {"max_running_requests": 128, "cuda_graph_max_tokens": 0, "kv_cache_tokens": 4096}
     with (
@@ -109,7 +110,7 @@ def test_kernels_are_compiled_together_before_the_captures(monkeypatch: pytest.M
 
 
 def test_graphs_equal_the_eager_twin_with_8_bit_kv(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     assert answers(folder, kv_cache_dtype="fp8") == answers(folder, kv_cache_dtype="fp8", cuda_graph="off")
 
 
@@ -117,7 +118,7 @@ def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("flashinfer")
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     backends = {"attention_decode": "flashinfer", "attention_prefill": "flashinfer"}
     plain = answers(folder, **backends, cuda_graph="off")
     planned = answers(folder, **backends)
@@ -128,7 +129,7 @@ def test_graphs_whose_batches_the_host_plans_equal_the_eager_twin(
 
 def test_padding_changes_nothing_but_rounding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = answers(folder, cuda_graph="off")
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: [largest])
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: [largest])
     padded = answers(folder)
     # A bfloat16 product of another shape may round otherwise and turn a near tie: rarely, and then for good.
     same = [
@@ -206,8 +207,8 @@ def logits_of(
     """Run a prompt and then two decodes beside another prompt; return all logits, float32."""
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
-        model = parts.make_model(options, read_config(folder), lambda done, total: None)
-        mixed = parts.make_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
+        model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
+        mixed = model_setup.make_kv(model, 16, 33, prefill=attention, decode=attention, dtype=kv)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(2, 16, upload, scratch_page=32)
         step = Step(model, mixed, state, upload)

@@ -11,17 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mizzen.core.params import Grammar, GrammarKind, SamplingParams
-from mizzen.core.plan import Asks, SlotStart
-from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.sampler import mask_tokens, sample, sample_fused
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.kernels import decode, sampling
-from mizzen.kernels.activation import silu_mul
-from mizzen.kernels.heads import prepare_heads
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import Asks, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.sampling.graph_penalties import SlotPenalties
+from mizzen.engine.sampling.sampler import mask_tokens, sample, sample_fused
+from mizzen.kernels import decode_inputs
+from mizzen.kernels.attention.page_indices import PageLists, list_pages
+from mizzen.kernels.attention.qk_norm_rope import prepare_heads
 from mizzen.kernels.norm import add_rms_norm, rms_norm
-from mizzen.kernels.ragged import PageLists, list_pages
-from mizzen.layers.rotary import rotate
+from mizzen.kernels.sampling import draw
+from mizzen.kernels.swiglu import silu_mul
+from mizzen.layers.rope import rotate
 
 GPU = torch.cuda.is_available()
 pytestmark = [
@@ -86,7 +87,7 @@ def test_heads(dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: 
 
 
 def test_decode_inputs_and_page_writes() -> None:
-    layout = decode.Inbox(writes=300, rows=40)
+    layout = decode_inputs.Inbox(writes=300, rows=40)
     rng = np.random.default_rng(0)
     columns, slots, page = 9, 50, 4
     table = torch.from_numpy(rng.integers(0, 99, (slots, columns)).astype(np.int32)).to(DEVICE)
@@ -100,9 +101,11 @@ def test_decode_inputs_and_page_writes() -> None:
     wanted = table.cpu().numpy().copy()
     wanted.reshape(-1)[cells[:270]] = pages[:270]
     sent = torch.from_numpy(inbox).to(DEVICE)
-    decode.write_pages(sent, layout, table)
+    decode_inputs.write_pages(sent, layout, table)
     assert np.array_equal(table.cpu().numpy(), wanted)
-    batch = decode.gather_inputs(sent[layout.slots][:33], sent[layout.positions][:33], last, table, page)
+    batch = decode_inputs.gather_inputs(
+        sent[layout.slots][:33], sent[layout.positions][:33], last, table, page
+    )
     rows, positions = rows[:33], positions[:33]
     assert batch.tokens.tolist() == last.cpu()[rows].tolist()
     assert batch.positions.tolist() == positions.tolist()
@@ -143,7 +146,7 @@ def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dt
     plain = sample(logits, made.state, made.slots, positions, made.upload).tokens
     fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
     assert fused.tolist() == plain.tolist()
-    alone = sampling.draw(
+    alone = draw.draw(
         logits[6:7],
         made.upload(made.slots[6:7]),
         made.upload(positions[6:7]),
@@ -182,7 +185,7 @@ def test_draw_and_advance_leaves_padding_where_it_is() -> None:
     positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
     tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
     logits = normal(6, 500)
-    sampling.draw_and_advance(
+    draw.draw_and_advance(
         logits,
         slots,
         positions,
@@ -232,14 +235,14 @@ def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> Non
         logits = normal(7, vocab, seed=step) * 3
         where = slots, np.arange(301, 307) + step
         wanted = sample(logits[:6].clone(), plain, *where, upload).tokens
-        sampling.draw_and_advance(
+        draw.draw_and_advance(
             logits, on_device, positions, subject.temperature.device, subject.seed.device, tokens,
             subject.last_tokens, subject.scratch, penalties,
         )  # fmt: skip
         extras = subject.extras.batch(*where, within)
         assert extras is not None
         assert extras.masks_alone
-        sampling.draw_masked(
+        draw.draw_masked(
             logits, extras.index, on_device, positions, subject.temperature.device, subject.seed.device,
             tokens, subject.last_tokens, bits, penalties,
         )  # fmt: skip

@@ -15,13 +15,13 @@ import torch
 from small_models import VOCABULARY, make_model
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.plan import Asks, SlotLogprobs, SlotStart
-from mizzen.engine.extras import BatchExtras
-from mizzen.engine.logprob_graphs import LogprobGraphs, report_fused, row_counts
-from mizzen.engine.logprobs import LogprobRows, report
-from mizzen.engine.penalized import SlotPenalties
-from mizzen.engine.sampler import draw, draw_processed, filtered_rows, sample
-from mizzen.engine.state import SlotState, Uploader
+from mizzen.core.step_plan import Asks, SlotLogprobs, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.sampling.graph_logprobs import LogprobGraphs, report_fused, row_counts
+from mizzen.engine.sampling.graph_penalties import SlotPenalties
+from mizzen.engine.sampling.logprobs import LogprobRows, report
+from mizzen.engine.sampling.sampler import draw, draw_processed, filtered_rows, sample
+from mizzen.engine.sampling.slot_params import BatchExtras
 from mizzen.offline import Completion
 
 GPU = torch.cuda.is_available()
@@ -166,7 +166,7 @@ class Steps:
 
     def step(self, number: int) -> tuple[list[SlotLogprobs], list[SlotLogprobs]]:
         """Run a step; return what it reports, and what its plain twin does."""
-        from mizzen.kernels.sampling import draw_and_advance
+        from mizzen.kernels.sampling.draw import draw_and_advance
 
         state, count = self.state, len(self.slots)
         generator = torch.Generator().manual_seed(number)
@@ -273,10 +273,10 @@ def same_answers(one: list[Completion], other: list[Completion]) -> None:
 def test_graphs_report_what_the_eager_twin_does(
     folder: Path, kinds: list[dict[str, Any]], captures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mizzen.engine import warm
+    from mizzen.engine.loading import warmup
 
     # Without padding both run the same shapes, and so the very same kernels.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     eager = answers(folder, kinds, cuda_graph="off")
     enqueue, call, replays = LogprobGraphs.enqueue, LogprobGraphs.__call__, []
 

@@ -15,10 +15,10 @@ import torch
 from small_models import VOCABULARY, make_model
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.plan import Asks, SlotStart
-from mizzen.engine import warm
-from mizzen.engine.sampler import penalize
-from mizzen.engine.state import SlotState, Uploader
+from mizzen.core.step_plan import Asks, SlotStart
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.loading import warmup
+from mizzen.engine.sampling.sampler import penalize
 from mizzen.offline import Completion
 
 GPU = torch.cuda.is_available()
@@ -124,7 +124,7 @@ def test_a_gpu_gives_what_the_cpu_gives(folder: Path) -> None:
 @pytest.mark.parametrize("depth", [1, 3])
 def test_graphs_equal_the_eager_twin(folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without padding both run the same shapes, and so the very same kernels.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
     options = {"device": "cuda", "dtype": "bfloat16", "steps_in_flight": depth}
     same(answers(folder, **options), answers(folder, **options, cuda_graph="off"), 1e-3)
 

@@ -13,12 +13,13 @@ import transformers
 from hopper import WITH_FA3
 
 from mizzen import LLM, SamplingParams
-from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.engine import parts
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.prefill_graphs import PrefillGraphs, token_sizes
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Layout, Step
+from mizzen.engine.execution.forward_batch import Layout
+from mizzen.engine.execution.prefill_graphs import PrefillGraphs, token_sizes
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import model_setup
 from mizzen.models.registry import read_config
 
 pytestmark = WITH_FA3
@@ -60,9 +61,9 @@ class Rig:
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, sizes: list[int] | None = None) -> None:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
-        self.model = parts.make_model(options, read_config(folder), lambda done, total: None)
+        self.model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         pages = SLOTS * COLUMNS
-        self.attention = parts.make_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
+        self.attention = model_setup.make_kv(self.model, PAGE, pages + 1, prefill=attention, decode=attention)
         upload = Uploader(torch.device("cuda"))
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = Step(self.model, self.attention, self.state, upload, fused=True)

@@ -13,7 +13,7 @@ from small_models import VOCABULARY
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
-from mizzen.engine import warm
+from mizzen.engine.loading import warmup
 
 pytestmark = WITH_FA3
 OUTPUT = 40
@@ -44,7 +44,7 @@ def test_a_seeded_request_alone_in_company_and_among_aborts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Always padded to the same size, so that company changes no rounding.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: [largest])
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: [largest])
     draw = np.random.default_rng(1)
     # Nearly greedy: among many tokens of like probability, rounding alone turns every fourth draw.
     sampling = SamplingParams(temperature=0.05, max_tokens=OUTPUT, ignore_eos=True)

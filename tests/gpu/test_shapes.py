@@ -15,11 +15,12 @@ import torch
 import transformers
 
 from gpu import SHAPES
-from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.engine import parts
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.state import SlotState, Uploader
-from mizzen.engine.step import Layout, Step
+from mizzen.engine.execution.forward_batch import Layout
+from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading import model_setup
 from mizzen.models.registry import read_config
 
 pytestmark = [
@@ -77,10 +78,10 @@ def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.
     prompt = len(rows[0]) - DECODES
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
     with torch.inference_mode():
-        model = parts.make_model(options, read_config(folder), lambda done, total: None)
+        model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         total = SLOTS * COLUMNS
         kind = "auto" if dtype == "bfloat16" else "reference"
-        attention = parts.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
+        attention = model_setup.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
         upload = Uploader(torch.device("cuda"))
         state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
         step = Step(model, attention, state, upload)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from product_kit import check_chain, close, normal
 
-from mizzen.kernels.skinny import Cut, skinny
+from mizzen.kernels.gemm.small_m import Cut, skinny
 
 pytestmark = [
     pytest.mark.gpu,

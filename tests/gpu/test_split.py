@@ -11,9 +11,9 @@ import torch
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages
 from mizzen.attention.reference import ReferenceAttention
-from mizzen.kernels import paged, split
-from mizzen.kernels.heads import prepare_heads
-from mizzen.kernels.split import Cache, Projections, Tiling, Workspace
+from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
+from mizzen.kernels.attention.flash_decode_triton import Cache, Projections, Tiling, Workspace
+from mizzen.kernels.attention.qk_norm_rope import prepare_heads
 
 GPU = torch.cuda.is_available()
 pytestmark = [
@@ -53,14 +53,14 @@ SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2,
 @pytest.mark.parametrize("window", [None, 60])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: Tiling) -> None:
-    check(split, shape, window, tiling, DTYPE)
+    check(flash_decode_triton, shape, window, tiling, DTYPE)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("tiling", TILINGS[1:3], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tiling: Tiling) -> None:
-    check(split, shape, None, tiling, torch.float8_e4m3fn)
+    check(flash_decode_triton, shape, None, tiling, torch.float8_e4m3fn)
 
 
 @pytest.mark.skipif(
@@ -85,9 +85,11 @@ def test_paged_attention(
     shape: tuple[int, int, int, int, bool], dtype: torch.dtype, window: int | None, splits: int, warps: int
 ) -> None:
     heads, kv_heads, size, _, _ = shape
-    if not paged.serves(torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads):
+    if not flash_decode_mma.serves(
+        torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads
+    ):
         pytest.skip("not served")
-    check(paged, shape, window, Tiling(splits=splits, block=16, warps=warps, stages=0), dtype)
+    check(flash_decode_mma, shape, window, Tiling(splits=splits, block=16, warps=warps, stages=0), dtype)
 
 
 @pytest.mark.skipif(
@@ -98,9 +100,9 @@ def test_every_batch_has_a_cut_that_the_workspace_holds(dtype: torch.dtype) -> N
     for kv_heads in (1, 2, 8, 40):
         cache = torch.empty(1, kv_heads, 128, dtype=dtype, device=DEVICE)
         for rows in range(1, 513):
-            splits = paged.tiling_of(rows, cache).splits
-            assert 1 <= splits <= paged.MOST
-            assert splits == 1 or rows * kv_heads * splits <= paged.PROGRAMS
+            splits = flash_decode_mma.tiling_of(rows, cache).splits
+            assert 1 <= splits <= flash_decode_mma.MOST
+            assert splits == 1 or rows * kv_heads * splits <= flash_decode_mma.PROGRAMS
 
 
 def check(

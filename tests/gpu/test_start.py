@@ -12,10 +12,10 @@ from hopper import WITH_FA3
 from small_models import VOCABULARY
 
 from mizzen import LLM, SamplingParams
-from mizzen.attention import fa3, flashinfer
-from mizzen.engine.build import load_engine
+from mizzen.attention import flash_attention3, flashinfer
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.graphs import batch_sizes
+from mizzen.engine.execution.decode_graphs import batch_sizes
+from mizzen.engine.loading.loader import load_engine
 
 pytestmark = WITH_FA3
 
@@ -59,7 +59,7 @@ def test_flashinfer_takes_over_where_fa3_does_not_run(folder: Path, monkeypatch:
             return [token for answer in llm.generate(prompts, greedy) for token in answer.token_ids]
 
     usual = tokens(("split", "fa3"))
-    monkeypatch.setattr(fa3, "missing", lambda geometry, kv: "it is another GPU")
+    monkeypatch.setattr(flash_attention3, "missing", lambda geometry, kv: "it is another GPU")
     monkeypatch.setattr(flashinfer, "missing", lambda geometry, kv, template="fa2": None)
     other = tokens(("split", "flashinfer"))
     assert sum(a == b for a, b in zip(usual, other, strict=True)) > 0.8 * len(usual)

@@ -47,12 +47,12 @@ import os, sys, time
 import numpy as np, psutil
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
-from mizzen.engine.loop import StepFailed
+from mizzen.engine.overlap_loop import StepFailed
 
 options = {"tensor": 2, "skip_tokenizer": True, "kv_cache_tokens": 16384, "load_format": "dummy"}
 llm = LLM(sys.argv[1], device="cuda", **options)
 children = psutil.Process().children()
-(follower,) = (child for child in children if "mizzen.server.follower" in child.cmdline())
+(follower,) = (child for child in children if "mizzen.server.ranks.follower" in child.cmdline())
 for rid in range(8):
     sampling = SamplingParams(temperature=0, max_tokens=1800, ignore_eos=True)
     llm.engine.submit(Request(rid=rid, prompt=np.arange(3, 20, dtype=np.int32), sampling=sampling))
@@ -101,7 +101,7 @@ def test_a_rank_that_is_gone_ends_the_engine_within_ten_seconds(
             gateway.generate(rid, prompt=[7, 8, 9], max_tokens=2000, ignore_eos=True, temperature=0.5)
         gateway.until(lambda: len(gateway.tokens[4]) > 5)
         others = psutil.Process(engine.process.pid).children(recursive=True)
-        (follower,) = (child for child in others if "mizzen.server.follower" in child.cmdline())
+        (follower,) = (child for child in others if "mizzen.server.ranks.follower" in child.cmdline())
         began = time.monotonic()
         follower.send_signal(number)
         assert engine.process.wait(60) == 1

@@ -13,11 +13,11 @@ import torch
 from attention_kit import SLOTS, CapturedBatch, make_kv
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.flash_decode import SplitAttention, SplitRun
 from mizzen.attention.reference import ReferenceAttention
-from mizzen.attention.split import SplitAttention, SplitRun
 from mizzen.core.request import Int32
-from mizzen.kernels import uneven
-from mizzen.kernels.heads import prepare_heads
+from mizzen.kernels.attention import split_plan
+from mizzen.kernels.attention.qk_norm_rope import prepare_heads
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -66,9 +66,9 @@ PLANNED: dict[str, list[int]] = {
 def test_the_device_plans_as_its_plain_twin(mix: str, kv_heads: int, window: int | None) -> None:
     lengths = np.array(PLANNED[mix], np.int32)
     for resident in (3, 4):
-        cut = uneven.uneven_cut(len(lengths), kv_heads, 132, resident)
-        got = uneven.plan(torch.from_numpy(lengths).to(DEVICE), window, cut).cpu().numpy()
-        wanted = uneven.planned(lengths, window, cut)
+        cut = split_plan.uneven_cut(len(lengths), kv_heads, 132, resident)
+        got = split_plan.plan(torch.from_numpy(lengths).to(DEVICE), window, cut).cpu().numpy()
+        wanted = split_plan.planned(lengths, window, cut)
         used = wanted[:, 0] >= 0
         assert np.array_equal(got[:, 0], wanted[:, 0])
         assert np.array_equal(got[used], wanted[used])

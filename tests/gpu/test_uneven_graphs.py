@@ -12,8 +12,9 @@ from small_models import VOCABULARY
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Int32
-from mizzen.engine import uneven, warm
-from mizzen.engine.uneven import UnevenGraphs
+from mizzen.engine.execution import length_splits
+from mizzen.engine.execution.length_splits import UnevenGraphs
+from mizzen.engine.loading import warmup
 
 pytestmark = WITH_FA3
 ROWS, OUTPUT = 40, 24
@@ -71,8 +72,8 @@ def test_a_long_context_takes_graphs_that_cut_by_lengths(
     folder: Path, taken: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without padding the shapes of products are the eager twin's.
-    monkeypatch.setattr(warm, "batch_sizes", lambda largest: list(range(1, largest + 1)))
-    monkeypatch.setattr(uneven, "uneven_sizes", lambda sizes: sizes)
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    monkeypatch.setattr(length_splits, "uneven_sizes", lambda sizes: sizes)
     eager = answers(folder, 900, GREEDY, cuda_graph="off")
     assert not taken
     captured = answers(folder, 900, GREEDY)

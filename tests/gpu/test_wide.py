@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from product_kit import check_chain, close, normal
 
-from mizzen.kernels.wide import Cut, wide
+from mizzen.kernels.gemm.swap_ab import Cut, wide
 
 pytestmark = [
     pytest.mark.gpu,

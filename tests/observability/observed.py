@@ -241,7 +241,7 @@ class World:
 
     def rank(self, pod: dict[str, Any]) -> psutil.Process:
         """Return the process that runs the model in a pod."""
-        return eventually(lambda: self.processes(pod, "mizzen.server.rank"), "a rank runs")[0]
+        return eventually(lambda: self.processes(pod, "mizzen.server.ranks.leader"), "a rank runs")[0]
 
     def serving(self) -> int:
         """Return how many groups requests reach."""
@@ -449,7 +449,7 @@ def live_through(world: World, prometheus: Prometheus) -> Load:
     def lose_all() -> bool:
         """Kill all engines; tell whether answers ended by it, which go on where one is back soon enough."""
         for pod in world.pods("engine"):  # one of them may be on its way up
-            for rank in world.processes(pod, "mizzen.server.rank"):
+            for rank in world.processes(pod, "mizzen.server.ranks.leader"):
                 rank.kill()
         broken = "sum(mizzen_gateway_stream_errors_total) > 0"
         failed = "sum(mizzen_gateway_resume_failures_total) > 0"

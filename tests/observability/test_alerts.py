@@ -68,7 +68,8 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert {alert["annotations"]["runbook_url"] for alert in alerts()} == set(pages)
     for name, text in pages.items():
         assert text.startswith(f"# {name}\n")
-        assert "## What to do" in text
+        sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert sections == ["Meaning", "Impact", "Diagnosis", "Mitigation"], name
 
 
 def test_runbooks_send_nobody_to_a_panel_that_is_not_there() -> None:

@@ -19,9 +19,9 @@ import yaml
 
 from live_service import Service
 from mizzen_local.controlplane import ControlPlane, start_control_plane
-from mizzen_operator.api import InferenceService
-from mizzen_operator.parse import parse
-from mizzen_operator.refs import Ref
+from mizzen_operator.api.parse import parse
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.kube.refs import Ref
 from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from mizzen_local.addresses import free_port
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
 from mizzen_operator.chart import operator_manifests
-from mizzen_operator.render.keys import name_of
+from mizzen_operator.resources.key_secrets import name_of
 from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator import labels
-from mizzen_operator.apply import Applier, Refused, name_taken
-from mizzen_operator.children import Children
-from mizzen_operator.drift import correction, covers
+from mizzen_operator.api import labels
+from mizzen_operator.kube.apply import Applier, Refused, name_taken
+from mizzen_operator.kube.drift import correction, covers
+from mizzen_operator.kube.last_applied import Children
+from mizzen_operator.kube.refs import KubeError, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.refs import KubeError, Ref
 from one_object import OneObject
 
 BUDGET: dict[str, Any] = {

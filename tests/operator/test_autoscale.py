@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.api import Autoscaling
-from mizzen_operator.autoscale.decide import EngineLoad, Memory, Sample, decide, demand
+from mizzen_operator.api.types import Autoscaling
+from mizzen_operator.autoscaling.policy import EngineLoad, Memory, Sample, decide, demand
 
 SETTINGS = Autoscaling(
     min_replicas=1,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from live_service import asked, none_ends
-from mizzen_operator.autoscale.run import PERIOD_SECONDS
+from mizzen_operator.autoscaling.autoscaler import PERIOD_SECONDS
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mizzen_operator.cache import Cache, Name, Version
+from mizzen_operator.kube.store import Cache, Name, Version
 
 SERVICE, GATEWAY = "mizzen.dev/service", "mizzen.dev/gateway"
 

@@ -13,7 +13,7 @@ import yaml
 
 from crd_cases import RIGHT, WRONG
 from marks import CONTROL_PLANE
-from mizzen.gateway.tenants.keys import parse_files
+from mizzen.gateway.auth.api_keys import parse_files
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds/inferenceservices.yaml"

@@ -10,7 +10,7 @@ import pytest
 
 from live_service import Service
 from marks import in_cluster
-from mizzen_operator.render.keys import begin, engine_keys, generation, made, rotating
+from mizzen_operator.resources.key_secrets import begin, engine_keys, generation, made, rotating
 
 WRONG = base64.b64encode(b'"' * 40).decode()
 

@@ -10,8 +10,8 @@ from kubernetes.aio.config import load_kube_config
 
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.cache import Cache, Name
-from mizzen_operator.kube import Kube, Ref
+from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.store import Cache, Name
 from mizzen_operator.metrics import Metrics
 
 pytestmark = CONTROL_PLANE

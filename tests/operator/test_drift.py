@@ -10,7 +10,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
-from mizzen_operator.labels import ACCOUNT
+from mizzen_operator.api.labels import ACCOUNT
 
 pytestmark = CONTROL_PLANE
 

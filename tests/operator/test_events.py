@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator import events
-from mizzen_operator.events import Event, Recorder, moves, news
-from mizzen_operator.refs import KubeError
+from mizzen_operator.kube.refs import KubeError
+from mizzen_operator.status import events
+from mizzen_operator.status.events import Event, Recorder, moves, news
 from service_kit import service
 
 

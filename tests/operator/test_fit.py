@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marks import in_cluster
-from mizzen_operator.fit import fit
+from mizzen_operator.api.gpu_memory_check import fit
 
 
 @in_cluster

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from mizzen_operator.ends import CAUSES, KINDS
-from mizzen_operator.fleet import Fleet
-from mizzen_operator.groups import Group
-from mizzen_operator.memory import stamp
-from mizzen_operator.queue import Key
+from mizzen_operator.api.key import Key
+from mizzen_operator.kube.objects import stamp
+from mizzen_operator.pods.group import Group
+from mizzen_operator.pods.termination_cause import CAUSES, KINDS
+from mizzen_operator.status.service_metrics import Fleet
 
 ROOT = Path(__file__).parents[2]
 SUPERVISORS = tuple((ROOT / "worker/mizzen/server").glob("*.py"))

@@ -21,14 +21,14 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator import follow
-from mizzen_operator.cache import Cache, Name, Version
-from mizzen_operator.follow import CACHED, Caches, settings
-from mizzen_operator.kube import Kube, Ref
-from mizzen_operator.listing import Listing
+from mizzen_operator.informers import informer
+from mizzen_operator.informers.informer import CACHED, Caches, settings
+from mizzen_operator.informers.watch_health import Watches
+from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.paged_list import Listing
+from mizzen_operator.kube.store import Cache, Name, Version
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
-from mizzen_operator.watches import Watches
+from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 LABELS = {"mizzen.dev/component": "engine", "mizzen.dev/service": "demo"}
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
@@ -153,7 +153,7 @@ def following(
         proxy, metrics = Proxy(control_plane), Metrics()
         async with proxy.running() as server:
             configuration = Configuration(host=server, api_key={"BearerToken": "Bearer none"})
-            monkeypatch.setattr(follow, "load_configuration", AsyncMock(return_value=configuration))
+            monkeypatch.setattr(informer, "load_configuration", AsyncMock(return_value=configuration))
             kube = Kube(direct(control_plane), metrics)
             caches = Caches(namespace, Watches(metrics), lambda *change: None)
             follower = Follower(proxy, caches, kube, namespace)
@@ -306,7 +306,7 @@ def test_a_connection_that_says_nothing_is_left(following: Any, api: Any, namesp
 def test_who_takes_over_waits_for_what_is_late(
     following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 0.5)
+    monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
     async def scenario(follower: Follower) -> None:
         follower.proxy.mute = True
@@ -327,7 +327,7 @@ def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
     following: Any, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod came and went while the watch was cut, in between it was listed: no event tells of it ever."""
-    monkeypatch.setattr(follow, "CATCH_UP_SECONDS", 0.5)
+    monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
     async def scenario(follower: Follower) -> None:
         gone = Listing({Name(namespace, "gone"): Version("uid of gone", 1)}, 1)

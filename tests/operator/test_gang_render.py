@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render.budget import engine_budget
-from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.policy import policies
-from mizzen_operator.render.revision import revision
+from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.network_policy import policies
+from mizzen_operator.resources.pod_disruption_budget import engine_budget
+from mizzen_operator.resources.revision_hash import revision
 
 pytestmark = CONTROL_PLANE
 

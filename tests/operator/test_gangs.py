@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.groups import groups
+from mizzen_operator.pods.group import groups
 
 pytestmark = CONTROL_PLANE
 

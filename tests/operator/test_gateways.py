@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.gateways import NO_ANSWER, Acknowledgements, Answer, acknowledged, read_answer
-from mizzen_operator.observe import Observed
+from mizzen_operator.gateway_client.routing_table import (
+    NO_ANSWER,
+    Acknowledgements,
+    Answer,
+    acknowledged,
+    read_answer,
+)
+from mizzen_operator.pods.observe import Observed
 
 
 def answer(**states: str) -> Any:

@@ -10,8 +10,8 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator import kube
-from mizzen_operator.kube import Kube, KubeError, Ref
+from mizzen_operator.kube import client as kube
+from mizzen_operator.kube.client import Kube, KubeError, Ref
 from mizzen_operator.metrics import Metrics
 from webhooks import BOUND_SECONDS, hanging, is_asked
 

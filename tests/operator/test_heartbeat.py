@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from mizzen.gateway.beat import Echo
-from mizzen_operator.gateways import Acknowledgements
-from mizzen_operator.heartbeat import Heartbeats
-from mizzen_operator.labels import ADMIN_PORT
-from mizzen_operator.listen import GatewayListener
+from mizzen.gateway.telemetry.ping import Echo
+from mizzen_operator.api.key import Key
+from mizzen_operator.api.labels import ADMIN_PORT
+from mizzen_operator.gateway_client.heartbeat import Heartbeats
+from mizzen_operator.gateway_client.routing_table import Acknowledgements
+from mizzen_operator.gateway_client.watch import GatewayListener
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import GatewayPod
-from mizzen_operator.queue import Key
+from mizzen_operator.pods.observe import GatewayPod
 from ports import free_ports
 
 ADDRESS = "127.143.7.1"

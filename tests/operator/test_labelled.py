@@ -15,17 +15,17 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
 
 from marks import CONTROL_PLANE, in_cluster
+from mizzen.gateway.auth.authentication import Tenants
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.tenants.gate import Tenants
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
-from mizzen_operator import labels
-from mizzen_operator.api import Admission, Gateway
-from mizzen_operator.apply import Refused
-from mizzen_operator.kube import Kube, Ref
-from mizzen_operator.labelled import MOST, LabelledSecrets, Where, chosen
+from mizzen_operator.api import labels
+from mizzen_operator.api.types import Admission, Gateway
+from mizzen_operator.gateway.api_key_secrets import MOST, LabelledSecrets, Where, chosen
+from mizzen_operator.kube.apply import Refused
+from mizzen_operator.kube.client import Kube, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.render.front import Front
+from mizzen_operator.resources.gateway_spec import Front
 
 LABEL = "mizzen.dev/api-keys"
 

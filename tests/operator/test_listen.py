@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mizzen_operator.labels import ADMIN_PORT
-from mizzen_operator.listen import GatewayListener
+from mizzen_operator.api.key import Key
+from mizzen_operator.api.labels import ADMIN_PORT
+from mizzen_operator.gateway_client.watch import GatewayListener
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import GatewayPod
-from mizzen_operator.queue import Key
+from mizzen_operator.pods.observe import GatewayPod
 
 KEY = Key("llm", "demo")
 ADDRESSES = ("127.141.3.1", "127.141.3.2")

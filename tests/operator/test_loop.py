@@ -8,13 +8,13 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from mizzen_operator import labels
-from mizzen_operator.cache import Name
+from mizzen_operator.api import labels
+from mizzen_operator.api.key import Key
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.loop import RECENT_SECONDS, Loop
+from mizzen_operator.kube.store import Name
+from mizzen_operator.manager.controller import RECENT_SECONDS, Loop
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.queue import Key
-from mizzen_operator.reconcile import Outcome
+from mizzen_operator.reconciler.reconciler import Outcome
 
 SERVICES = 20
 
@@ -48,7 +48,7 @@ class Fakes:
 async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod of 11 has ended, and 13 was changed, while nobody led; what happened to 3 is long ago."""
     fakes, now = Fakes(), 1000.0
-    monkeypatch.setattr("mizzen_operator.loop.time.monotonic", lambda: now)
+    monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
     known = cast(Any, fakes)
     loop = Loop(known, known, OperatorConfig(workers=1), Metrics())
     loop.changed(labels.KIND, Name("n", "3"), {})
@@ -68,7 +68,9 @@ async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.Mon
 async def test_what_begins_no_more_looks_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that looks at nothing would hold the Lease for ever."""
     fakes = cast(Any, Fakes())
-    monkeypatch.setattr("mizzen_operator.loop.WorkQueue.get", AsyncMock(side_effect=RuntimeError("broken")))
+    monkeypatch.setattr(
+        "mizzen_operator.manager.controller.WorkQueue.get", AsyncMock(side_effect=RuntimeError("broken"))
+    )
     async with asyncio.timeout(60):
         with pytest.raises(ExceptionGroup, match="TaskGroup"):
             await Loop(fakes, fakes, OperatorConfig(workers=1), Metrics()).run(asyncio.Event())

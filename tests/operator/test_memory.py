@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from mizzen_operator.api import InferenceService, Prompt, Rollout, Verification
-from mizzen_operator.apply import Refused
-from mizzen_operator.conditions import conditions as every_condition
+from mizzen_operator.api.types import InferenceService, Prompt, Rollout, Verification
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.groups import Group
-from mizzen_operator.memory import GivenUp, Memory, recall
+from mizzen_operator.kube.apply import Refused
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.render.budget import engine_budget, least
-from mizzen_operator.render.revision import revision
-from mizzen_operator.revisions import Revisions, manifest, restored
-from mizzen_operator.rollout import learn, overdue, seconds_left
+from mizzen_operator.pods.group import Group
+from mizzen_operator.resources.pod_disruption_budget import engine_budget, least
+from mizzen_operator.resources.revision_hash import revision
+from mizzen_operator.rollout.progress import learn, overdue, seconds_left
+from mizzen_operator.rollout.revisions import Revisions, manifest, restored
+from mizzen_operator.rollout.state import GivenUp, Memory, recall
+from mizzen_operator.status.conditions import conditions as every_condition
 from service_kit import GOOD, OLD, SERVING, SPEC, group, rolling, service
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)

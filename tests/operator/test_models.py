@@ -13,14 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marks import CONTROL_PLANE
-from mizzen_operator.actions import CreateGroup, DeleteGroup, Wanted
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.download import Download, allowed, clocked, finished, held, read, worth_telling
-from mizzen_operator.memory import Memory, Progress
-from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.model import cache_claim, cache_place, fetch_job, folder
-from mizzen_operator.render.revision import revision
+from mizzen_operator.model_cache.progress import (
+    Download,
+    allowed,
+    clocked,
+    finished,
+    held,
+    read,
+    worth_telling,
+)
+from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.fetch_job import cache_claim, cache_place, fetch_job, folder
+from mizzen_operator.resources.revision_hash import revision
+from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup, Wanted
+from mizzen_operator.rollout.state import Memory, Progress
 
 pytestmark = CONTROL_PLANE
 

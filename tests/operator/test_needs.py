@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mizzen_operator.needs import (
+from mizzen_operator.status.missing_refs import (
     CLAIM,
     CONFIG_MAP,
     SECRET,

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from live_service import Service, asked, none_ends
 from marks import CONTROL_PLANE
-from mizzen_operator.groups import FIRST_REST_SECONDS
-from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
+from mizzen_operator.pods.group import FIRST_REST_SECONDS
+from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 pytestmark = CONTROL_PLANE
 

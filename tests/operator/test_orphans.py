@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.gojson import go_json, in_order
+from mizzen_operator.kube.go_json import go_json, in_order
 
 pytestmark = CONTROL_PLANE
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.chart import operator_manifests
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.front import dedicated
-from mizzen_operator.render.gateway import gateway_manifests
-from mizzen_operator.render.model import fetch_job
-from mizzen_operator.render.shared import shared
-from mizzen_operator.shared import share
+from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.fetch_job import fetch_job
+from mizzen_operator.resources.gateway_deployment import gateway_manifests
+from mizzen_operator.resources.gateway_spec import dedicated
+from mizzen_operator.resources.shared_gateway import shared
 
 pytestmark = CONTROL_PLANE
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mizzen_operator import watches as watches_module
 from mizzen_operator.config import parse_config
+from mizzen_operator.informers import watch_health as watches_module
+from mizzen_operator.informers.watch_health import FAILING_SECONDS, KINDS, STALE_SECONDS, Watches
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.watches import FAILING_SECONDS, KINDS, STALE_SECONDS, Watches
 
 
 def test_an_option_wins_over_its_variable() -> None:

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from mizzen_operator.connection import TokenBucket
-from mizzen_operator.queue import HOLD_SECONDS, PATIENCE_SECONDS, Key, WorkQueue
-from mizzen_operator.turns import Turns
+from mizzen_operator.api.key import Key
+from mizzen_operator.kube.transport import TokenBucket
+from mizzen_operator.manager.fair_queueing import Turns
+from mizzen_operator.manager.workqueue import HOLD_SECONDS, PATIENCE_SECONDS, WorkQueue
 
 A, B = Key("n", "a"), Key("n", "b")
 
@@ -94,7 +95,7 @@ async def test_what_has_failed_is_not_brought_forward_by_what_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, now = WorkQueue(Turns(8)), 100.0
-    monkeypatch.setattr("mizzen_operator.queue.time.monotonic", lambda: now)
+    monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
     queue.add(A)
     assert await queue.get() == A
     queue.add(A)  # while it is worked on
@@ -159,7 +160,7 @@ async def test_what_was_put_aside_for_later_and_changes_is_due_at_once() -> None
 
 async def test_nothing_waits_aside_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, now = WorkQueue(Turns(8)), 100.0
-    monkeypatch.setattr("mizzen_operator.queue.time.monotonic", lambda: now)
+    monkeypatch.setattr("mizzen_operator.manager.workqueue.time.monotonic", lambda: now)
     queue.add(A, aside=True)
     now += PATIENCE_SECONDS - 1
     queue.add(B)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import mizzen_operator
-from mizzen_operator.conditions import TYPES
-from mizzen_operator.rollout import RESTART_BUDGET, VERIFICATION
-from mizzen_operator.trouble import DEVICE_LOST, FAILING_REASONS, NODE_LOST
+from mizzen_operator.pods.container_state import DEVICE_LOST, FAILING_REASONS, NODE_LOST
+from mizzen_operator.rollout.progress import RESTART_BUDGET, VERIFICATION
+from mizzen_operator.status.conditions import TYPES
 
 CODE = Path(mizzen_operator.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/conditions.md"
@@ -112,5 +112,5 @@ def test_every_condition_that_is_given_is_known_as_the_operators() -> None:
 def test_the_gates_reasons_are_explained() -> None:
     text = (CODE / "gates.py").read_text()
     assert {name for name in GATES if f'"{name}"' in text} == GATES
-    part = PAGE.read_text().split("## Of pods")[1]
+    part = PAGE.read_text().split("## Pod readiness gates")[1]
     assert set(re.findall(r"`([A-Z]\w+)`", part)) == GATES

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator import execute
-from mizzen_operator.api import InferenceService
-from mizzen_operator.apply import Applier
-from mizzen_operator.children import Children
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.execute import Executor
+from mizzen_operator.kube.apply import Applier
+from mizzen_operator.kube.last_applied import Children
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.observe import Observed
+from mizzen_operator.pods.observe import Observed
+from mizzen_operator.rollout import executor as execute
+from mizzen_operator.rollout.executor import Executor
 from one_object import OneObject
 from service_kit import group, rolling
 

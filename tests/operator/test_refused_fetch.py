@@ -9,14 +9,14 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
-from mizzen_operator import models
-from mizzen_operator.api import InferenceService
-from mizzen_operator.apply import Refused
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube import KubeError, Ref
+from mizzen_operator.kube.apply import Refused
+from mizzen_operator.kube.client import KubeError, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.models import Models
-from mizzen_operator.render.model import fetch_job
+from mizzen_operator.model_cache import fetch
+from mizzen_operator.model_cache.fetch import Models
+from mizzen_operator.resources.fetch_job import fetch_job
 
 pytestmark = CONTROL_PLANE
 
@@ -96,7 +96,7 @@ def looks(service: Callable[..., InferenceService], monkeypatch: pytest.MonkeyPa
     def make(
         refusal: KubeError | None = None, seconds: float = 0.0, **spec: Any
     ) -> tuple[Callable[[], Any], Cluster]:
-        monkeypatch.setattr(models, "PODLESS_SECONDS", seconds)
+        monkeypatch.setattr(fetch, "PODLESS_SECONDS", seconds)
         one = service(model=MODEL)
         job = fetch_job(one, CONFIG)
         job["metadata"] |= {"uid": "job", "namespace": one.namespace}
@@ -177,8 +177,8 @@ async def test_a_pod_is_not_asked_about_at_each_look(looks: Looks, monkeypatch: 
     for _ in range(3):
         assert (await sync()).words() == first
     assert len(cluster.asked) == 1
-    monkeypatch.setattr(models, "ASK_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(models.time, "monotonic", lambda: 1e12)
+    monkeypatch.setattr(fetch, "ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fetch.time, "monotonic", lambda: 1e12)
     for _ in range(2):
         await sync()
     assert len(cluster.asked) == 3

@@ -10,10 +10,10 @@ import pytest
 
 from live_service import Service, asked
 from marks import CONTROL_PLANE
-from mizzen_operator.api import InferenceService
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.origin import in_words_of
+from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.field_origin import in_words_of
 
 pytestmark = CONTROL_PLANE
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.lead import Elector
-from mizzen_operator.refs import KubeError, Ref
+from mizzen_operator.kube.refs import KubeError, Ref
+from mizzen_operator.manager.leader_election import Elector
 
 
 class Server:
@@ -54,7 +54,7 @@ async def test_anothers_lease_is_left() -> None:
 
 
 async def test_it_is_tried_for_a_while_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mizzen_operator.lead.RELEASE_SECONDS", 0.05)
+    monkeypatch.setattr("mizzen_operator.manager.leader_election.RELEASE_SECONDS", 0.05)
     server = Server("one")
 
     async def hang(ref: Ref) -> None:

@@ -14,19 +14,26 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen.gateway.discover import parse_services
-from mizzen_operator.api import InferenceService
+from mizzen.gateway.services import parse_services
+from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.parse import ApiError, parse
+from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.drift import covers
-from mizzen_operator.parse import ApiError, parse
-from mizzen_operator.render.engine import engine_pods
-from mizzen_operator.render.front import dedicated
-from mizzen_operator.render.gateway import gateway_manifests
-from mizzen_operator.render.keys import EngineKeys, corrected, mounted_keys, read, restored_keys, root_keys
-from mizzen_operator.render.model import model_path
-from mizzen_operator.render.revision import revision
-from mizzen_operator.render.shared import services_config_map, shared
-from mizzen_operator.shared import share
+from mizzen_operator.kube.drift import covers
+from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.fetch_job import model_path
+from mizzen_operator.resources.gateway_deployment import gateway_manifests
+from mizzen_operator.resources.gateway_spec import dedicated
+from mizzen_operator.resources.key_secrets import (
+    EngineKeys,
+    corrected,
+    mounted_keys,
+    read,
+    restored_keys,
+    root_keys,
+)
+from mizzen_operator.resources.revision_hash import revision
+from mizzen_operator.resources.shared_gateway import services_config_map, shared
 
 pytestmark = CONTROL_PLANE
 

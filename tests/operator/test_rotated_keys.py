@@ -15,14 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marks import in_cluster
-from mizzen.wire import keys as wire
+from mizzen.wire import curve_keys as wire
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.gateways import Acknowledgements
-from mizzen_operator.groups import Group
-from mizzen_operator.keys import KeyKeeper, due, rotation
+from mizzen_operator.gateway_client.routing_table import Acknowledgements
+from mizzen_operator.keys.rotation import KeyKeeper, due, rotation
+from mizzen_operator.kube.refs import KubeError, Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.refs import KubeError, Ref
-from mizzen_operator.render.keys import name_of
+from mizzen_operator.pods.group import Group
+from mizzen_operator.resources.key_secrets import name_of
 
 ENGINES = "mizzen.dev/component=engine"
 NOTE = "mizzen.dev/rotate-keys"

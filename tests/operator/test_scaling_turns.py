@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from mizzen_operator.api import Autoscaling
-from mizzen_operator.autoscale.run import AT_ONCE, Autoscaler
+from mizzen_operator.api.key import Key
+from mizzen_operator.api.types import Autoscaling
+from mizzen_operator.autoscaling.autoscaler import AT_ONCE, Autoscaler
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.queue import Key
 
 HUNG = [Key("hung", str(number)) for number in range(2 * AT_ONCE)]
 """More than are decided on at once, each by a webhook that does not answer."""
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mizzen_operator.autoscale.run.PERIOD_SECONDS", 600.0)
+    monkeypatch.setattr("mizzen_operator.autoscaling.autoscaler.PERIOD_SECONDS", 600.0)
     decisions, listener = Decisions(), Mock()
     scaler = Autoscaler(cast(Any, None), listener, Metrics(), Mock())
     monkeypatch.setattr(scaler, "_decide", decisions.decide)
@@ -68,7 +68,7 @@ async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: p
 
 
 async def test_what_is_due_again_meanwhile_is_decided_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mizzen_operator.autoscale.run.PERIOD_SECONDS", 600.0)
+    monkeypatch.setattr("mizzen_operator.autoscaling.autoscaler.PERIOD_SECONDS", 600.0)
     made, go_on = list[Key](), asyncio.Event()
 
     async def decide(key: Key) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.api import Admission, Gateway, InferenceService, Lifecycle, Model
-from mizzen_operator.shared import share
+from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.types import Admission, Gateway, InferenceService, Lifecycle, Model
 
 GATEWAY = Gateway(1, "ClusterIP", 8000, {}, (), "", (), Admission(1, 0, 1, 1))
 

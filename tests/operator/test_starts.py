@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator import status
-from mizzen_operator.memory import stamp
-from mizzen_operator.starts import NOT_STARTED, Start, cold_start, read_start, whole
+from mizzen_operator.kube.objects import stamp
+from mizzen_operator.pods.cold_start import NOT_STARTED, Start, cold_start, read_start, whole
+from mizzen_operator.status import builder
 from service_kit import GOOD, NOW
 
 BEGAN = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
@@ -84,6 +84,6 @@ def test_no_clock_makes_a_part_negative_or_the_parts_more_than_the_whole(start: 
 @pytest.mark.parametrize("known", [{}, {"coldStart": {"group": "before"}}])
 def test_the_status_keeps_the_last_start(known: dict[str, Any]) -> None:
     before = replace(GOOD, service=replace(GOOD.service, status=known))
-    assert status.build(before, NOW).get("coldStart") == known.get("coldStart")
+    assert builder.build(before, NOW).get("coldStart") == known.get("coldStart")
     new = cold_start("demo-a-0-0", read_start(pod(3, None, 13, 54)), BEGAN + timedelta(seconds=60))
-    assert status.build(replace(before, cold_start=new), NOW)["coldStart"] == new
+    assert builder.build(replace(before, cold_start=new), NOW)["coldStart"] == new

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator import status
-from mizzen_operator.conditions import conditions as every_condition
-from mizzen_operator.facts import Facts, Failure
-from mizzen_operator.gateways import ApiKeys
-from mizzen_operator.groups import group
-from mizzen_operator.observe import GatewayPod, gateway_pod
+from mizzen_operator.gateway_client.routing_table import ApiKeys
+from mizzen_operator.pods.group import group
+from mizzen_operator.pods.observe import GatewayPod, gateway_pod
+from mizzen_operator.status import builder
+from mizzen_operator.status.conditions import conditions as every_condition
+from mizzen_operator.status.inputs import Facts, Failure
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
@@ -89,18 +89,18 @@ def test_condition(facts: Facts, name: str, expected: tuple[bool, str]) -> None:
 
 
 def test_the_containers_own_words_are_shown() -> None:
-    built = status.build(replace(GOOD, groups=[CRASHED]), NOW)
+    built = builder.build(replace(GOOD, groups=[CRASHED]), NOW)
     [failed] = [c for c in built["conditions"] if c["type"] == "Failed"]
     assert failed["message"] == "demo-a-0-0: no such file"
     assert built["groups"][0]["state"] == "Failed"
 
 
 def test_nothing_changes_when_nothing_changed_and_times_only_with_the_status() -> None:
-    first = status.build(GOOD, NOW)
+    first = builder.build(GOOD, NOW)
     later = datetime(2027, 1, 1, tzinfo=UTC)
-    again = status.build(replace(GOOD, service=replace(GOOD.service, status=first)), later)
+    again = builder.build(replace(GOOD, service=replace(GOOD.service, status=first)), later)
     assert again == first
-    changed = status.build(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
+    changed = builder.build(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
     times = {c["type"]: c["lastTransitionTime"] for c in changed["conditions"]}
     assert times["Ready"] == times["Available"] == "2027-01-01T00:00:00Z"
     assert times["Failed"] == "2026-01-02T03:04:05Z"
@@ -122,23 +122,23 @@ def test_the_last_changes_of_replicas_are_told_whoever_made_them() -> None:
         ([scale(number) for number in range(5, 13)], list(range(5, 13))),
     ):
         facts = replace(GOOD, service=replace(GOOD.service, status=before), scales=done)
-        before = status.build(facts, NOW)
+        before = builder.build(facts, NOW)
         assert before.get("scaleHistory", []) == [scale(number) for number in told]
         assert before.get("lastScale") == (scale(told[-1]) if told else None)
     former = replace(GOOD.service, status={"lastScale": scale(3)})
-    assert status.build(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
+    assert builder.build(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
 
 
 def test_groups_are_cut_to_64_worst_first() -> None:
     many = [replace(SERVING, name=f"g-{n:03}", uid=str(n)) for n in range(100)]
-    built = status.build(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)
+    built = builder.build(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)
     assert len(built["groups"]) == 64
     assert built["groups"][0]["name"] == "z"
     assert built["replicas"] == 101
 
 
 def test_a_long_message_is_cut() -> None:
-    built = status.build(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
+    built = builder.build(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
     assert all(len(c["message"]) <= 1024 for c in built["conditions"])
 
 
@@ -370,7 +370,7 @@ def test_a_gateway_that_waits_names_its_secrets() -> None:
     facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
     [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
-    assert status.build(facts, NOW)["url"].startswith("https://")
+    assert builder.build(facts, NOW)["url"].startswith("https://")
 
 
 @pytest.mark.parametrize(

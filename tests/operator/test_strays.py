@@ -9,7 +9,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
-from mizzen_operator.observe import _has_names
+from mizzen_operator.pods.observe import _has_names
 
 pytestmark = CONTROL_PLANE
 

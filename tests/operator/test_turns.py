@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mizzen_operator.queue import Key, WorkQueue
-from mizzen_operator.turns import SLOW_SECONDS, Lane, Turns
+from mizzen_operator.api.key import Key
+from mizzen_operator.manager.fair_queueing import SLOW_SECONDS, Lane, Turns
+from mizzen_operator.manager.workqueue import WorkQueue
 
 EACH = 2
 NAMES = st.integers(0, 6).map(str)
@@ -31,7 +32,7 @@ class Machine(RuleBasedStateMachine):
         self.slow: set[Key] = set()
 
     def poll(self) -> Key | None:
-        with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+        with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
             return self.queue.poll()[0]
 
     def lane(self, key: Key) -> Lane:
@@ -53,7 +54,7 @@ class Machine(RuleBasedStateMachine):
         namespace = data.draw(st.sampled_from(self.namespaces))
         for name in names:
             key = Key(namespace, name)
-            with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+            with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
                 self.queue.add(key, delay, aside=aside)
             self.due[key] = min(self.due.get(key, float("inf")), self.now + delay)
 
@@ -67,7 +68,7 @@ class Machine(RuleBasedStateMachine):
         self.done(data.draw(st.sampled_from(sorted(self.running))))
 
     def done(self, key: Key) -> None:
-        with mock.patch("mizzen_operator.queue.time.monotonic", lambda: self.now):
+        with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
             self.queue.done(key)
         _, began = self.running.pop(key)
         (self.slow.add if self.now - began > SLOW_SECONDS else self.slow.discard)(key)

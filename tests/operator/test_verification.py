@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from marks import in_cluster
-from mizzen_operator.api import Prompt, Verification
+from mizzen_operator.api.key import Key
+from mizzen_operator.api.types import Prompt, Verification
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.queue import Key
-from mizzen_operator.verify import Verdict, Verifier, judge
+from mizzen_operator.readiness.golden_prompts import Verdict, Verifier, judge
 
 KEY = Key("llm", "demo")
 PROMPT = Prompt("2 + 2 =", " 4", 16)

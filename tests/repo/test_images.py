@@ -29,7 +29,7 @@ def test_an_image_installs_the_requirements_of_its_extras_only() -> None:
 def test_an_unknown_extra_is_refused_by_name() -> None:
     done = script("requirements.py", str(ROOT / "pyproject.toml"), "gatway")
     assert done.returncode != 0
-    assert "no extra gatway; there are base, " in done.stderr
+    assert "unknown extra gatway; choose from base, " in done.stderr
 
 
 @pytest.fixture

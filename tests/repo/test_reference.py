@@ -17,12 +17,12 @@ from mizzen.commands.options import settings
 from mizzen.gateway.config import GatewayConfig
 from mizzen.models.registry import HEADLESS, READERS
 from mizzen.server.config import EngineConfig
-from mizzen_operator.api import InferenceService
-from mizzen_operator.parse import parse
-from mizzen_operator.render import front, rank
-from mizzen_operator.render import gateway as gateway_render
-from mizzen_operator.render import shared as shared_render
-from mizzen_operator.shared import share
+from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.parse import parse
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.resources import engine_args, gateway_spec
+from mizzen_operator.resources import gateway_deployment as gateway_render
+from mizzen_operator.resources import shared_gateway as shared_render
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
@@ -136,7 +136,9 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
 
 
 def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
-    config = EngineConfig(**command_line(rank.arguments(service(), "r1", rank.Place("r1", 0, 0, "s-r1-0-0"))))
+    config = EngineConfig(
+        **command_line(engine_args.arguments(service(), "r1", engine_args.Place("r1", 0, 0, "s-r1-0-0")))
+    )
     assert config == EngineConfig(
         model="/models/m",
         served_name="name",
@@ -203,7 +205,7 @@ COMMON: dict[str, Any] = {
 
 
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
-    config = GatewayConfig(**command_line(gateway_render.arguments(front.dedicated(service()))))
+    config = GatewayConfig(**command_line(gateway_render.arguments(gateway_spec.dedicated(service()))))
     assert config == GatewayConfig(
         served_name="name", alias=("a", "b"), service="s", suspended=True, **COMMON
     )
@@ -279,7 +281,7 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     sharing = share([service(shared=True)])
     assert sharing is not None
-    fronts = front.dedicated(service()), shared_render.shared(sharing)
+    fronts = gateway_spec.dedicated(service()), shared_render.shared(sharing)
     rendered = {a[2:] for one in fronts for a in gateway_render.arguments(one) if a.startswith("--")}
     never = {"engine", "services-file", "wake-timeout-seconds"}
     assert reserved == (rendered - {"max-body-bytes=4096"}) | never
@@ -288,12 +290,12 @@ def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() 
 def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
-    worker = rank.Place("r1", 0, 0, "s-r1-0-0", rank=1)
-    rendered = rank.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
+    worker = engine_args.Place("r1", 0, 0, "s-r1-0-0", rank=1)
+    rendered = engine_args.arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
 
 
 def test_the_guide_names_the_models_that_are_served() -> None:
-    section = (ROOT / "docs/models.md").read_text().split("## Which are served")[1].split("\n## ")[0]
+    section = (ROOT / "docs/models.md").read_text().split("## Supported architectures")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+ForCausalLM)`", section)) == set(READERS)
     assert set(re.findall(r"`(\w+Model)`", section)) == set(HEADLESS)

@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAYERS = {"core", "layers", "attention", "models", "weights", "parallel", "kernels", "quantize"}
+LAYERS = {"common", "core", "layers", "attention", "models", "weights", "parallel", "kernels"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "core": {"core"},
-    "wire": {"core", "wire"},
+    "common": {"common"},
+    "core": {"common", "core"},
+    "wire": {"common", "core", "wire"},
     "layers": LAYERS,
     "attention": LAYERS,
     "models": LAYERS,
     "weights": LAYERS,
     "parallel": LAYERS,
     "kernels": LAYERS,
-    "quantize": LAYERS,
     "engine": LAYERS | {"engine"},
     "server": LAYERS | {"engine", "wire", "server"},
-    "gateway": {"core", "wire", "gateway"},
-    "fetch": {"core", "fetch"},
+    "gateway": {"common", "core", "wire", "gateway"},
+    "fetch": {"common", "core", "fetch"},
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
     "commands": LAYERS | {"engine", "wire", "server", "gateway", "fetch", "commands", "offline"},
 }
-NO_TORCH = ("core", "wire", "gateway", "fetch", "commands")
+NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "commands")
 
 
 def imports(path: Path) -> set[str]:
@@ -90,7 +90,7 @@ def python(code: str) -> str:
         "mizzen",
         "mizzen.gateway.app",
         "mizzen.server.supervisor",
-        "mizzen.server.simulated_rank",
+        "mizzen.server.ranks.simulated",
         "mizzen.cli",
         "mizzen.fetch.run",
     ],
@@ -102,7 +102,7 @@ def test_light_programs_leave_torch_out(module: str) -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["mizzen.gateway.main", "mizzen.gateway.child"])
+@pytest.mark.parametrize("module", ["mizzen.gateway.main", "mizzen.gateway.http.child_process"])
 def test_a_gateway_that_serves_leaves_the_http_client_out(module: str) -> None:
     assert python(f"import sys, {module}; print('httpx' in sys.modules)") == "False"
 

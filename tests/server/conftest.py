@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from mizzen.wire.messages import Welcome
 from ports import free_ports
 from wire_gateway import Gateway

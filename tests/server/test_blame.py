@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mizzen.server.blame import culprit
-from mizzen.server.catalogue import FIELDS, INDEX, Phase
-from mizzen.server.ranks import RankProcess, kill_all
-from mizzen.server.status import Snapshot
+from mizzen.server.failed_rank import culprit
+from mizzen.server.metric_catalogue import FIELDS, INDEX, Phase
+from mizzen.server.ranks.processes import RankProcess, kill_all
+from mizzen.server.status_block import Snapshot
 
 
 def serving() -> Snapshot:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from mizzen.engine.build import load_engine
+from mizzen.engine.loading.loader import load_engine
 from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import Engine
-from mizzen.server.rank import Startup, serve
-from mizzen.server.rank_status import RankStatus
-from mizzen.server.status import StatusReader, StatusWriter, create_block
+from mizzen.server.ranks.leader import Startup, serve
+from mizzen.server.ranks.rank_status import RankStatus
+from mizzen.server.status_block import StatusReader, StatusWriter, create_block
 from mizzen.wire.messages import RefusalCode, Refused, Welcome
 
 DEMO = Path(__file__).parents[2] / "models/demo"

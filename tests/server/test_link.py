@@ -13,11 +13,11 @@ import pytest
 import zmq.asyncio
 
 from mizzen.core.request import FinishReason
-from mizzen.engine.simulated_side import hidden_states, rows
+from mizzen.engine.simulated.side_outputs import hidden_states, rows
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
-from mizzen.wire.client import Link
+from mizzen.wire.client.engine_client import Link
+from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs, entries
 from mizzen.wire.messages import RefusalCode, Sampling
-from mizzen.wire.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs, entries
 
 WAIT = 60.0
 VOCAB = 1000

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from engine_process import DEMO, SECONDS
-from mizzen.server.catalogue import Phase
-from mizzen.server.check import check_config
 from mizzen.server.config import EngineConfig
-from mizzen.server.ends import End
-from mizzen.server.node_follower import Follower
-from mizzen.server.node_leader import Leader
-from mizzen.server.nodes import differences, settings
-from mizzen.server.plan_room import plan_room
+from mizzen.server.config_check import check_config
+from mizzen.server.exit_reason import End
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.nodes.follower_node import Follower
+from mizzen.server.nodes.group import differences, settings
+from mizzen.server.nodes.leader_node import Leader
+from mizzen.server.ranks.plan_memory import plan_room
+from mizzen.wire.curve_keys import KeyFolder, find_pair, write_keys
 from mizzen.wire.endpoint import UnsafeEndpoint
-from mizzen.wire.keys import KeyFolder, find_pair, write_keys
-from mizzen.wire.nodes import PROTOCOL, Join, NodeClient, RankReport, Refused
-from mizzen.wire.plan_ring import CAPACITY
+from mizzen.wire.ranks.node_messages import PROTOCOL, Join, NodeClient, RankReport, Refused
+from mizzen.wire.ranks.plan_ring import CAPACITY
 from ports import free_ports
 
 LEADER = "127.0.0.2"
@@ -323,7 +323,7 @@ def test_between_machines_keys_are_needed() -> None:
         ({"nodes": 3}, "--tensor 2 must be a multiple of --nodes 3"),
         ({"nodes": 2, "node_rank": 2}, "--node-rank 2 must be below --nodes 2"),
         ({"nodes": 2, "node_rank": 1}, "--node-rank 1 needs --leader-address"),
-        ({"nodes": 2, "all_reduce": "fused"}, "--all-reduce fused works inside a machine alone"),
+        ({"nodes": 2, "all_reduce": "fused"}, "--all-reduce fused only works within one machine"),
     ],
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], said: str) -> None:

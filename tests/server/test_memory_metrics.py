@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from mizzen.engine.info import EngineInfo
-from mizzen.server.catalogue import MEMORY, METRICS, Phase
-from mizzen.server.rank_status import RankStatus
-from mizzen.server.status import StatusReader, StatusWriter, create_block
+from mizzen.server.metric_catalogue import MEMORY, METRICS, Phase
+from mizzen.server.ranks.rank_status import RankStatus
+from mizzen.server.status_block import StatusReader, StatusWriter, create_block
 
 
 def test_memory_is_told_by_what_it_is_for() -> None:

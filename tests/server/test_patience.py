@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.server.patience import MIN_SIZE_STEPS, MIN_STEPS, TIMES, StepPatience
+from mizzen.server.ranks.silence_limit import MIN_SIZE_STEPS, MIN_STEPS, TIMES, StepPatience
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine
 from mizzen.wire.messages import Stats
 

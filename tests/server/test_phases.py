@@ -11,11 +11,11 @@ import pytest
 
 from mizzen.commands.progress import PlainProgress
 from mizzen.commands.readiness import _phase
-from mizzen.server import phases
-from mizzen.server.catalogue import Phase
-from mizzen.server.phases import PhaseStatus, share_done
-from mizzen.server.status import StatusReader, StatusWriter, create_block
-from mizzen.wire.group_socket import CannotListen
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.ranks import phases
+from mizzen.server.ranks.phases import PhaseStatus, share_done
+from mizzen.server.status_block import StatusReader, StatusWriter, create_block
+from mizzen.wire.ranks.group_socket import CannotListen
 
 
 @pytest.fixture

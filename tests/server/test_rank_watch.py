@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.server.pulse import Pulse, PulseReader, PulseWriter, create_pulses
-from mizzen.server.rank_watch import START_SECONDS, RankWatch
+from mizzen.server.ranks.heartbeat import Pulse, PulseReader, PulseWriter, create_pulses
+from mizzen.server.ranks.stall_detector import START_SECONDS, RankWatch
 
 
 def pulses(*ranks: tuple[float, int, int]) -> list[Pulse]:

@@ -27,7 +27,7 @@ class Ranks(EngineProcess):
     @property
     def follower(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        (found,) = (child for child in children if "mizzen.server.follower" in child.cmdline())
+        (found,) = (child for child in children if "mizzen.server.ranks.follower" in child.cmdline())
         return found
 
 
@@ -79,8 +79,8 @@ def test_a_rank_that_is_gone_ends_the_engine_with_the_reason(
 
 FAULTY = """
 import sys, time
-if "mizzen.server.follower" in " ".join(sys.orig_argv):
-    from mizzen.engine.runner import CpuRunner
+if "mizzen.server.ranks.follower" in " ".join(sys.orig_argv):
+    from mizzen.engine.execution.runner import CpuRunner
 
     launch = CpuRunner.launch
 
@@ -128,7 +128,7 @@ def test_a_rank_that_fails_or_hangs_ends_the_engine_and_is_blamed(
 
 PAUSED = """
 import sys
-if "mizzen.server.follower" in " ".join(sys.orig_argv):
+if "mizzen.server.ranks.follower" in " ".join(sys.orig_argv):
     import os, signal
     from mizzen.parallel import group
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.core.blocks import block_hashes
+from mizzen.core.kv.block_hashes import block_hashes
 from mizzen.core.request import FinishReason
-from mizzen.server import loop
-from mizzen.server.files import ModelFolderError, read_files, tokenizer_hash
+from mizzen.server import serving_loop
+from mizzen.server.model_files import ModelFolderError, read_files, tokenizer_hash
 from mizzen.server.simulate import SimulateConfig, SimulatedEngine, parse
 from mizzen.wire.messages import Abort, Blocks, FetchFile, File, RefusalCode, Refused, Stats, Welcome
 
@@ -140,7 +140,7 @@ def test_cache_events_name_the_prompts_blocks(make: Make, connect: Connect) -> N
 
 
 def test_draining_is_told_at_once(make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_SECONDS", 600.0)  # so that nothing else makes it turn in time
+    monkeypatch.setattr(serving_loop, "IDLE_SECONDS", 600.0)  # so that nothing else makes it turn in time
     engine = make()
     gateway = connect(engine.endpoint)
     gateway.expect(Stats)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mizzen.server.catalogue import FIELDS, HISTOGRAMS, INDEX, METRICS
-from mizzen.server.status import BLOCK_BYTES, StatusReader, StatusWriter, create_block
+from mizzen.server.metric_catalogue import FIELDS, HISTOGRAMS, INDEX, METRICS
+from mizzen.server.status_block import BLOCK_BYTES, StatusReader, StatusWriter, create_block
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_torn_snapshot_is_passed_over(block: int) -> None:
 def test_a_busy_writer_in_another_process_never_shows_a_mixture(block: int) -> None:
     code = (
         "import sys\n"
-        "from mizzen.server.status import StatusWriter\n"
+        "from mizzen.server.status_block import StatusWriter\n"
         "writer = StatusWriter(int(sys.argv[1]), 0)\n"
         "for number in range(1, 20001):\n"
         "    for place in range(len(writer.values)): writer.values[place] = number\n"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mizzen.core.request import FinishReason
-from mizzen.server.device import device_lost
+from mizzen.server.ranks.device_loss import device_lost
 from mizzen.wire.messages import PROTOCOL, Hello, RefusalCode, Refused, Stats
 
 Start = Callable[..., Any]

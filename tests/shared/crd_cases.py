@@ -171,7 +171,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "more than all",
         {"rollout": {"maxUnavailable": "101%"}},
         "spec.rollout.maxUnavailable",
-        "a share up to 100%",
+        "a percentage up to 100%",
     ),
     ("partition", {"rollout": {"partition": -1}}, "spec.rollout.partition", "equal to 0"),
     (
@@ -240,15 +240,15 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "value of saturation",
         {"autoscaling": {"maxReplicas": 3, "metric": {"targetValue": 5}}},
         "spec.autoscaling.metric.targetValue",
-        "goes with QueueTokens and ActiveRequests",
+        "is required for QueueTokens and ActiveRequests",
     ),
     (
         "no value",
         {"autoscaling": {"maxReplicas": 3, "metric": {"type": "QueueTokens"}}},
         "spec.autoscaling.metric.targetValue",
-        "is needed there",
+        "is required for QueueTokens",
     ),
-    ("hub without a cache", {"model": {"source": "hf://a/b"}}, "spec.model.cache", "is needed there"),
+    ("hub without a cache", {"model": {"source": "hf://a/b"}}, "spec.model.cache", "is required for hf://"),
     (
         "cache of a file",
         {"model": {"cache": {"mode": "HostPath", "path": "/models"}}},
@@ -272,7 +272,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "size of a folder",
         {"model": {**HUB, "cache": {"mode": "HostPath", "path": "/models", "size": "9Gi"}}},
         "spec.model.cache.size",
-        "go with claimName",
+        "require claimName",
     ),
     (
         "repository",

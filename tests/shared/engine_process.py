@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mizzen_operator.children import UNWATCHED
+from mizzen_operator.kube.last_applied import UNWATCHED
 
 ENGINES = "mizzen.dev/component=engine"
 

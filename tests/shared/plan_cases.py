@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mizzen_operator.groups import Group, Member
+from mizzen_operator.pods.group import Group, Member
+from mizzen_operator.rollout.actions import Action, CreateGroup, Wanted
 
 
 def pod(text: str) -> Group:
@@ -14,8 +15,9 @@ def pod(text: str) -> Group:
 
     starting: never ready; ready: its engine is, no gateway has seen it; serving; lost: served, is not ready
     now; unheard: served and is ready, but not every gateway routes to it; shut: no gateway does; broken:
-    crashes; ending; ended;
-    resting: ended a moment ago, before it served; held: ready, and not verified; wrong: it answered wrong;
+    crashes; ending; ended; resting: ended a moment ago, before it served; leaving: that, and it is being
+    deleted; held: ready, and not verified; misrouted: that, yet every gateway says it routes to it; wrong: it
+    answered wrong; cleared: it did, and was verified since;
     stranger: served, and no gateway speaks its protocol any more; disputed: that too, and all route to it. Of
     three pods each are: whole, and serving; halved: served, one of them is being deleted; robbed: served, one
     is gone; begun: the operator was kept from making all.
@@ -31,26 +33,27 @@ def pod(text: str) -> Group:
         group=int(number),
         revision=name[0],
         incarnation=int(incarnation),
-        terminating=state == "ending",
-        ended=state in ("ended", "resting"),
-        resting=state == "resting",
-        containers_ready=state not in ("starting", "lost", "broken", "ending", "ended", "resting"),
+        terminating=state in ("ending", "leaving"),
+        ended=state in ("ended", "resting", "leaving"),
+        resting=state in ("resting", "leaving"),
+        containers_ready=state not in NOT_READY,
         stranger=state in ("stranger", "disputed"),
-        held=state in ("held", "wrong"),
-        refused_by="prompts" if state == "wrong" else "",
+        held=state in ("held", "misrouted", "wrong"),
+        refused_by="prompts" if state in ("wrong", "cleared") else "",
         was_routable=served,
         routable=state in ("serving", "unheard"),
         reason="CrashLoopBackOff" if state == "broken" else "",
     )
 
 
+NOT_READY = ("starting", "lost", "broken", "ending", "ended", "resting", "leaving")
 GANGS = ("whole", "halved", "robbed", "begun")
 
 
 def serving(there: Iterable[str]) -> frozenset[str]:
     """Uids of the groups that every gateway routes to."""
     named = (text.split() for text in there)
-    return frozenset(name for name, state in named if state in ("serving", "disputed"))
+    return frozenset(name for name, state in named if state in ("serving", "disputed", "misrouted"))
 
 
 def gang(name: str, state: str) -> Group:
@@ -138,12 +141,43 @@ CASES: list[tuple[str, tuple[int, str], list[str], list[str]]] = [
         ["A0-0 serving", "A1-0 serving", "A2-0 serving", "B3-0 starting"],
         ["-A2-0", "-A1-0"],
     ),
+    ("scale up beside two that serve", (3, "A"), ["A0-0 serving", "A1-0 serving"], ["+demo-A-2-0"]),
+    (
+        "an ended group does not rest in a place that is taken",
+        (1, "A"),
+        ["A0-0 serving", "A1-0 resting"],
+        ["-A1-0"],
+    ),
+    (
+        "no ended group rests while there are too many",
+        (0, "A"),
+        ["A0-0 serving", "A1-0 resting", "A2-0 resting"],
+        ["-A1-0", "-A2-0", "-A0-0"],
+    ),
+    ("an ended group that is being deleted does not rest", (1, "A"), ["A0-0 leaving"], ["+demo-A-0-1"]),
+    ("the one that serves is the last to go", (1, "A"), ["A0-0 unheard", "A1-0 serving"], ["-A0-0"]),
+    ("a crashing group goes before a starting one", (1, "A"), ["A0-0 broken", "A1-0 starting"], ["-A0-0"]),
+    ("a group that is not ready goes before one that is", (1, "A"), ["A0-0 lost", "A1-0 ready"], ["-A0-0"]),
+    (
+        "a group that never served goes before one that has",
+        (1, "A"),
+        ["A0-0 starting", "A1-0 lost"],
+        ["-A0-0"],
+    ),
+    ("of two with one number the later one goes", (1, "A"), ["A0-0 serving", "A0-1 serving"], ["-A0-1"]),
+    ("a group awaiting verification replaces nothing", (1, "B"), ["A0-0 serving", "B1-0 misrouted"], []),
+    ("a group awaiting verification stays without golden prompts", (1, "A"), ["A0-0 held"], []),
 ]
 
 
 STABLE = {"stable": "A", "restorable": True}
 NO_SURGE = {**STABLE, "surge": 0, "unavailable": 1}
 FAST = {**STABLE, "surge": 2, "unavailable": 1}
+
+
+VERIFIED = {"verification": "prompts"}
+REFUSED = {**VERIFIED, "refused": True}
+REFUSED_AND_KEPT = {**REFUSED, "keep_refused": True}
 
 
 def given_up(*numbers: int) -> dict[str, Any]:
@@ -507,4 +541,273 @@ ROLLOUTS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], list[str]]
         [],
     ),
     ("nothing is tried again", (3, "A"), given_up(1), ["A0-0 serving", "A2-0 serving"], []),
+    (
+        "a first rollout goes on beside a group that was given up",
+        (2, "A"),
+        {"given_up": frozenset({1})},
+        [],
+        ["+demo-A-0-0"],
+    ),
+    (
+        "a group that was given up is not made under another number",
+        (2, "B"),
+        given_up(1),
+        ["A0-0 serving", "B2-0 serving"],
+        [],
+    ),
+    (
+        "a group that was given up is not completed",
+        (2, "B"),
+        given_up(2),
+        ["A0-0 serving", "A1-0 serving", "B2-0 begun"],
+        ["-B2-0"],
+    ),
+    (
+        "a group that was given up and is of a refused revision is deleted once",
+        (1, "B"),
+        {**given_up(1), **REFUSED},
+        ["A0-0 serving", "B1-0 starting"],
+        ["-B1-0"],
+    ),
+    (
+        "an ended group of the stable revision rests in its place",
+        (1, "B"),
+        STABLE,
+        ["A0-0 resting"],
+        ["+demo-B-1-0"],
+    ),
+    (
+        "a resting group of the stable revision takes up room of the surge",
+        (2, "B"),
+        STABLE,
+        ["A3-0 resting"],
+        ["+demo-A-0-0", "+demo-B-1-0"],
+    ),
+    (
+        "a resting group of the new revision takes up room of the surge",
+        (2, "B"),
+        STABLE,
+        ["B3-1 resting"],
+        ["+demo-A-0-0", "+demo-A-1-0"],
+    ),
+    (
+        "no stable group rests in the place of one that starts",
+        (1, "B"),
+        STABLE,
+        ["A0-0 starting", "A1-0 resting", "B2-0 starting"],
+        ["-A1-0"],
+    ),
+    (
+        "no stable group rests in the place of one that serves",
+        (1, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-0 resting", "B2-0 starting"],
+        ["-A1-0"],
+    ),
+    (
+        "no more is restored than the surge has room for",
+        (2, "B"),
+        STABLE,
+        ["B2-0 starting", "B3-0 starting"],
+        ["+demo-A-0-0"],
+    ),
+    (
+        "a starting group of a revision that is not the stable one goes",
+        (2, "B"),
+        STABLE,
+        ["A0-0 serving", "B2-0 starting", "C1-0 starting"],
+        ["-C1-0", "+demo-A-1-0"],
+    ),
+    (
+        "of two groups being restored the better one stays",
+        (1, "B"),
+        STABLE,
+        ["A0-0 starting", "A1-0 ready", "B2-0 starting"],
+        ["-A0-0"],
+    ),
+    (
+        "as many groups as are being restored may be",
+        (2, "B"),
+        STABLE,
+        ["A0-0 starting", "A1-0 starting", "B2-0 starting"],
+        [],
+    ),
+    (
+        "no starting old group stays once the new revision serves",
+        (1, "B"),
+        STABLE,
+        ["A0-0 serving", "A1-0 starting", "A2-0 starting", "B3-0 serving"],
+        ["-A1-0", "-A2-0", "-A0-0"],
+    ),
+    (
+        "groups of a third revision go before stable ones, each once",
+        (2, "C"),
+        STABLE,
+        ["A0-0 serving", "B1-0 serving", "C2-0 serving", "C3-0 serving"],
+        ["-B1-0", "-A0-0"],
+    ),
+    (
+        "a surplus group that goes does not stand in for an old one",
+        (1, "B"),
+        STABLE,
+        ["A0-0 shut", "B1-0 held", "B2-0 lost"],
+        ["-B2-0"],
+    ),
+    (
+        "a surplus group that never served makes room at once under a partition",
+        (2, "B"),
+        {**STABLE, "partition": 2},
+        ["A0-0 serving", "A1-0 starting", "B2-0 starting"],
+        ["-B2-0"],
+    ),
+    (
+        "a starting surplus group does not count for one that serves",
+        (1, "B"),
+        STABLE,
+        ["A0-0 serving", "B1-0 serving", "B2-0 starting"],
+        ["-B2-0", "-A0-0"],
+    ),
+    (
+        "scale down of new groups while paused",
+        (1, "B"),
+        {**STABLE, "paused": True},
+        ["B0-0 serving", "B1-0 serving"],
+        ["-B1-0"],
+    ),
+    (
+        "a partition larger than the groups that must serve stays whole before the new revision serves",
+        (2, "B"),
+        {**STABLE, "unavailable": 1, "partition": 2},
+        ["A0-0 serving", "A1-0 serving"],
+        [],
+    ),
+    (
+        "a refused revision that is kept has its former one restored",
+        (2, "B"),
+        {**STABLE, **REFUSED_AND_KEPT},
+        ["A0-0 serving", "B2-0 wrong"],
+        ["+demo-A-1-0"],
+    ),
+    (
+        "nothing rests of a refused revision that is kept",
+        (2, "B"),
+        {"stable": "B", **REFUSED_AND_KEPT},
+        ["B0-0 wrong", "B1-0 resting"],
+        ["-B1-0"],
+    ),
+    (
+        "nothing rests of a refused revision that has served",
+        (2, "B"),
+        {"stable": "B", **REFUSED},
+        ["B0-0 serving", "B1-0 resting"],
+        ["-B1-0"],
+    ),
+    ("a group of a refused revision that has served stays", (1, "B"), REFUSED, ["B0-0 serving"], []),
+    (
+        "a refused revision that has served is scaled down",
+        (1, "B"),
+        REFUSED,
+        ["B0-0 serving", "B1-0 serving"],
+        ["-B1-0"],
+    ),
+    (
+        "a group that answered wrong once and was verified since stays",
+        (1, "B"),
+        VERIFIED,
+        ["B0-0 cleared"],
+        [],
+    ),
 ]
+
+# The same with names that no new pod may have, and the reason of each action.
+REASONS: list[tuple[str, tuple[int, str], dict[str, Any], list[str], set[str], list[str]]] = [
+    ("the first group", (1, "A"), {}, [], set(), ["+demo-A-0-0 Missing"]),
+    ("a name that is taken", (1, "A"), {}, [], {"demo-A-0-0", "demo-A-0-1"}, ["+demo-A-0-2 Missing"]),
+    (
+        "a name that another pod of the group needs",
+        (1, "A"),
+        {},
+        [],
+        {"demo-A-0-0-1"},
+        ["+demo-A-0-1 Missing"],
+    ),
+    ("an ended group", (1, "A"), {}, ["A0-0 ended"], set(), ["-A0-0 Ended", "+demo-A-0-1 Replaces"]),
+    ("a group without all its pods", (1, "A"), {}, ["A0-0 begun"], set(), ["+demo-A-0-0 Incomplete"]),
+    ("a starting group of another revision", (0, "B"), {}, ["A0-0 starting"], set(), ["-A0-0 Superseded"]),
+    ("a group too many", (0, "A"), {}, ["A0-0 serving"], set(), ["-A0-0 Surplus"]),
+    (
+        "an old group once the new one serves",
+        (1, "B"),
+        STABLE,
+        ["A0-0 serving", "B1-0 serving"],
+        set(),
+        ["-A0-0 Replaced"],
+    ),
+    (
+        "an old group that is missing",
+        (1, "B"),
+        STABLE,
+        ["B1-0 starting"],
+        set(),
+        ["+demo-A-0-0 Restored"],
+    ),
+    (
+        "a group that failed too often",
+        (1, "B"),
+        given_up(1),
+        ["A0-0 serving", "B1-0 broken"],
+        set(),
+        ["-B1-0 GivenUp"],
+    ),
+    (
+        "any group of a refused revision that never served",
+        (1, "B"),
+        {**STABLE, **REFUSED},
+        ["A0-0 serving", "B1-0 starting"],
+        set(),
+        ["-B1-0 Refused"],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the tables.
+
+    Attributes:
+        name: what must hold.
+        wanted: groups and revision.
+        rollout: further fields of what the planner is asked for.
+        there: the groups, as `pod` reads them.
+        taken: names that no new pod may have.
+        done: actions in their order, as `actions` shows them.
+        reasons: the reasons of actions belong to what must hold.
+    """
+
+    name: str
+    wanted: tuple[int, str]
+    rollout: dict[str, Any]
+    there: list[str]
+    taken: frozenset[str]
+    done: list[str]
+    reasons: bool
+
+
+def every() -> list[Case]:
+    """The rows of all tables."""
+    rows = [Case(name, wanted, {}, there, frozenset(), done, False) for name, wanted, there, done in CASES]
+    rows += [Case(*row[:4], frozenset(), row[4], False) for row in ROLLOUTS]
+    return [*rows, *(Case(*row[:4], frozenset(row[4]), row[5], True) for row in REASONS)]
+
+
+def holds(plan: Callable[..., list[Action]], case: Case) -> bool:
+    """Whether a planner does what a row says, whatever the order of groups."""
+    return case.done == actions(plan, case) == actions(plan, replace(case, there=case.there[::-1]))
+
+
+def actions(plan: Callable[..., list[Action]], case: Case) -> list[str]:
+    """What a planner does in a case: `+name` of a group that it makes, `-uid` of one that it deletes."""
+    wanted = Wanted("demo", *case.wanted, **case.rollout)
+    found = plan(wanted, [pod(text) for text in case.there], serving(case.there), case.taken)
+    names = [f"+{one.name}" if isinstance(one, CreateGroup) else f"-{one.uid}" for one in found]
+    return [f"{name} {one.reason}" for name, one in zip(names, found, strict=True)] if case.reasons else names

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from mizzen_operator import plan as planner
-from mizzen_operator import rollout
-from mizzen_operator.api import Accelerator, Admission, Engine, Gateway, InferenceService, Lifecycle, Model
-from mizzen_operator.groups import Group, Member
-from mizzen_operator.memory import stamp
+from mizzen_operator.api.types import (
+    Accelerator,
+    Admission,
+    Engine,
+    Gateway,
+    InferenceService,
+    Lifecycle,
+    Model,
+)
+from mizzen_operator.kube.objects import stamp
+from mizzen_operator.pods.group import Group, Member
+from mizzen_operator.rollout import planner, progress
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -111,7 +118,7 @@ class Cluster:
     @property
     def name(self) -> str:
         """Of the golden prompts."""
-        return rollout.verification_name(self.service)
+        return progress.verification_name(self.service)
 
     def verify(self, name: str, *, unlucky: bool = False) -> None:
         """What the operator does with a group that it may ask; `unlucky` is a fault of the one group."""
@@ -120,7 +127,7 @@ class Cluster:
         asks = asks and group.revision not in self.foreign
         if not asks:
             return
-        if self.name and (group.refused_by == self.name or rollout.refused(self.service, self.revision)):
+        if self.name and (group.refused_by == self.name or progress.refused(self.service, self.revision)):
             return
         if self.name and (unlucky or group.revision in self.wrong):
             self.change(name, refused_by=self.name, refusal="wrong")

@@ -16,11 +16,10 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mizzen_operator import plan as planner
-from mizzen_operator import rollout
-from mizzen_operator.api import Prompt, Rollout, Verification
-from mizzen_operator.groups import Group
-from mizzen_operator.memory import recall
+from mizzen_operator.api.types import Prompt, Rollout, Verification
+from mizzen_operator.pods.group import Group
+from mizzen_operator.rollout import planner, progress
+from mizzen_operator.rollout.state import recall
 from rollout_cluster import Cluster
 
 Plan = Callable[..., list[planner.Action]]
@@ -55,9 +54,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             serving, live, doubles = it.serving(), len(it.live), it.doubles()
             useful = it.useful()
             said = serving | {group.uid for group in groups if group.held and group.uid in it.lies}
-            memory = rollout.learn(service, it.revision, groups, serving, it.now)
+            memory = progress.learn(service, it.revision, groups, serving, it.now)
             it.recorded.add(it.revision)
-            wanted = rollout.wanted(service, it.revision, memory, restorable=memory.current in it.recorded)
+            wanted = progress.wanted(service, it.revision, memory, restorable=memory.current in it.recorded)
             taken = frozenset(group.name for group in groups)
             actions = plan(wanted, groups, said, taken)
             assert actions == plan(wanted, groups[::-1], said, taken), "the order of pods is no input"
@@ -301,7 +300,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             it, service = self.cluster, self.cluster.service
             memory = recall(service.status)
             found = memory.given_up
-            if found is None or found.reason != rollout.VERIFICATION:
+            if found is None or found.reason != progress.VERIFICATION:
                 return
             for pod in it.pods.values():
                 assert not (pod.group.routable and pod.group.held), "no group serves unverified"

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator.api import InferenceService, Rollout
-from mizzen_operator.facts import Facts
-from mizzen_operator.groups import Group
-from mizzen_operator.observe import GatewayPod
-from mizzen_operator.parse import parse
+from mizzen_operator.api.parse import parse
+from mizzen_operator.api.types import InferenceService, Rollout
+from mizzen_operator.pods.group import Group
+from mizzen_operator.pods.observe import GatewayPod
+from mizzen_operator.status.inputs import Facts
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SPEC: dict[str, Any] = {

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.render.meta import CONTAINER_SECURITY, POD_SECURITY
+from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 SILENT_SECONDS = 25

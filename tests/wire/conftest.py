@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import zmq
 
-from mizzen.core.output import StepOutput
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.wire.codec import encode, gateway_decoder
+from mizzen.wire.curve_keys import WireKeys
 from mizzen.wire.endpoint import heartbeats, secure_client
-from mizzen.wire.keys import WireKeys
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Message, Sampling, Welcome
-from mizzen.wire.server import Arrivals, WireServer
+from mizzen.wire.server.engine_server import Arrivals, WireServer
 
 M = TypeVar("M", bound=Message)
 VOCAB = 1000

@@ -15,10 +15,10 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.output import Load
+from mizzen.core.outputs import Load
 from mizzen.wire.codec import encode
+from mizzen.wire.curve_keys import KeyFileError, WireKeys, load_ring, write_keys
 from mizzen.wire.endpoint import UnsafeEndpoint, is_local, require_safe
-from mizzen.wire.keys import KeyFileError, WireKeys, load_ring, write_keys
 from mizzen.wire.messages import (
     PROTOCOL,
     Abort,

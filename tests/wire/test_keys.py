@@ -10,7 +10,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from mizzen.wire.keys import KeyFileError, KeyFolder, WireKeys, find_pair, load_ring, write_keys
+from mizzen.wire.curve_keys import KeyFileError, KeyFolder, WireKeys, find_pair, load_ring, write_keys
 
 NO_NUMBER = b"#" * 40
 """Letters of Z85, of which five may stand for 32 bits at most."""

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from mizzen.core.request import FinishReason
-from mizzen.wire.client import Link
+from mizzen.wire.client.engine_client import Link
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import PROTOCOL, Finish, Generate, Outputs, Sampling, Stats, Welcome
 

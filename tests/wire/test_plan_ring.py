@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.wire.plan_ring import (
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.wire.ranks.plan_encoding import MalformedPlan, encode_plan
+from mizzen.wire.ranks.plan_ring import (
     PlanChannelStalled,
     RingHandles,
     RingReader,
@@ -22,7 +23,6 @@ from mizzen.wire.plan_ring import (
     create_ring,
     padded,
 )
-from mizzen.wire.ring import MalformedPlan, encode_plan
 
 SECONDS = 60.0
 
@@ -132,7 +132,7 @@ def test_a_frame_that_shows_late_is_waited_for(
     laps: int, last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its place is nothing, or what was there a lap ago: frames of one size, each sound by itself."""
-    monkeypatch.setattr("mizzen.wire.plan_ring.REREAD_SECONDS", SECONDS)
+    monkeypatch.setattr("mizzen.wire.ranks.plan_ring.REREAD_SECONDS", SECONDS)
     frames = 4
     size = padded(len(encode_plan(plan(7, 50))))
     handles = create_ring(1, capacity=frames * size)
@@ -154,7 +154,7 @@ def test_a_frame_that_shows_late_is_waited_for(
 
 def test_another_process_reads(ring: RingHandles) -> None:
     code = (
-        "import sys; from mizzen.wire.plan_ring import RingHandles, RingReader\n"
+        "import sys; from mizzen.wire.ranks.plan_ring import RingHandles, RingReader\n"
         "memory, *wake = map(int, sys.argv[1:])\n"
         "reader = RingReader(RingHandles(memory, tuple(wake)), 1)\n"
         "while not reader.ended:\n"
@@ -176,7 +176,7 @@ def test_another_process_reads(ring: RingHandles) -> None:
 
 RESTLESS = """
 import os, sys
-from mizzen.wire.plan_ring import RingHandles, _Ring
+from mizzen.wire.ranks.plan_ring import RingHandles, _Ring
 
 ring = _Ring(RingHandles(int(sys.argv[1]), tuple(map(int, sys.argv[2:]))))
 while not ring.written[0] & (1 << 62):

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import zmq
 
-from mizzen.core.plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.wire.curve_keys import load_ring, write_keys
 from mizzen.wire.endpoint import UnsafeEndpoint
-from mizzen.wire.keys import load_ring, write_keys
-from mizzen.wire.plan_ring import PlanChannelStalled
-from mizzen.wire.plan_wire import PlanChannelBroken, PlanClient, PlanServer
+from mizzen.wire.ranks.plan_ring import PlanChannelStalled
+from mizzen.wire.ranks.plan_tcp import PlanChannelBroken, PlanClient, PlanServer
 
 SECONDS = 60.0
 LOCAL = "tcp://127.0.0.1:*"
 READ = """
 import sys
 from pathlib import Path
-from mizzen.wire.keys import load_ring
-from mizzen.wire.plan_wire import PlanClient
+from mizzen.wire.curve_keys import load_ring
+from mizzen.wire.ranks.plan_tcp import PlanClient
 client = PlanClient(sys.argv[1], load_ring(Path(sys.argv[2]), "engine").own[0], int(sys.argv[3]))
 while not client.ended:
     plan = client.receive(60)

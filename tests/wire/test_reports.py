@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.core.output import Reports, RequestLogprobs, RequestVector, StepOutput
+from mizzen.core.outputs import Reports, RequestLogprobs, RequestVector, StepOutput
 from mizzen.core.request import FinishReason, Pooling
+from mizzen.wire.client.stream import EngineStream, StreamLost, TokenLogprobs, unpack
 from mizzen.wire.messages import Abort, Embed, Embedding, Logprobs, Outputs, Refused, Sampling
-from mizzen.wire.stream import EngineStream, StreamLost, TokenLogprobs, unpack
 
 
 def output(bench: Any, rows: list[int], reports: Reports, finished: tuple[Any, ...] = ()) -> Any:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.core.request import Pooling
-from mizzen.wire.ring import MalformedPlan, decode_plan, encode_plan
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 INT32 = st.integers(0, 2**31 - 1)
 

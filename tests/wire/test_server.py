@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zmq
 
-from mizzen.core.output import CacheEvents, Load
-from mizzen.core.params import SamplingParams
+from mizzen.core.outputs import CacheEvents, Load
 from mizzen.core.request import FinishReason
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.wire.codec import encode
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
@@ -29,7 +29,7 @@ from mizzen.wire.messages import (
     Stats,
     Welcome,
 )
-from mizzen.wire.server import WireServer
+from mizzen.wire.server.engine_server import WireServer
 
 LOAD = Load(running=1, waiting=2, waiting_tokens=3, pages_total=4, pages_used=5, pages_cached=6)
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mizzen.core.output import StepOutput
+from mizzen.core.outputs import StepOutput
 from mizzen.wire.columns import split
-from mizzen.wire.requests import NOBODY, RequestTable
+from mizzen.wire.server.request_table import NOBODY, RequestTable
 
 
 @settings(max_examples=200)

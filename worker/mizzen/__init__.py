@@ -11,15 +11,15 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from mizzen.core.params import Grammar, GrammarKind, SamplingParams
+    from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
     from mizzen.offline import LLM, Completion
 
 
 def __getattr__(name: str) -> Any:
     if name in ("SamplingParams", "Grammar", "GrammarKind"):
-        from mizzen.core import params
+        from mizzen.core import sampling_params
 
-        return getattr(params, name)
+        return getattr(sampling_params, name)
     if name in ("LLM", "Completion"):
         from mizzen import offline
 

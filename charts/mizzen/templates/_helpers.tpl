@@ -1,4 +1,4 @@
-{{/* The prefix of all names. */}}
+{{/* Prefix of all object names. */}}
 {{- define "mizzen.fullname" -}}
 {{- $release := .Release.Name -}}
 {{- with .Values.nameOverride }}{{ $release = printf "%s-%s" $release . }}{{ end -}}
@@ -9,14 +9,14 @@
 {{ include "mizzen.fullname" . }}-operator
 {{- end }}
 
-{{/* Labels that select the operator's pods; they never change between versions, a Deployment's selector cannot. */}}
+{{/* Labels that select the operator's pods. They never change between versions, because a Deployment's selector is immutable. */}}
 {{- define "mizzen.selector" -}}
 app.kubernetes.io/name: {{ .Values.nameOverride | default "mizzen" | quote }}
 app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{/* An image's reference: the digest, else the tag, else the chart's appVersion. */}}
+{{/* Image reference: with the digest if set, else the tag, else the chart's appVersion. */}}
 {{- define "mizzen.image" -}}
 {{- $image := index .root.Values.images .program -}}
 {{- $name := $image.repository -}}
@@ -26,7 +26,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* The namespace whose services are served; empty for all. */}}
+{{/* Namespace whose services are served; empty for all namespaces. */}}
 {{- define "mizzen.namespace" -}}
 {{- if eq .Values.rbac.scope "namespace" -}}
 {{ .Values.operator.watchNamespace | default .Release.Namespace }}
@@ -35,7 +35,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* What the files' paths may lead to, as JSON; the same as mizzen_operator/chart.py makes without Helm. */}}
+{{/* Values available to the templates in files/, as JSON; mizzen_operator/chart.py builds the same without Helm. */}}
 {{- define "mizzen.scope" -}}
 {{- $operator := include "mizzen.operator" . -}}
 {{- $account := .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary $operator "default") -}}
@@ -57,7 +57,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   | toJson }}
 {{- end }}
 
-{{/* Labels of every object; the component is given. */}}
+{{/* Common labels of an object; takes root, component and, optionally, more. */}}
 {{- define "mizzen.labels" -}}
 {{- $own := dict
   "app.kubernetes.io/name" (.root.Values.nameOverride | default "mizzen")
@@ -69,7 +69,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- merge $own .root.Values.commonLabels (.more | default dict) | toYaml }}
 {{- end }}
 
-{{/* Metadata of an object: component and name are given; annotations, labels and namespace may be. */}}
+{{/* Metadata of an object; takes root, component, name and, optionally, annotations, more labels and namespace. */}}
 {{- define "mizzen.metadata" -}}
 name: {{ .name | quote }}
 namespace: {{ .namespace | default .root.Release.Namespace | quote }}
@@ -81,7 +81,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Not empty when monitors, rules and dashboards are wanted. */}}
+{{/* Non-empty if monitors, rules and dashboards should be installed. */}}
 {{- define "mizzen.monitoring" -}}
 {{- $wanted := .Values.monitoring.enabled -}}
 {{- if kindIs "bool" $wanted -}}
@@ -91,7 +91,7 @@ yes
 {{- end }}
 {{- end }}
 
-{{/* Labels of the pod of `helm test`. */}}
+{{/* Labels of the `helm test` pod. */}}
 {{- define "mizzen.test.selector" -}}
 app.kubernetes.io/name: {{ .Values.nameOverride | default "mizzen" | quote }}
 app.kubernetes.io/component: test

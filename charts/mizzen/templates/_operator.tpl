@@ -1,4 +1,4 @@
-{{/* One object of the files, with what Helm lays over it; empty when it is not wanted. Gets object and root. */}}
+{{/* One object of files/ with the chart's overrides applied; empty if it is disabled. Takes object and root. */}}
 {{- define "mizzen.finished" -}}
 {{- $object := .object -}}
 {{- $values := .root.Values -}}
@@ -20,7 +20,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Takes the right to list Secrets from a role. */}}
+{{/* Removes the rule that allows listing Secrets from a role. */}}
 {{- define "mizzen.unlisted" -}}
 {{- $kept := list -}}
 {{- range .object.rules }}
@@ -29,7 +29,7 @@
 {{- if $kept }}{{ $_ := set .object "rules" $kept }}{{ end -}}
 {{- end }}
 
-{{/* Makes a cluster-wide role or binding one of the namespace that is served. */}}
+{{/* Turns a ClusterRole or ClusterRoleBinding into a Role or RoleBinding in the served namespace. */}}
 {{- define "mizzen.namespaced" -}}
 {{- $object := .object -}}
 {{- if hasPrefix "Cluster" $object.kind }}
@@ -42,7 +42,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Lays what is not a plain value over the operator's Deployment. */}}
+{{/* Applies structured values (lists and maps) to the operator's Deployment. */}}
 {{- define "mizzen.deployment" -}}
 {{- $values := .root.Values.operator -}}
 {{- $template := .object.spec.template -}}

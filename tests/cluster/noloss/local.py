@@ -20,7 +20,7 @@ from mizzen_local.controlplane import ControlPlane
 from noloss.changes import Pod, Which
 
 PROXY = Path(__file__).with_name("api_faults.py")
-RANKS = ("mizzen.server.rank", "mizzen.server.simulated_rank")
+RANKS = ("mizzen.server.ranks.leader", "mizzen.server.ranks.simulated")
 PROXY_SECONDS = 60.0
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from msgspec.structs import replace as replace_fields
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import DecodeBatch
-from mizzen.core.flight import Release
-from mizzen.core.memory import KvMemory
-from mizzen.core.radix import Duplicate, Node, RadixTree
+from mizzen.core.decode_batch import DecodeBatch
+from mizzen.core.inflight import Release
+from mizzen.core.kv.manager import KvMemory
+from mizzen.core.kv.radix_cache import Duplicate, RadixTree
+from mizzen.core.kv.radix_node import Node
 from mizzen.core.request import Int32
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.sequence import Sequence

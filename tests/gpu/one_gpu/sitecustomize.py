@@ -94,8 +94,8 @@ def change_group(module: Any) -> None:
 
 
 CHANGES = {
-    "mizzen.engine.choices": change_choices,
-    "mizzen.engine.place": change_place,
-    "mizzen.parallel.group": change_group,
+    "mizzen.engine.loading.resolve": change_choices,
+    "mizzen.engine.loading.placement": change_place,
+    "mizzen.parallel.process_group": change_group,
 }
 sys.meta_path.insert(0, Finder())

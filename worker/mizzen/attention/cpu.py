@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
+from mizzen.attention.prefix_spans import Spans, cut_spans
 from mizzen.attention.reference import ReferenceAttention, grouped
-from mizzen.attention.spans import Spans, cut_spans
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """PyTorch's CPU kernel behind scaled_dot_product_attention; called by name because it returns log-sum-exps.

@@ -34,7 +34,7 @@ from mizzen.attention.base import (
 from mizzen.core.request import Int32
 
 if TYPE_CHECKING:
-    from mizzen.kernels.ragged import PageLists
+    from mizzen.kernels.attention.page_indices import PageLists
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 HEADS = (64, 128, 256)
@@ -227,7 +227,7 @@ class FlashInferAttention(AttentionBackend):
 
     def make_room(self, rows: int, columns: int) -> PageLists:
         """Allocate what captured batches of at most `rows` share; return their lists."""
-        from mizzen.kernels.ragged import PageLists
+        from mizzen.kernels.attention.page_indices import PageLists
 
         geometry = self.geometry
         self.lists = PageLists.allocate(rows, rows * columns, self.device)
@@ -266,7 +266,7 @@ class FlashInferAttention(AttentionBackend):
 
     def listed(self, slots: NDArray[Any], lengths: Int32, pages: Pages, total: int) -> PageLists:
         """List the pages of a batch whose lengths the host knows."""
-        from mizzen.kernels.ragged import PageLists, list_pages
+        from mizzen.kernels.attention.page_indices import PageLists, list_pages
 
         packed = torch.from_numpy(np.stack([slots.astype(np.int32), lengths])).pin_memory()
         packed = packed.to(self.device, non_blocking=True)
@@ -297,7 +297,7 @@ class FlashInferAttention(AttentionBackend):
             lengths: int32 [rows], tokens whose KV is read, the query's own included.
             table: int32 [slots, columns].
         """
-        from mizzen.kernels.ragged import list_pages
+        from mizzen.kernels.attention.page_indices import list_pages
 
         rows = len(slots)
         batch = self.graphs.get(rows)

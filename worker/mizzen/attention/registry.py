@@ -36,14 +36,14 @@ def cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
 
 def fa3(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend that is fast on Hopper."""
-    from mizzen.attention.fa3 import Fa3Attention
+    from mizzen.attention.flash_attention3 import Fa3Attention
 
     return Fa3Attention(geometry, kv)
 
 
 def split(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend of our own kernel, for decodes."""
-    from mizzen.attention.split import SplitAttention
+    from mizzen.attention.flash_decode import SplitAttention
 
     return SplitAttention(geometry, kv)
 
@@ -75,15 +75,15 @@ FACTORIES: dict[str, Factory] = {
 
 def hindrances() -> dict[str, Missing]:
     """Return what asks of each backend whether it runs."""
-    from mizzen.attention import fa3, flashinfer, split
+    from mizzen.attention import flash_attention3, flash_decode, flashinfer
 
     return {
         "cpu": off_cpu,
-        "fa3": fa3.missing,
+        "fa3": flash_attention3.missing,
         "flashinfer": flashinfer.missing,
         "flashinfer-fa3": lambda geometry, kv: flashinfer.missing(geometry, kv, "fa3"),
         "reference": lambda geometry, kv: None,
-        "split": split.missing,
+        "split": flash_decode.missing,
     }
 
 

@@ -1,4 +1,4 @@
-"""`mizzen fetch`: a model from a hub, a bucket or a registry into a folder."""
+"""`mizzen fetch`: fetch a model from a hub, a bucket or a registry into a folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _fetch(
     source: Annotated[
         str, typer.Argument(help="hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag")
     ],
-    to: Annotated[Path, typer.Option("--to", help="Folder of this one model; made where it is missing")],
+    to: Annotated[Path, typer.Option("--to", help="Folder for this model only; created if missing")],
     **values: Any,
 ) -> None:
-    """Fetch a model into a folder: resumable, checked, and not again when it is there."""
+    """Fetch a model into a folder: resumable, with checksums, and only once."""
     config = build(FetchConfig, values)
-    from mizzen.fetch.run import run
+    from mizzen.fetch.run import run_fetch
 
-    raise typer.Exit(run(source, to, config))
+    raise typer.Exit(run_fetch(source, to, config))
 
 
 command = offer(_fetch, settings(FetchConfig))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import typer
 
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
 """What the help shows for a value."""
@@ -34,7 +34,7 @@ class Setting:
 
 
 def settings(config: type) -> list[Setting]:
-    """Return the settings of a dataclass whose fields are declared with `mizzen.core.options.option`."""
+    """Return the settings of a dataclass whose fields are declared with `mizzen.common.options.option`."""
     hints = typing.get_type_hints(config)
     result = []
     for field in dataclasses.fields(config):

@@ -116,8 +116,8 @@ def make_plan(model: Path, values: dict[str, Any], folder: Path) -> Plan:
     Raises:
         typer.BadParameter: names the option and what would be right.
     """
-    from mizzen.server.check import check_config
-    from mizzen.wire.keys import write_keys
+    from mizzen.server.config_check import check_config
+    from mizzen.wire.curve_keys import write_keys
 
     _check_model(model)
     local = "127.0.0.1"

@@ -15,7 +15,7 @@ import typer
 
 from mizzen.commands.children import follow_parent
 from mizzen.commands.options import Setting, settings
-from mizzen.core.options import flag
+from mizzen.common.options import flag
 from mizzen.server.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.draft import Draft
-from mizzen.core.memory import KvMemory
+from mizzen.core.kv.manager import KvMemory
+from mizzen.core.kv.radix_cache import Known
+from mizzen.core.kv.radix_node import Node
+from mizzen.core.plan_builder import Draft
 from mizzen.core.policies import POLICIES
-from mizzen.core.queue import WaitingQueue
-from mizzen.core.radix import Known, Node
 from mizzen.core.sequence import Phase, Sequence
+from mizzen.core.waiting_queue import WaitingQueue
 
 _SHARED_TOKENS = 32
 """A request waits for another's chunk when the two have at least so many more tokens in common."""
@@ -74,7 +75,7 @@ class Admission:
                 self._memory.cache.unlock(node)
                 passed_over = True
                 continue
-            if not self._memory.seize(sequence, node, reserve):
+            if not self._memory.allocate(sequence, node, reserve):
                 self._memory.cache.unlock(node)
                 if not passed_over:
                     self._note_short(running + len(admitted))

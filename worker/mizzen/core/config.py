@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mizzen.core.eviction import STRATEGIES
-from mizzen.core.options import check, option, required
+from mizzen.common.options import check, option, required
+from mizzen.core.kv.eviction import STRATEGIES
 from mizzen.core.policies import POLICIES
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mizzen.core.output import Reports, RequestLogprobs, RequestVector
-from mizzen.core.params import SamplingParams
-from mizzen.core.plan import Asks, Side, SlotLogprobs
+from mizzen.core.outputs import Reports, RequestLogprobs, RequestVector
 from mizzen.core.request import Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.sequence import Sequence
+from mizzen.core.step_plan import Asks, Side, SlotLogprobs
 
 NO_REPORTS = Reports()
 _PLAIN = (0.0, 0.0, 1.0, 0, (), None, None, None)

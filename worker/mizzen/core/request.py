@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mizzen.core.params import SamplingParams
+from mizzen.core.sampling_params import SamplingParams
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

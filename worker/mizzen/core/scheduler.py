@@ -14,24 +14,24 @@ import numpy as np
 
 from mizzen.core.admission import Admission
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.decode import DecodeBatch
-from mizzen.core.draft import Draft
+from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.events import Abort, Arrive, Event
-from mizzen.core.flight import Flight, Flights, Release
-from mizzen.core.intake import Intake
-from mizzen.core.integrity import find_faults
-from mizzen.core.memory import KvMemory
-from mizzen.core.output import CacheEvents, Load, StepOutput
-from mizzen.core.pace import Pace
-from mizzen.core.plan import StepPlan, StepTokens
+from mizzen.core.inflight import Flight, Flights, Release
+from mizzen.core.kv.integrity import find_faults
+from mizzen.core.kv.manager import KvMemory
+from mizzen.core.kv.radix_cache import Duplicate
+from mizzen.core.outputs import CacheEvents, Load, StepOutput
+from mizzen.core.plan_builder import Draft
 from mizzen.core.policies import RANKED
-from mizzen.core.preempt import victims
-from mizzen.core.prompts import fill, fill_by_rank, tokens_ahead
-from mizzen.core.radix import Duplicate
+from mizzen.core.preemption import victims
+from mizzen.core.prefill import fill, fill_by_rank, tokens_ahead
+from mizzen.core.prefill_budget import Pace
 from mizzen.core.report import NO_REPORTS, reports
 from mizzen.core.request import Finished, FinishReason, Int32, Request
 from mizzen.core.sequence import Phase, Sequence
-from mizzen.core.stops import StopTable
+from mizzen.core.step_plan import StepPlan, StepTokens
+from mizzen.core.stop_tokens import StopTable
+from mizzen.core.validation import Intake
 
 MAX_FAULTS_TOLD = 16
 """One defect may show in every page."""

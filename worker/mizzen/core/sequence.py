@@ -19,7 +19,7 @@ import enum
 
 import numpy as np
 
-from mizzen.core.radix import Node
+from mizzen.core.kv.radix_node import Node
 from mizzen.core.request import Int32, Request
 
 

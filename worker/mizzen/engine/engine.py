@@ -8,13 +8,13 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from mizzen.core.events import Abort, Arrive, Event
-from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
-from mizzen.core.plan import Runner
+from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
-from mizzen.engine.grammar.intake import GrammarIntake, Grammars
+from mizzen.core.step_plan import Runner
+from mizzen.engine.grammar.pending import GrammarIntake, Grammars
 from mizzen.engine.info import EngineInfo
-from mizzen.engine.loop import OverlapLoop
+from mizzen.engine.overlap_loop import OverlapLoop
 
 
 class Profiled(Protocol):
@@ -26,7 +26,7 @@ class Profiled(Protocol):
 
 
 class Engine:
-    """A scheduler and a device with a model; see `mizzen.engine.build.load_engine`.
+    """A scheduler and a device with a model; see `mizzen.engine.loading.loader.load_engine`.
 
     `submit` and `abort` may be called from any thread; the rest from one. A request with a grammar waits for
     its compilation outside of the scheduler, so that it holds up nobody.

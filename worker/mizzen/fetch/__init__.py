@@ -1,1 +1,1 @@
-"""Brings a model's files from a hub, a bucket or a registry into a folder, whole or not at all."""
+"""Fetch a model's files from a hub, a bucket or a registry into a folder, completely or not at all."""

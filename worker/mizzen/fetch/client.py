@@ -1,4 +1,4 @@
-"""HTTP as all sources need it: redirects without credentials, deadlines, tries with pauses between them."""
+"""HTTP client of all sources: time-outs, retries with back-off, and redirects without credentials."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from weakref import WeakSet
 
 import httpx
 
-from mizzen.fetch.errors import Corrupt, FetchError, Stopped, Unreachable
+from mizzen.fetch.errors import CorruptDownload, FetchError, FetchStopped, ServerUnavailable
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 MAX_REDIRECTS = 5
 MAX_BODY = 64 * 1024 * 1024
-"""Of lists and manifests."""
-_PASSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOVED = frozenset({301, 302, 303, 307, 308})
+"""Largest list or manifest that is read, in bytes."""
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 Result = TypeVar("Result")
 
 
 class Credentials(Protocol):
-    """Makes the headers that show who asks."""
+    """Creates the headers that authorize a request."""
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Headers for a request of `url` with the headers `given`; asked anew for each request."""
+        """Return the headers that authorize a request with the headers `given`; called for each request."""
         ...
 
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        """Whether a 401 has taught it something, so that another try is worth it."""
+    def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
+        """Update the credentials after a 401; return whether another try may succeed."""
         ...
 
 
-class Shown:
-    """Shows the same in every request."""
+class StaticCredentials:
+    """Sends the same `Authorization` header with every request."""
 
     def __init__(self, authorization: str = "") -> None:
-        """Show this `Authorization`; nothing when it is empty."""
+        """Send `authorization`; an empty one sends no header."""
         self.authorization = authorization
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """What is shown."""
+        """Return the `Authorization` header, if there is one."""
         return {"Authorization": self.authorization} if self.authorization else {}
 
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        """There is nothing else to show."""
+    def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
+        """Return False: there are no other credentials to try."""
         return False
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a URL."""
+    """Return the scheme, host and port of a URL."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
-class Client:
-    """GET requests of one fetch, from any thread."""
+class FetchClient:
+    """GET and HEAD requests of one fetch. Thread-safe."""
 
     def __init__(
         self,
@@ -70,57 +70,67 @@ class Client:
         attempts: int,
         connections: int,
         stop: threading.Event,
-        on_trouble: Callable[[str], None] = lambda text: None,
+        on_retry: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Ask servers; `stop` ends every wait, `on_trouble` hears of what is tried again."""
+        """Create a client with up to `connections` + 2 connections.
+
+        Args:
+            timeout: seconds without data after which a request fails.
+            attempts: consecutive failed tries after which `retry` gives up.
+            connections: number of concurrent downloads.
+            stop: ends every wait once it is set.
+            on_retry: called with a message before each retry.
+        """
         self._stop = stop
         self._abandoned = threading.Event()
         self._streams: WeakSet[Any] = WeakSet()
         self._lock = threading.Lock()
         self._attempts = attempts
-        self._on_trouble = on_trouble
+        self._on_trouble = on_retry
         self._http = httpx.Client(
             timeout=httpx.Timeout(timeout, pool=None),
             limits=httpx.Limits(max_connections=connections + 2, max_keepalive_connections=connections),
             follow_redirects=False,
             headers={"User-Agent": "mizzen-fetch", "Accept-Encoding": "identity"},
-            auth=lambda request: request,  # without it, passwords of ~/.netrc would go along
+            auth=lambda request: request,  # otherwise httpx would send passwords from ~/.netrc
         )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close all connections."""
         self._http.close()
 
     def abandon(self) -> None:
-        """End what is under way in all threads, also where a server is silent."""
+        """Abort the running requests of all threads, even if the server is silent."""
         with self._lock:
             self._abandoned.set()
             streams = list(self._streams)
         for stream in streams:
-            _cut(stream)
+            _shut_down(stream)
 
     def _trace(self, event: str, about: Mapping[str, Any]) -> None:
-        """Hear of connections as they are made; with TLS each is made twice, and the later one counts."""
+        """Keep each new connection for `abandon`; with TLS there are two events, and the later one counts."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             stream = about["return_value"]
             with self._lock:
                 self._streams.add(stream)
                 late = self._abandoned.is_set()
             if late:
-                _cut(stream)
+                _shut_down(stream)
 
-    def check(self) -> None:
-        """Raise Stopped once an end is asked for."""
+    def raise_if_stopped(self) -> None:
+        """Raise `FetchStopped` if the fetch was asked to stop or was abandoned."""
         if self._stop.is_set() or self._abandoned.is_set():
-            raise Stopped("it was asked to end; what is there so far is kept for the next start")
+            raise FetchStopped(
+                "the fetch was asked to stop; the data fetched so far is kept for the next start"
+            )
 
     def get(
         self, url: str, credentials: Credentials, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """A whole answer, however often it must be asked for.
+        """Return a complete response, with retries.
 
         Raises:
-            FetchError: the server refuses, or fails for too long.
+            FetchError: the server rejects the request, or keeps failing.
         """
 
         def ask() -> httpx.Response:
@@ -129,42 +139,42 @@ class Client:
                 for part in read(response):
                     body += part
                     if len(body) > MAX_BODY:
-                        raise FetchError(f"{shown(url)} answers more than {MAX_BODY} bytes")
+                        raise FetchError(f"{redacted(url)} returned more than {MAX_BODY} bytes")
                 return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))
 
-        return self.persist(ask)
+        return self.retry(ask)
 
-    def peek(self, url: str, credentials: Credentials, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """The headers of a file, by HEAD.
+    def head(self, url: str, credentials: Credentials, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the response headers of a HEAD request, with retries.
 
         Raises:
-            FetchError: the server refuses, or fails for too long.
+            FetchError: the server rejects the request, or keeps failing.
         """
 
         def ask() -> Mapping[str, str]:
             with self.stream(url, credentials, headers, "HEAD") as response:
                 return response.headers
 
-        return self.persist(ask)
+        return self.retry(ask)
 
-    def persist(self, work: Callable[[], Result], moved: Callable[[], int] = lambda: 0) -> Result:
-        """Do something until no server fails any more.
+    def retry(self, work: Callable[[], Result], progress: Callable[[], int] = lambda: 0) -> Result:
+        """Call `work` until it succeeds, with exponential back-off between tries.
 
         Args:
-            work: raises Unreachable when a server failed.
-            moved: a number that grows as long as something comes; tries count from its last change.
+            work: raises ServerUnavailable if a server failed.
+            progress: returns a number that grows while data arrives; a change resets the count of tries.
 
         Raises:
-            FetchError: the work's own, or Unreachable after too many tries in a row.
+            FetchError: any other error of `work`, or ServerUnavailable after too many consecutive tries.
         """
-        failures, at = 0, moved()
+        failures, at = 0, progress()
         while True:
-            self.check()
+            self.raise_if_stopped()
             try:
                 return work()
-            except Unreachable as error:
-                failures = 1 if moved() != at else failures + 1
-                at = moved()
+            except ServerUnavailable as error:
+                failures = 1 if progress() != at else failures + 1
+                at = progress()
                 if failures >= self._attempts:
                     raise
                 pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
@@ -180,81 +190,85 @@ class Client:
         headers: Mapping[str, str] | None = None,
         method: str = "GET",
     ) -> Iterator[httpx.Response]:
-        """The answer to a request, its body unread, after redirects. Credentials go to the first host alone.
+        """Yield the response after redirects, with its body unread. Only the first host gets the credentials.
 
         Raises:
-            Unreachable: the server failed in a way that may pass.
-            FetchError: it refuses.
+            ServerUnavailable: the server failed temporarily.
+            FetchError: the server rejected the request.
         """
         home, given = origin(url), dict(headers or {})
-        learned = False
+        reauthorized = False
         for _ in range(MAX_REDIRECTS + 2):
-            shows = credentials.headers(method, url, given) if origin(url) == home else {}
+            authorization = credentials.headers(method, url, given) if origin(url) == home else {}
             try:
                 request = self._http.build_request(
-                    method, url, headers={**given, **shows}, extensions={"trace": self._trace}
+                    method, url, headers={**given, **authorization}, extensions={"trace": self._trace}
                 )
                 response = self._http.send(request, stream=True)
             except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
-                raise Unreachable(f"{shown(url)} does not answer: {brief(error)}") from error
+                raise ServerUnavailable(
+                    f"{redacted(url)} does not answer: {describe_error(error)}"
+                ) from error
             try:
-                if response.status_code in _MOVED:
-                    url = _next(url, response)
+                if response.status_code in _REDIRECT_STATUSES:
+                    url = _redirect_target(url, response)
                     continue
-                if response.status_code == 401 and not learned and origin(url) == home:
-                    learned = True
-                    if credentials.refused(url, response):
+                if response.status_code == 401 and not reauthorized and origin(url) == home:
+                    reauthorized = True
+                    if credentials.handle_unauthorized(url, response):
                         continue
-                _require(response, url)
+                _check_status(response, url)
                 yield response
                 return
             finally:
                 response.close()
-        raise FetchError(f"{shown(url)} is the end of more than {MAX_REDIRECTS} redirects")
+        raise FetchError(f"{redacted(url)} was reached after more than {MAX_REDIRECTS} redirects")
 
 
-def _cut(stream: Any) -> None:
-    """End a connection for whoever reads from it, which closing it would not."""
+def _shut_down(stream: Any) -> None:
+    """Shut down a connection, which (unlike closing it) wakes the thread that reads from it."""
     with suppress(OSError):
         stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-def _next(url: str, response: httpx.Response) -> str:
-    """Where a redirect leads.
+def _redirect_target(url: str, response: httpx.Response) -> str:
+    """Return the target of a redirect.
 
     Raises:
-        FetchError: nowhere, or from an encrypted connection to a plain one.
+        FetchError: the target is invalid, or it is http although `url` is https.
     """
     target = str(httpx.URL(url).join(response.headers.get("location", "")))
     scheme, host, _ = origin(target)
     if scheme not in ("http", "https") or not host or target == url:
-        raise FetchError(f"{shown(url)} redirects to {shown(target)!r}, which is no other page")
+        raise FetchError(f"{redacted(url)} redirects to {redacted(target)!r}, which is not another page")
     if scheme == "http" and origin(url)[0] == "https":
         raise FetchError(
-            f"{shown(url)} redirects to {shown(target)}, which is not encrypted: it is not followed"
+            f"{redacted(url)} redirects to {redacted(target)}, which is not encrypted: refusing to follow"
         )
     return target
 
 
-def _require(response: httpx.Response, url: str) -> None:
-    """Check that an answer is a good one.
+def _check_status(response: httpx.Response, url: str) -> None:
+    """Check the status and encoding of a response.
 
     Raises:
-        Unreachable, FetchError, Refusal: it is not.
+        ServerUnavailable: the status is a temporary failure.
+        RequestRejected: the status is a permanent failure.
+        FetchError: the body is compressed.
     """
     code = response.status_code
-    if code in _PASSES:
-        raise Unreachable(f"{shown(url)} answers {code}", _after(response))
+    if code in _TRANSIENT_STATUSES:
+        raise ServerUnavailable(f"{redacted(url)} returned {code}", _retry_after(response))
     if code not in (200, 206):
-        raise Refusal(code, f"{shown(url)} answers {code}", response.headers)
+        raise RequestRejected(code, f"{redacted(url)} returned {code}", response.headers)
     if response.headers.get("content-encoding", "identity") not in ("identity", ""):
         raise FetchError(
-            f"{shown(url)} sends {response.headers['content-encoding']}, which was not asked for"
+            f"{redacted(url)} sent {response.headers['content-encoding']}, which was not requested"
         )
 
 
-class Refusal(FetchError):
-    """A server's answer that no other try changes, with its status."""
+class RequestRejected(FetchError):
+    """A response that means permanent failure, with its status code and headers."""
 
     def __init__(self, code: int, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -262,47 +276,49 @@ class Refusal(FetchError):
         self.headers = headers
 
 
-def _after(response: httpx.Response) -> float:
+def _retry_after(response: httpx.Response) -> float:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() else 0.0
 
 
 def read(response: httpx.Response, size: int = 1024 * 1024) -> Iterator[bytes]:
-    """The parts of a body as they are sent.
+    """Yield the body in chunks of up to `size` bytes.
 
     Raises:
-        Unreachable: the connection failed before the end.
+        ServerUnavailable: the connection failed before the end.
     """
     try:
         yield from response.iter_raw(size)
     except (httpx.TransportError, OSError) as error:
-        raise Unreachable(f"{shown(str(response.url))} broke off: {brief(error)}") from error
+        raise ServerUnavailable(
+            f"{redacted(str(response.url))} broke off: {describe_error(error)}"
+        ) from error
 
 
-def shown(url: str) -> str:
-    """A URL without what may be secret in it."""
+def redacted(url: str) -> str:
+    """Return a URL without its password and query, which may be secret."""
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"[:300]
 
 
-def brief(error: Exception) -> str:
-    """An error's kind and text, on one line and not too long."""
+def describe_error(error: Exception) -> str:
+    """Return the type and text of an error on one line, 300 characters at most."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-class Pace:
-    """Lets so many bytes a second pass, over all threads."""
+class RateLimiter:
+    """Limits the total download rate of all threads."""
 
     def __init__(self, rate: int, stop: threading.Event) -> None:
-        """Pass `rate` bytes a second; 0 passes all."""
+        """Limit to `rate` bytes per second; 0 is no limit."""
         self._rate = rate
         self._stop = stop
         self._lock = threading.Lock()
         self._free_at = time.monotonic()
 
-    def take(self, count: int) -> None:
-        """Wait until `count` more bytes may pass."""
+    def acquire(self, count: int) -> None:
+        """Wait until `count` more bytes fit into the rate."""
         if not self._rate:
             return
         with self._lock:
@@ -312,19 +328,21 @@ class Pace:
         self._stop.wait(wait)
 
 
-def begins(url: str, response: httpx.Response, start: int, end: int, size: int) -> int:
-    """Where the body of an answer to `Range: bytes=start-(end-1)` begins: at `start`, or at 0 without ranges.
+def check_range(url: str, response: httpx.Response, start: int, end: int, size: int) -> int:
+    """Return the offset of the body in a response to `Range: bytes=start-(end-1)`.
+
+    That is `start`, or 0 if the server does not support ranges.
 
     Raises:
-        Corrupt: it is another range, or of a file of another size.
+        CorruptDownload: the response has another range, or the file has another size.
     """
     if response.status_code == 200:
         length = response.headers.get("content-length", "")
         if length.isdecimal() and int(length) != size:
-            raise Corrupt(f"{shown(url)} has {length} bytes now, {size} were promised")
+            raise CorruptDownload(f"{redacted(url)} now has {length} bytes, expected {size}")
         return 0
     wanted = f"bytes {start}-{end - 1}/{size}"
     found = response.headers.get("content-range", "")
     if found != wanted:
-        raise Corrupt(f"{shown(url)} sends {found!r}, {wanted!r} was asked for")
+        raise CorruptDownload(f"{redacted(url)} sent {found!r}, expected {wanted!r}")
     return start

@@ -1,46 +1,52 @@
-"""Everything that a fetch can be told, in one frozen object."""
+"""Configuration of a fetch, as one frozen dataclass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mizzen.core.options import check, option
+from mizzen.common.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    """Options of `mizzen fetch`; each field is an option of the same name."""
+    """Options of `mizzen fetch`, one per field and with the same name."""
 
     endpoint: str = option(
-        "", "Base URL in place of the public hub's (hf), Amazon's (s3) or the registry's own (oci)"
+        "", "Base URL in place of the public hub (hf), Amazon S3 (s3) or the registry itself (oci)"
     )
-    region: str = option("", "Region of s3; without it the credentials file's, else us-east-1")
+    region: str = option(
+        "", "Region of the bucket (s3); by default that of the credentials file, else us-east-1"
+    )
     credentials: str | None = option(
-        None, "File with a token (hf), a credentials file of AWS (s3), or a config.json of Docker (oci)"
+        None, "File with a token (hf), AWS credentials (s3) or a Docker config.json (oci)"
     )
-    pin: str = option("", "Revision to take in place of the one that the source's branch or tag has now")
+    pin: str = option("", "Revision to fetch in place of the current one of the source's branch or tag")
     include: tuple[str, ...] = option(
-        (), "Pattern of files to take, in place of safetensors, JSON, templates and tokenizers; repeatable"
+        (), "Pattern of files to fetch, in place of safetensors, JSON, templates and tokenizers; repeatable"
     )
-    exclude: tuple[str, ...] = option((), "Pattern of files to leave out; repeatable")
-    connections: int = option(8, "Downloads at once", low=1, high=64)
-    max_rate: int = option(0, "Bytes a second at most; 0 is no limit", low=0)
-    max_bytes: int = option(0, "Refuse a model of more bytes; 0 is no limit", low=0)
-    timeout_seconds: float = option(30.0, "A server that is silent this long counts as failed", low=0.1)
-    attempts: int = option(8, "Tries in a row that bring not one byte, before the fetch fails", low=1)
-    lock_seconds: float = option(86400.0, "How long to wait for another fetch into the same folder", low=0)
+    exclude: tuple[str, ...] = option((), "Pattern of files to skip; repeatable")
+    connections: int = option(8, "Number of concurrent downloads", low=1, high=64)
+    max_rate: int = option(0, "Maximum download rate in bytes per second; 0 is no limit", low=0)
+    max_bytes: int = option(0, "Maximum size of the model in bytes; 0 is no limit", low=0)
+    timeout_seconds: float = option(30.0, "Time without data after which a server counts as failed", low=0.1)
+    attempts: int = option(
+        8, "Consecutive tries without a single new byte after which the fetch fails", low=1
+    )
+    lock_seconds: float = option(86400.0, "Time to wait for another fetch into the same folder", low=0)
     progress_host: str = option("127.0.0.1", "Address of /progress and /healthz")
-    progress_port: int = option(-1, "Port of /progress and /healthz; -1 is none", low=-1, high=65535)
+    progress_port: int = option(
+        -1, "Port of /progress and /healthz; with -1 they are not served", low=-1, high=65535
+    )
     termination_message: str = option(
-        "/dev/termination-log", "File that gets the result or the reason of a failure, where it exists"
+        "/dev/termination-log", "File that gets the result or the reason of a failure, if its folder exists"
     )
 
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
-            ValueError: names the option and what would be right.
+            ValueError: a value is invalid; the message names the option and the allowed values.
         """
         check(self)
         url = urlsplit(self.endpoint)

@@ -1,4 +1,4 @@
-"""Checksums of whole files."""
+"""Checksums of complete files."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from mizzen.fetch.errors import Corrupt
+from mizzen.fetch.errors import CorruptDownload
 
 _READ = 4 * 1024 * 1024
 
 
 def sha256(path: Path, check: Callable[[], None] = lambda: None) -> str:
-    """The digest of a file as `sha256:…`; `check` is called once in a while and may raise."""
-    return "sha256:" + _hashed(path, hashlib.sha256(), check)
+    """Return the digest of a file as `sha256:…`; `check` is called regularly and may raise."""
+    return "sha256:" + _hash_file(path, hashlib.sha256(), check)
 
 
 def verify(path: Path, name: str, size: int, digest: str, check: Callable[[], None] = lambda: None) -> str:
-    """Check a file against what its server promised; returns its own sha256.
+    """Verify a file's size and checksum, and return its SHA-256 as `sha256:…`.
 
     Args:
-        path: of the file.
-        name: for messages.
-        size: in bytes.
-        digest: as of `Remote.digest`.
-        check: called once in a while; may raise.
+        path: the file.
+        name: its name in messages.
+        size: expected size in bytes.
+        digest: expected digest, in the format of `RemoteFile.digest`; empty skips the comparison.
+        check: called regularly; may raise.
 
     Raises:
-        Corrupt: size or digest differ.
+        CorruptDownload: the size or the digest differs.
     """
     there = path.stat().st_size
     if there != size:
-        raise Corrupt(f"{name} has {there} bytes, {size} were promised")
+        raise CorruptDownload(f"{name} has {there} bytes, expected {size}")
     own = sha256(path, check)
     kind, _, wanted = digest.partition(":")
     if kind == "git":
-        found = _hashed(path, hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), check)
+        found = _hash_file(path, hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), check)
     elif kind == "md5":
-        found = _hashed(path, hashlib.md5(usedforsecurity=False), check)
+        found = _hash_file(path, hashlib.md5(usedforsecurity=False), check)
     else:
         found = own.partition(":")[2]
     if wanted and found != wanted:
-        raise Corrupt(f"{name} has the checksum {kind}:{found}, {digest} was promised")
+        raise CorruptDownload(f"{name} has checksum {kind}:{found}, expected {digest}")
     return own
 
 
-def _hashed(path: Path, state: hashlib._Hash, check: Callable[[], None]) -> str:
+def _hash_file(path: Path, state: hashlib._Hash, check: Callable[[], None]) -> str:
     with path.open("rb") as file:
         while block := file.read(_READ):
             check()

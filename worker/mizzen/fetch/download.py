@@ -1,7 +1,8 @@
-"""Downloads the files of a plan: in parts, several at once, going on where an earlier try ended.
+"""Download the files of a plan in concurrent segments, resuming where an earlier try stopped.
 
-A file is cut into segments, each got by one connection. What came is noted behind the data, so a process that
-is killed loses at most `CHECKPOINT` bytes a connection, and a checksum of the whole file has the last word.
+Each segment of a file uses one connection. A journal records received bytes only after they are on disk, so
+a killed process loses at most `CHECKPOINT` bytes per connection. A file gets its final name only after its
+checksum has been verified.
 """
 
 from __future__ import annotations
@@ -14,154 +15,164 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from mizzen.fetch.client import Client, Credentials, Pace, Refusal, begins, read, shown
+from mizzen.fetch.client import (
+    Credentials,
+    FetchClient,
+    RateLimiter,
+    RequestRejected,
+    check_range,
+    read,
+    redacted,
+)
 from mizzen.fetch.digests import verify
-from mizzen.fetch.errors import Corrupt, Unreachable
-from mizzen.fetch.plan import Remote
-from mizzen.fetch.progress import Progress
-from mizzen.fetch.store import Store, failed
+from mizzen.fetch.errors import CorruptDownload, ServerUnavailable
+from mizzen.fetch.plan import RemoteFile
+from mizzen.fetch.progress import FetchProgress
+from mizzen.fetch.store import ModelFolder, filesystem_error
 
 SEGMENT = 64 * 1024 * 1024
 CHECKPOINT = 8 * 1024 * 1024
-ROUNDS = 2
-"""How often a file is got anew whose checksum is wrong, before it is the server's fault."""
+MAX_ROUNDS = 2
+"""Number of downloads with a wrong checksum after which the server's copy is considered corrupt."""
 POLL_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Partial:
-    """A file that is being fetched, and which of its bytes are there."""
+class PartialFile:
+    """A file being downloaded, and the bytes of it that have been received."""
 
-    remote: Remote
-    place: Path
+    remote: RemoteFile
+    target: Path
     segment: int
-    there: dict[int, int] = field(default_factory=dict)
-    """Bytes that are there of each segment that has begun, by its start."""
+    received: dict[int, int] = field(default_factory=dict)
+    """Number of received bytes of each started segment, by the segment's start."""
     lock: Lock = field(default_factory=Lock)
 
     @property
     def data(self) -> Path:
-        """The file's bytes, with holes."""
-        return self.place.with_name(self.place.name + ".partial")
+        """Path of the sparse file with the received bytes."""
+        return self.target.with_name(self.target.name + ".partial")
 
     @property
-    def notes(self) -> Path:
-        """Lines of a segment's start and how much of it is there."""
-        return self.place.with_name(self.place.name + ".partial.done")
+    def journal(self) -> Path:
+        """Path of the journal: one line per checkpoint, with a segment's start and its received bytes."""
+        return self.target.with_name(self.target.name + ".partial.done")
 
     @property
-    def done(self) -> int:
-        """Bytes that are there."""
-        return sum(self.there.values())
+    def received_bytes(self) -> int:
+        """Total number of received bytes."""
+        return sum(self.received.values())
 
-    def starts(self) -> range:
-        """The start of every segment; none of an empty file."""
+    def segment_starts(self) -> range:
+        """Return the start of every segment; an empty file has none."""
         return range(0, self.remote.size, self.segment)
 
-    def end(self, start: int) -> int:
-        """The end of the segment at `start`."""
+    def segment_end(self, start: int) -> int:
+        """Return the end of the segment that begins at `start`."""
         return min(start + self.segment, self.remote.size)
 
-    def recall(self) -> None:
-        """Take what an earlier process has left; what makes no sense is not there."""
-        self.there = {}
+    def load_journal(self) -> None:
+        """Load the journal of an earlier process; invalid lines are ignored."""
+        self.received = {}
         try:
             size = self.data.stat().st_size if not self.data.is_symlink() else 0
-            lines = self.notes.read_text().splitlines()
+            lines = self.journal.read_text().splitlines()
         except (OSError, ValueError):
             return
         for line in lines:
             words = line.split()
             if len(words) != 2 or not all(word.isdecimal() for word in words):
-                continue  # the end of a line may be missing
+                continue  # the last line may be incomplete
             start, count = map(int, words)
-            if start in self.starts() and start + count <= min(self.end(start), size):
-                self.there[start] = max(count, self.there.get(start, 0))
+            if start in self.segment_starts() and start + count <= min(self.segment_end(start), size):
+                self.received[start] = max(count, self.received.get(start, 0))
 
-    def note(self, start: int, count: int, descriptor: int) -> None:
-        """Note that so many bytes of a segment are there, once they are on the disk."""
+    def record(self, start: int, count: int, descriptor: int) -> None:
+        """Sync the data, then record `count` received bytes of the segment at `start`."""
         os.fdatasync(descriptor)
-        with self.lock, self.notes.open("a") as notes:
-            notes.write(f"{start} {count}\n")
-            self.there[start] = count
+        with self.lock, self.journal.open("a") as file:
+            file.write(f"{start} {count}\n")
+            self.received[start] = count
 
     @property
-    def placed(self) -> bool:
-        """The file has its own name: all its bytes are there."""
-        return self.place.is_file() and self.place.stat().st_size == self.remote.size
+    def is_complete(self) -> bool:
+        """Whether the file has its final name and size."""
+        return self.target.is_file() and self.target.stat().st_size == self.remote.size
 
-    def forget(self) -> None:
-        """Throw away what is there."""
-        self.there = {}
-        self.place.unlink(missing_ok=True)
-        self.notes.unlink(missing_ok=True)
+    def discard(self) -> None:
+        """Delete all received data."""
+        self.received = {}
+        self.target.unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
         self.data.unlink(missing_ok=True)
 
 
 class Downloader:
-    """Gets the files of one plan."""
+    """Downloads the files of one plan."""
 
     def __init__(
         self,
-        client: Client,
+        client: FetchClient,
         credentials: Credentials,
-        store: Store,
-        progress: Progress,
+        store: ModelFolder,
+        progress: FetchProgress,
         *,
         connections: int,
-        pace: Pace,
+        limiter: RateLimiter,
         segment: int = SEGMENT,
         checkpoint: int = CHECKPOINT,
     ) -> None:
-        """Download with so many connections; segments and checkpoints are numbers of bytes."""
+        """Download with up to `connections` connections; `segment` and `checkpoint` are in bytes."""
         self._client = client
         self._credentials = credentials
         self._store = store
         self._progress = progress
         self._connections = connections
-        self._pace = pace
+        self._limiter = limiter
         self._segment = segment
         self._checkpoint = checkpoint
 
-    def prepare(self, files: Iterable[Remote]) -> list[Partial]:
-        """What is there of each file; those that are whole already have all their bytes."""
-        partials: list[Partial] = []
+    def open_partials(self, files: Iterable[RemoteFile]) -> list[PartialFile]:
+        """Return the state of each file, as left by earlier tries; complete files count as received."""
+        partials: list[PartialFile] = []
         for remote in files:
-            partial = Partial(remote, self._store.place(remote.path), self._segment)
-            self._store.place(f"{remote.path}.partial")
-            if partial.placed:
-                partial.there = {start: partial.end(start) - start for start in partial.starts()}
+            partial = PartialFile(remote, self._store.path_of(remote.path), self._segment)
+            self._store.path_of(f"{remote.path}.partial")
+            if partial.is_complete:
+                partial.received = {
+                    start: partial.segment_end(start) - start for start in partial.segment_starts()
+                }
             else:
-                partial.recall()
+                partial.load_journal()
             partials.append(partial)
         return partials
 
-    def run(self, partials: Sequence[Partial]) -> Mapping[str, str]:
-        """Get what is missing, check everything; returns each file's sha256 by its path.
+    def download(self, partials: Sequence[PartialFile]) -> Mapping[str, str]:
+        """Download the missing segments, verify all files, and return their SHA-256 by path.
 
         Raises:
-            FetchError: it cannot go on; what came so far stays.
+            FetchError: the download failed; the data received so far is kept.
         """
         with ThreadPoolExecutor(self._connections) as pool:
             try:
-                return self._run(pool, partials)
+                return self._download(pool, partials)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._client.abandon()
                 raise
 
-    def _run(self, pool: ThreadPoolExecutor, partials: Sequence[Partial]) -> Mapping[str, str]:
+    def _download(self, pool: ThreadPoolExecutor, partials: Sequence[PartialFile]) -> Mapping[str, str]:
         digests: dict[str, str] = {}
-        waiting: dict[Future[Any], tuple[Partial, bool]] = {}
-        missing = {partial.remote.path: len(self._missing(partial)) for partial in partials}
+        waiting: dict[Future[Any], tuple[PartialFile, bool]] = {}
+        missing = {partial.remote.path: len(self._missing_segments(partial)) for partial in partials}
         for partial in partials:
-            for start in self._missing(partial):
-                waiting[pool.submit(self._segment_of, partial, start)] = (partial, False)
+            for start in self._missing_segments(partial):
+                waiting[pool.submit(self._fetch_segment, partial, start)] = (partial, False)
             if not missing[partial.remote.path]:
-                waiting[pool.submit(self._accept, partial)] = (partial, True)
+                waiting[pool.submit(self._complete_file, partial)] = (partial, True)
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED, timeout=POLL_SECONDS)
-            self._client.check()
+            self._client.raise_if_stopped()
             for future in done:
                 partial, checked = waiting.pop(future)
                 path, result = partial.remote.path, future.result()
@@ -170,86 +181,92 @@ class Downloader:
                     continue
                 missing[path] -= 1
                 if not missing[path]:
-                    waiting[pool.submit(self._accept, partial)] = (partial, True)
+                    waiting[pool.submit(self._complete_file, partial)] = (partial, True)
         return digests
 
-    def _missing(self, partial: Partial) -> list[int]:
-        """Starts of the segments that are not whole."""
-        return [s for s in partial.starts() if partial.there.get(s, 0) < partial.end(s) - s]
+    def _missing_segments(self, partial: PartialFile) -> list[int]:
+        """Return the starts of the incomplete segments."""
+        return [
+            s for s in partial.segment_starts() if partial.received.get(s, 0) < partial.segment_end(s) - s
+        ]
 
-    def _accept(self, partial: Partial) -> str:
-        """Check a whole file, and give it its name; a wrong one is got once more."""
+    def _complete_file(self, partial: PartialFile) -> str:
+        """Verify a file and give it its final name; if the checksum is wrong, download it once more."""
         remote, tried = partial.remote, 0
         while True:
             try:
-                data = partial.place if partial.placed else partial.data
+                data = partial.target if partial.is_complete else partial.data
                 if not remote.size and data == partial.data:
                     data.touch()
-                digest = verify(data, remote.path, remote.size, remote.digest, self._client.check)
+                digest = verify(data, remote.path, remote.size, remote.digest, self._client.raise_if_stopped)
                 if data == partial.data:
-                    data.replace(partial.place)
-                    partial.notes.unlink(missing_ok=True)
+                    data.replace(partial.target)
+                    partial.journal.unlink(missing_ok=True)
                 return digest
-            except Corrupt as error:
+            except CorruptDownload as error:
                 tried += 1
-                self._progress.add(-partial.done)
-                partial.forget()
-                if tried == ROUNDS:
-                    raise Corrupt(f"{error}, twice: the server's copy is broken") from error
-                self._progress.trouble(f"{error}; it is fetched anew")
-                for start in self._missing(partial):
-                    self._segment_of(partial, start)
+                self._progress.add_bytes(-partial.received_bytes)
+                partial.discard()
+                if tried == MAX_ROUNDS:
+                    raise CorruptDownload(f"{error}, twice: the server's copy is corrupt") from error
+                self._progress.report_retry(f"{error}; fetching it again")
+                for start in self._missing_segments(partial):
+                    self._fetch_segment(partial, start)
             except OSError as error:
-                raise failed(error, partial.place) from error
+                raise filesystem_error(error, partial.target) from error
 
-    def _segment_of(self, partial: Partial, start: int) -> None:
-        """Get one segment, or what is missing of it."""
+    def _fetch_segment(self, partial: PartialFile, start: int) -> None:
+        """Download the missing part of one segment, with retries."""
         try:
-            self._client.persist(lambda: self._once(partial, start), lambda: partial.there.get(start, 0))
-        except Refusal as error:
+            self._client.retry(
+                lambda: self._request_range(partial, start), lambda: partial.received.get(start, 0)
+            )
+        except RequestRejected as error:
             if error.code in (412, 416):
-                raise Corrupt(f"{partial.remote.path} is another file at the server by now") from error
+                raise CorruptDownload(f"{partial.remote.path} changed on the server") from error
             raise
         except OSError as error:
-            raise failed(error, partial.data) from error
+            raise filesystem_error(error, partial.data) from error
 
-    def _once(self, partial: Partial, start: int) -> None:
-        remote, end = partial.remote, partial.end(start)
-        at = start + partial.there.get(start, 0)
+    def _request_range(self, partial: PartialFile, start: int) -> None:
+        remote, end = partial.remote, partial.segment_end(start)
+        at = start + partial.received.get(start, 0)
         if at >= end:
             return
         headers = {"Range": f"bytes={at}-{end - 1}"}
         if remote.version:
             headers["If-Match"] = remote.version
         with self._client.stream(remote.url, self._credentials, headers) as response:
-            skip = at - begins(remote.url, response, at, end, remote.size)
-            self._save(partial, start, at, end, _without(read(response), skip, end - at))
+            skip = at - check_range(remote.url, response, at, end, remote.size)
+            self._write_range(partial, start, at, end, _clip(read(response), skip, end - at))
 
-    def _save(self, partial: Partial, start: int, at: int, end: int, parts: Iterable[bytes]) -> None:
-        """Write bytes from `at` on, and note them."""
+    def _write_range(
+        self, partial: PartialFile, start: int, at: int, end: int, parts: Iterable[bytes]
+    ) -> None:
+        """Write bytes from the offset `at` on, and record them in the journal."""
         noted = at
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(partial.data, flags, 0o644)
         try:
             for part in parts:
-                self._client.check()
-                self._pace.take(len(part))
+                self._client.raise_if_stopped()
+                self._limiter.acquire(len(part))
                 _write(descriptor, part, at)
                 at += len(part)
-                self._progress.add(len(part))
+                self._progress.add_bytes(len(part))
                 if at - noted >= self._checkpoint:
-                    partial.note(start, at - start, descriptor)
+                    partial.record(start, at - start, descriptor)
                     noted = at
             if at < end:
-                raise Unreachable(f"{shown(partial.remote.url)} ends {end - at} bytes too early")
+                raise ServerUnavailable(f"{redacted(partial.remote.url)} ended {end - at} bytes too early")
         finally:
             if at > noted:
-                partial.note(start, at - start, descriptor)
+                partial.record(start, at - start, descriptor)
             os.close(descriptor)
 
 
-def _without(parts: Iterable[bytes], skip: int, count: int) -> Iterator[bytes]:
-    """At most `count` of the bytes that come behind the first `skip`."""
+def _clip(parts: Iterable[bytes], skip: int, count: int) -> Iterator[bytes]:
+    """Yield up to `count` bytes after skipping the first `skip` bytes."""
     for part in parts:
         rest = part[skip:]
         skip = max(0, skip - len(part))

@@ -1,17 +1,17 @@
-"""What may go wrong while files are fetched."""
+"""Errors of a fetch."""
 
 from __future__ import annotations
 
 
 class FetchError(Exception):
-    """It cannot go on; the text says why, and what helps."""
+    """The fetch failed; the message gives the reason and the remedy."""
 
 
-class Unreachable(FetchError):
-    """A server failed or did not answer, which may pass.
+class ServerUnavailable(FetchError):
+    """A server failed or did not answer; another try may succeed.
 
     Attributes:
-        after: seconds until it may be asked again, by its own word; 0 when it said nothing.
+        after: seconds to wait before the next try, from `Retry-After`; 0 if the server sent none.
     """
 
     def __init__(self, message: str, after: float = 0.0) -> None:
@@ -19,9 +19,9 @@ class Unreachable(FetchError):
         self.after = after
 
 
-class Corrupt(FetchError):
-    """What came is not what was promised."""
+class CorruptDownload(FetchError):
+    """The received data is not the data that the server announced."""
 
 
-class Stopped(FetchError):
-    """Somebody asked for an end; what is there so far stays."""
+class FetchStopped(FetchError):
+    """The fetch was asked to stop; the data received so far is kept."""

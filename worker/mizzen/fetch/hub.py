@@ -1,4 +1,4 @@
-"""hf://: repositories of a model hub, by its HTTP API."""
+"""Plan fetches from `hf://`: repositories on a model hub, through its HTTP API."""
 
 from __future__ import annotations
 
@@ -8,94 +8,94 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from mizzen.fetch.client import Client, Credentials, Refusal, Shown
+from mizzen.fetch.client import Credentials, FetchClient, RequestRejected, StaticCredentials
 from mizzen.fetch.errors import FetchError
-from mizzen.fetch.plan import Choice, Plan, Remote, made
+from mizzen.fetch.plan import FetchPlan, FileFilter, RemoteFile, make_plan
 from mizzen.fetch.source import HubSource
 
 ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def credentials(text: str) -> Credentials:
-    """The credentials in a file that holds a token.
+def parse_credentials(text: str) -> Credentials:
+    """Return the credentials for a hub token; an empty text means none.
 
     Raises:
-        FetchError: it holds something else.
+        FetchError: the text is not a single token.
     """
     token = text.strip()
     if not token.isascii() or len(token.split()) > 1:
-        raise FetchError("--credentials must hold one token of the hub, and nothing else")
-    return Shown(f"Bearer {token}" if token else "")
+        raise FetchError("--credentials must contain a single hub token and nothing else")
+    return StaticCredentials(f"Bearer {token}" if token else "")
 
 
-def plan(
-    client: Client,
+def plan_fetch(
+    client: FetchClient,
     source: HubSource,
-    shows: Credentials,
-    choice: Choice,
+    credentials: Credentials,
+    choice: FileFilter,
     *,
     endpoint: str = "",
     pin: str = "",
     limit: int = 0,
-) -> Plan:
-    """Resolve a revision to its commit, and list that commit's files.
+) -> FetchPlan:
+    """Resolve the revision to a commit and list the files of that commit.
 
     Args:
-        client: asks the hub.
-        source: what to fetch.
-        shows: credentials.
-        choice: of the files.
-        endpoint: of the hub; the public one when empty.
-        pin: the commit that is wanted, whatever the source's revision points at by now.
-        limit: bytes at most; 0 is none.
+        client: client for the requests.
+        source: repository and revision.
+        credentials: credentials for the hub.
+        choice: filter of the files.
+        endpoint: base URL of the hub; empty for the public hub.
+        pin: commit to use instead of the current one of the source's revision.
+        limit: maximum total bytes; 0 is no limit.
 
     Raises:
-        FetchError: the hub refuses, or what it says makes no sense.
+        FetchError: the hub denies access, or its answer is invalid.
     """
     base, name = (endpoint or ENDPOINT).rstrip("/"), f"hf://{source.repo}@{source.revision}"
     wanted = pin or source.revision
     url = f"{base}/api/models/{source.repo}/revision/{quote(wanted, safe='')}?blobs=true"
     try:
-        found = json.loads(client.get(url, shows).content)
+        found = json.loads(client.get(url, credentials).content)
         commit, listed = found["sha"], found["siblings"]
         if not _COMMIT.fullmatch(commit):
             raise ValueError(f"commit {commit!r}")
         files = [
-            Remote(
-                path=one["rfilename"],
-                size=_size(one),
-                digest=_digest(one),
-                url=f"{base}/{source.repo}/resolve/{commit}/{quote(one['rfilename'])}",
+            RemoteFile(
+                path=entry["rfilename"],
+                size=_size(entry),
+                digest=_digest(entry),
+                url=f"{base}/{source.repo}/resolve/{commit}/{quote(entry['rfilename'])}",
             )
-            for one in listed
-            if choice.takes(one["rfilename"])
+            for entry in listed
+            if choice.matches(entry["rfilename"])
         ]
-    except Refusal as error:
-        raise FetchError(_words(error, name)) from error
+    except RequestRejected as error:
+        raise FetchError(_explain(error, name)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"{base} does not speak the hub's API: {type(error).__name__}: {error}") from error
-    return made(commit, files, source=name, limit=limit)
+        raise FetchError(
+            f"{base} does not implement the hub's API: {type(error).__name__}: {error}"
+        ) from error
+    return make_plan(commit, files, source=name, limit=limit)
 
 
-def _size(one: Mapping[str, Any]) -> int:
-    return int(one["lfs"]["size"] if one.get("lfs") else one["size"])
+def _size(entry: Mapping[str, Any]) -> int:
+    return int(entry["lfs"]["size"] if entry.get("lfs") else entry["size"])
 
 
-def _digest(one: Mapping[str, Any]) -> str:
-    if lfs := one.get("lfs"):
+def _digest(entry: Mapping[str, Any]) -> str:
+    if lfs := entry.get("lfs"):
         return f"sha256:{lfs['sha256']}"
-    return f"git:{one['blobId']}" if one.get("blobId") else ""
+    return f"git:{entry['blobId']}" if entry.get("blobId") else ""
 
 
-def _words(error: Refusal, name: str) -> str:
+def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (401, 403):
         return (
-            f"{name} is refused ({error.code}): it is private, gated, or not there: accept its "
-            "terms at the hub, and give a token that may read it (spec.model.credentialsSecretRef)"
+            f"{name}: access denied ({error.code}): it is private, gated or does not exist; accept its terms "
+            "on the hub, and provide a token that can read it (spec.model.credentialsSecretRef)"
         )
     if error.code == 404:
-        return (
-            f"{name}: the hub has no such model or revision: check the name behind hf:// and the one behind @"
-        )
+        return f"{name}: the hub has no such model or revision: check the name and the revision after @"
     return str(error)

@@ -1,8 +1,8 @@
-"""oci://: artifacts and images of a registry, by its HTTP API (OCI distribution 1.1).
+"""Plan fetches from `oci://`: artifacts and images in a registry, through the OCI distribution API 1.1.
 
-Three ways to keep a model in a registry are known, and may be mixed in one manifest: a layer a file, named by
-the annotation `org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format);
-a layer an archive of files; and an image whose layers hold `/models` (KServe's modelcar).
+A manifest may combine three layouts: one file per layer, named by the annotation
+`org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format); layers that
+are archives of files; and an image whose layers contain `/models` (KServe's modelcar).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-from mizzen.fetch.client import Client, Credentials, Refusal, Shown, origin
+from mizzen.fetch.client import Credentials, FetchClient, RequestRejected, StaticCredentials, origin
 from mizzen.fetch.errors import FetchError
-from mizzen.fetch.plan import Choice, Plan, Remote, made
+from mizzen.fetch.plan import FetchPlan, FileFilter, RemoteFile, make_plan
 from mizzen.fetch.source import OciSource
 
 TITLE, FILEPATH = "org.opencontainers.image.title", "org.cncf.model.filepath"
@@ -37,23 +37,23 @@ _MANIFEST = (
 _TAR = re.compile(r"[.+](tar|gzip)([.+]|$)")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 BLOBS = "archives"
-"""Folder of archives until they are unpacked."""
+"""Subfolder that keeps archives until they are unpacked."""
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
-class RegistryLogin(Shown):
-    """Basic credentials, and the bearer tokens that a registry's own service gives for them."""
+class RegistryLogin(StaticCredentials):
+    """Basic credentials, exchanged for a bearer token at the registry's token service if it asks for one."""
 
     def __init__(self, home: str, user: str, password: str) -> None:
-        """Log in at the registry of the URL `home`; without a user as anybody."""
+        """Log in to the registry at the URL `home`; anonymously if `user` is empty."""
         self._home = home
         basic = base64.b64encode(f"{user}:{password}".encode()).decode() if user else ""
         self._basic = f"Basic {basic}" if basic else ""
         super().__init__(self._basic)
-        self.client: Client | None = None
+        self.client: FetchClient | None = None
 
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        """Get a token where the registry says that one is given."""
+    def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
+        """Get a token from the service that the registry names; return whether it gave one."""
         kind, _, rest = response.headers.get("www-authenticate", "").partition(" ")
         given = dict(_PARAMETER.findall(rest))
         realm = given.get("realm", "")
@@ -61,8 +61,8 @@ class RegistryLogin(Shown):
             return False
         basic = self._basic if _same_owner(self._home, realm) else ""
         query = urlencode({key: given[key] for key in ("service", "scope") if key in given})
-        shows = Shown(basic)
-        answer = self.client.get(f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", shows)
+        credentials = StaticCredentials(basic)
+        answer = self.client.get(f"{realm}{'&' if urlsplit(realm).query else '?'}{query}", credentials)
         try:
             body = json.loads(answer.content)
             self.authorization = f"Bearer {body.get('token') or body['access_token']}"
@@ -72,7 +72,7 @@ class RegistryLogin(Shown):
 
 
 def _same_owner(home: str, realm: str) -> bool:
-    """Whether a token service may get a password: it is the registry's host, or of its domain."""
+    """Return whether a token service may receive the password: it has the registry's host or domain."""
     (scheme, host, _), (realm_scheme, realm_host, _) = origin(home), origin(realm)
     if scheme == "https" and realm_scheme != "https":
         return False
@@ -83,8 +83,8 @@ def _same_owner(home: str, realm: str) -> bool:
     return named and (realm_host == domain or realm_host.endswith(f".{domain}"))
 
 
-def registry(source: OciSource, endpoint: str = "") -> str:
-    """Base URL of a source's registry."""
+def registry_url(source: OciSource, endpoint: str = "") -> str:
+    """Return the base URL of a source's registry; `endpoint` overrides it."""
     if endpoint:
         return endpoint.rstrip("/")
     return (
@@ -94,92 +94,94 @@ def registry(source: OciSource, endpoint: str = "") -> str:
     )
 
 
-def credentials(text: str, source: OciSource, endpoint: str = "") -> RegistryLogin:
-    """The login of a registry in a `config.json` of Docker.
+def parse_credentials(text: str, source: OciSource, endpoint: str = "") -> RegistryLogin:
+    """Return the login for the source's registry from a Docker `config.json`; an empty text is anonymous.
 
     Raises:
-        FetchError: it is none, or has no login for the registry.
+        FetchError: the text is not a Docker config, or has no login for the registry.
     """
-    home = registry(source, endpoint)
+    home = registry_url(source, endpoint)
     if not text.strip():
         return RegistryLogin(home, "", "")
     try:
         every = json.loads(text)["auths"]
-        found = next((every[key] for key in every if _hosts(key) == _hosts(source.host)), None)
+        found = next(
+            (every[key] for key in every if _registry_host(key) == _registry_host(source.host)), None
+        )
         if found is None:
             raise FetchError(
-                f"--credentials has no login for {source.host}, but for {', '.join(sorted(every)) or 'none'}"
+                f"--credentials has no login for {source.host}, only for {', '.join(sorted(every)) or 'none'}"
             )
         user, password = found.get("username", ""), found.get("password", "")
         if not user:
             user, _, password = base64.b64decode(found["auth"], validate=True).decode().partition(":")
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
         raise FetchError(
-            '--credentials must hold a config.json of Docker, {"auths": {"registry": {"auth": …}}}, as '
-            "Secrets of type kubernetes.io/dockerconfigjson do"
+            '--credentials must contain a Docker config.json, {"auths": {"registry": {"auth": …}}}, as in '
+            "Secrets of type kubernetes.io/dockerconfigjson"
         ) from None
     return RegistryLogin(home, user, password)
 
 
-def _hosts(name: str) -> str:
+def _registry_host(name: str) -> str:
     host = name.partition("://")[2] or name
     host = host.partition("/")[0].lower()
     return "docker.io" if host in ("index.docker.io", "registry-1.docker.io") else host
 
 
-def plan(
-    client: Client,
+def plan_fetch(
+    client: FetchClient,
     source: OciSource,
-    shows: RegistryLogin,
-    choice: Choice,
+    credentials: RegistryLogin,
+    choice: FileFilter,
     *,
     endpoint: str = "",
     pin: str = "",
     limit: int = 0,
-) -> Plan:
-    """Resolve a tag to its manifest, and list what the manifest holds; the revision is its digest.
+) -> FetchPlan:
+    """Resolve the reference to a manifest and list its files; the revision is the manifest's digest.
 
     Raises:
-        FetchError: the registry refuses, or the manifest holds no model.
+        FetchError: the registry denies access, or the manifest contains no model.
     """
-    shows.client = client
+    credentials.client = client
     name = f"oci://{source.host}/{source.repository}"
-    base = f"{registry(source, endpoint)}/v2/{_repository(source)}"
+    base = f"{registry_url(source, endpoint)}/v2/{_repository_path(source)}"
     reference = pin or source.reference
     try:
-        body, digest = _manifest(client, base, shows, reference)
+        body, digest = _get_manifest(client, base, credentials, reference)
         if "manifests" in body:
-            inner = _chosen(body["manifests"])
-            body, _ = _manifest(client, base, shows, inner)
+            inner = _select_manifest(body["manifests"])
+            body, _ = _get_manifest(client, base, credentials, inner)
         last = {layer["digest"]: number for number, layer in enumerate(body["layers"])}
         layers = [body["layers"][number] for number in sorted(last.values())]  # an image may repeat one
-        remotes = [_remote(layer, number, base, choice) for number, layer in enumerate(layers)]
+        remotes = [_layer_file(layer, number, base, choice) for number, layer in enumerate(layers)]
         files = [remote for remote in remotes if remote is not None]
-    except Refusal as error:
-        raise FetchError(_words(error, f"{name} ({reference})")) from error
+    except RequestRejected as error:
+        raise FetchError(_explain(error, f"{name} ({reference})")) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(
-            f"{name} has a manifest that makes no sense: {type(error).__name__}: {error}"
-        ) from error
-    return made(digest, files, source=name, limit=limit)
+        raise FetchError(f"{name} has an invalid manifest: {type(error).__name__}: {error}") from error
+    return make_plan(digest, files, source=name, limit=limit)
 
 
-def _repository(source: OciSource) -> str:
+def _repository_path(source: OciSource) -> str:
     official = source.host in ("docker.io", "index.docker.io") and "/" not in source.repository
     return f"library/{source.repository}" if official else source.repository
 
 
-def _manifest(client: Client, base: str, shows: Credentials, reference: str) -> tuple[dict[str, Any], str]:
+def _get_manifest(
+    client: FetchClient, base: str, credentials: Credentials, reference: str
+) -> tuple[dict[str, Any], str]:
     accepted = ", ".join((*_INDEX, *_MANIFEST))
-    data = client.get(f"{base}/manifests/{reference}", shows, {"Accept": accepted}).content
+    data = client.get(f"{base}/manifests/{reference}", credentials, {"Accept": accepted}).content
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if _DIGEST.fullmatch(reference) and digest != reference:
-        raise FetchError(f"the registry sends a manifest with digest {digest} for {reference}")
+        raise FetchError(f"the registry sent a manifest with the digest {digest} for {reference}")
     return json.loads(data), digest
 
 
-def _chosen(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """The manifest of an index: that of Linux on x86-64, or else the first that is no attestation."""
+def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
+    """Return the digest of the manifest for Linux on x86-64, or else the first that is not an attestation."""
 
     def rank(one: Mapping[str, Any]) -> int:
         platform = one.get("platform", {})
@@ -189,30 +191,33 @@ def _chosen(manifests: Sequence[Mapping[str, Any]]) -> str:
     return str(min(manifests, key=rank)["digest"])
 
 
-def _remote(layer: Mapping[str, Any], number: int, base: str, choice: Choice) -> Remote | None:
-    """What a layer gives; archives have names in the order of the layers, for later ones win."""
+def _layer_file(layer: Mapping[str, Any], number: int, base: str, choice: FileFilter) -> RemoteFile | None:
+    """Return the file or archive of a layer; None if it is not selected.
+
+    Names of archives sort in the order of the layers, because later layers overwrite earlier ones.
+    """
     kind, digest, size = layer["mediaType"], layer["digest"], layer["size"]
     notes = layer.get("annotations") or {}
     title = notes.get(FILEPATH) or notes.get(TITLE) or ""
     if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"digest {digest!r} of a layer is no sha256")
+        raise ValueError(f"digest {digest!r} of a layer is not a sha256")
     url = f"{base}/blobs/{digest}"
     blob = f"{BLOBS}/{number:04}-{digest.replace(':', '-')}"
     archive = bool(_TAR.search(kind)) and (not title or UNPACK in notes or ".cncf.model." in kind)
     if archive:
         if "zstd" in kind:
-            raise FetchError(f"a layer is packed as {kind}: pack it with gzip, or not at all")
+            raise FetchError(f"a layer is compressed as {kind}: use gzip or no compression")
         inside = "" if title or ".cncf.model." in kind else MODELCAR_FOLDER
-        return Remote(blob, size, digest, url, unpack=inside)
-    if title and choice.takes(title):
-        return Remote(title, size, digest, url)
+        return RemoteFile(blob, size, digest, url, unpack=inside)
+    if title and choice.matches(title):
+        return RemoteFile(title, size, digest, url)
     return None
 
 
-def _words(error: Refusal, name: str) -> str:
+def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (401, 403):
         return (
-            f"{name} is refused ({error.code}): give a login that may pull it "
+            f"{name}: access denied ({error.code}): provide a login that can pull it "
             "(spec.model.credentialsSecretRef, a Secret of type kubernetes.io/dockerconfigjson)"
         )
     if error.code == 404:

@@ -1,4 +1,4 @@
-"""Which files are fetched, and under which names: pure."""
+"""The plan of a fetch: the files to fetch and their paths. No I/O."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import PurePosixPath
 from mizzen.fetch.errors import FetchError
 
 INCLUDE = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Weights, configuration, templates and tokenizers. Pickles are code: only who names them gets them."""
+"""Weights, configuration, templates and tokenizers. Pickles contain code and must be requested explicitly."""
 EXCLUDE = ("original/*", "onnx/*", "consolidated*.safetensors")
-"""Second copies of the weights, in other forms."""
-OWN = ".mizzen"
-"""How names begin that no source may use."""
+"""Second copies of the weights in other formats."""
+RESERVED_PREFIX = ".mizzen"
+"""Prefix of our own files; paths of a source must not start with it."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}|md5:[0-9a-f]{32}|")
 _BAD = re.compile(r"[\x00-\x1f\x7f\\]")
 MAX_PATH, MAX_PART, MAX_DEPTH = 1024, 255, 16
@@ -23,16 +23,16 @@ MAX_FILES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """One file as its server has it.
+class RemoteFile:
+    """A file on the server.
 
     Attributes:
-        path: below the folder, with slashes.
-        size: in bytes.
-        digest: `sha256:…`, `md5:…`, or `git:…` (SHA-1 of a git blob); empty when the server gives none.
-        url: where its bytes are.
-        version: the server's tag of this content; a changed one must not answer. Empty without.
-        unpack: it is a tar archive, and its files below this folder in it are wanted; None for a plain file.
+        path: path relative to the model folder, with slashes.
+        size: size in bytes.
+        digest: `sha256:…`, `md5:…`, or `git:…` (SHA-1 of a git blob); empty if the server provides none.
+        url: URL of the content.
+        version: ETag of this content, sent as `If-Match`; empty if there is none.
+        unpack: folder to extract, if the file is a tar archive (empty: all of it); None for a plain file.
     """
 
     path: str
@@ -43,38 +43,40 @@ class Remote:
     unpack: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what a server said.
+        """Check the values from the server.
 
         Raises:
-            FetchError: the path leads out of the folder, or size or digest make no sense.
+            FetchError: the path leads out of the folder, or size or digest are invalid.
         """
-        safe(self.path)
+        check_path(self.path)
         if self.size < 0 or not _DIGEST.fullmatch(self.digest):
-            raise FetchError(f"{self.path}: the server names size {self.size} and digest {self.digest!r}")
+            raise FetchError(
+                f"{self.path}: the server reports the size {self.size} and the digest {self.digest!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything to fetch; `revision` names this very content for ever."""
+class FetchPlan:
+    """All files to fetch; `revision` identifies exactly this content."""
 
     revision: str
-    files: tuple[Remote, ...]
+    files: tuple[RemoteFile, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Patterns of paths: a file is taken that matches one of `include` and none of `exclude`."""
+class FileFilter:
+    """Selects the files whose path matches one of `include` and none of `exclude`."""
 
     include: tuple[str, ...] = INCLUDE
     exclude: tuple[str, ...] = EXCLUDE
 
-    def takes(self, path: str) -> bool:
-        """Whether a path is wanted; hidden files never are."""
+    def matches(self, path: str) -> bool:
+        """Return whether a path is selected; hidden files never are."""
         if any(part.startswith(".") for part in path.split("/")):
             return False
         return any(fnmatchcase(path, p) for p in self.include) and not any(
@@ -82,11 +84,11 @@ class Choice:
         )
 
 
-def safe(path: str) -> str:
-    """Return a path that stays below the folder that it is put in.
+def check_path(path: str) -> str:
+    """Return `path` if it stays within its folder and is valid on every file system.
 
     Raises:
-        FetchError: it does not, or is no name that every file system takes.
+        FetchError: the path is unsafe or not portable.
     """
     parts = path.split("/")
     if (
@@ -95,50 +97,48 @@ def safe(path: str) -> str:
         or len(parts) > MAX_DEPTH
         or _BAD.search(path)
         or any(part in ("", ".", "..") or len(part.encode(errors="replace")) > MAX_PART for part in parts)
-        or parts[0].startswith(OWN)
+        or parts[0].startswith(RESERVED_PREFIX)
         or parts[-1].endswith((".partial", ".partial.done"))
         or PurePosixPath(path).is_absolute()
         or path.encode(errors="ignore").decode() != path
     ):
-        raise FetchError(f"the source names a file {path[:200]!r}, which is refused: its path is not safe")
+        raise FetchError(f"the source has a file {path[:200]!r}, which is rejected: its path is not safe")
     return path
 
 
-def made(revision: str, files: Iterable[Remote], *, source: str, limit: int) -> Plan:
-    """The plan of these files.
+def make_plan(revision: str, files: Iterable[RemoteFile], *, source: str, limit: int) -> FetchPlan:
+    """Return the plan for these files, sorted by path.
 
     Raises:
-        FetchError: there are none, too many, two of one name, or more bytes than `limit` (0 is none).
+        FetchError: there are no files, too many, colliding paths, or more bytes than `limit` (0: no limit).
     """
     chosen = tuple(sorted(files, key=lambda file: file.path))
     if not chosen:
-        raise FetchError(f"{source} has no file that is wanted: look at its name, and at --include")
+        raise FetchError(f"{source} has no matching file: check its name and --include")
     if len(chosen) > MAX_FILES:
-        raise FetchError(
-            f"{source} has {len(chosen)} files, more than {MAX_FILES}: name a folder of one model"
-        )
-    collide(file.path for file in chosen)
-    plan = Plan(revision, chosen)
+        raise FetchError(f"{source} has {len(chosen)} files, more than {MAX_FILES}: use one model's folder")
+    check_collisions(file.path for file in chosen)
+    plan = FetchPlan(revision, chosen)
     if limit and plan.size > limit:
         raise FetchError(f"{source} has {plan.size} bytes, more than --max-bytes {limit}")
     return plan
 
 
-def collide(paths: Iterable[str]) -> None:
-    """Check that no path is twice there, or a folder of another one.
+def check_collisions(paths: Iterable[str]) -> None:
+    """Check that no path occurs twice or is a parent folder of another one.
 
     Raises:
-        FetchError: names the path.
+        FetchError: two paths collide; the message names one of them.
     """
     known: set[str] = set()
     folders: set[str] = set()
     for path in sorted(paths):
-        above = _above(path.split("/"))
-        if path in known or path in folders or any(folder in known for folder in above):
-            raise FetchError(f"the source names {path!r} twice, or as a file and a folder")
+        parents = _parent_folders(path.split("/"))
+        if path in known or path in folders or any(folder in known for folder in parents):
+            raise FetchError(f"the source has {path!r} twice, or as both a file and a folder")
         known.add(path)
-        folders.update(above)
+        folders.update(parents)
 
 
-def _above(parts: Sequence[str]) -> list[str]:
+def _parent_folders(parts: Sequence[str]) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]

@@ -1,4 +1,4 @@
-"""How far a fetch is: bytes, rate and time left. Shared by its threads."""
+"""Progress of a fetch: bytes, rate and remaining time. Shared by the threads of the fetch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 WINDOW_SECONDS = 30.0
-"""The rate is that of this long."""
+"""Window over which the download rate is averaged."""
 _SAMPLE_SECONDS = 0.5
 
 
-class Progress:
-    """Counts bytes that are there; whoever asks gets a snapshot."""
+class FetchProgress:
+    """Counts received bytes and the phase of a fetch. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -26,24 +26,24 @@ class Progress:
         self._done = 0
         self._samples: deque[tuple[float, int]] = deque([(now(), 0)])
 
-    def phase(self, name: str, message: str = "") -> None:
+    def enter_phase(self, name: str, message: str = "") -> None:
         """Enter a phase: waiting, planning, downloading, verifying, unpacking or complete."""
         with self._lock:
             self._phase, self._message = name, message
 
-    def trouble(self, message: str) -> None:
-        """Note what is being tried again; cleared by the next bytes."""
+    def report_retry(self, message: str) -> None:
+        """Set the message about a retry; the next received bytes clear it."""
         with self._lock:
             self._message = message
 
-    def begin(self, revision: str, total: int, done: int) -> None:
-        """Set how many bytes there are to get, and how many were there already: those make no rate."""
+    def start_counting(self, revision: str, total: int, done: int) -> None:
+        """Set the total bytes and those already present, which do not count toward the rate."""
         with self._lock:
             self._revision, self._total, self._done = revision, total, done
             self._samples = deque([(self._now(), done)])
 
-    def add(self, count: int) -> None:
-        """Count bytes that came; fewer than none where some are thrown away."""
+    def add_bytes(self, count: int) -> None:
+        """Add received bytes; a negative count removes discarded ones."""
         with self._lock:
             self._done += count
             if count > 0:
@@ -55,8 +55,9 @@ class Progress:
                 self._samples.popleft()
 
     def snapshot(self) -> dict[str, Any]:
-        """The state: `phase`, `message`, `revision`, `totalBytes`, `fetchedBytes`, `bytesPerSecond`, and
-        `secondsLeft` once there is a rate.
+        """Return `phase`, `message`, `revision`, `totalBytes`, `fetchedBytes` and `bytesPerSecond`.
+
+        `secondsLeft` is included once there is a rate.
         """
         with self._lock:
             since, before = self._samples[0]

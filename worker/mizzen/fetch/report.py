@@ -1,4 +1,4 @@
-"""Shows a fetch to others: `GET /progress` while it runs, the termination message when it ends."""
+"""Reports of a fetch: `GET /progress` while it runs, and the termination message at its end."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from mizzen.fetch.progress import Progress
+from mizzen.fetch.progress import FetchProgress
 
 logger = logging.getLogger(__name__)
 MAX_MESSAGE = 4096
-"""What Kubernetes keeps of a termination message, in bytes."""
+"""Maximum length of a termination message in Kubernetes, in bytes."""
 
 
 @contextmanager
-def served(progress: Progress, host: str, port: int) -> Iterator[int]:
-    """Answer `/progress` and `/healthz` while the block runs; gives the port, -1 when there is none.
+def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[int]:
+    """Serve `/progress` and `/healthz` within the block; yields the port, or -1 without a server.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be bound.
     """
     if port < 0:
         yield -1
@@ -55,10 +55,10 @@ def served(progress: Progress, host: str, port: int) -> Iterator[int]:
         server.server_close()
 
 
-def terminate(path: str, text: str) -> None:
-    """Leave a last word where Kubernetes looks for it, if such a place is there."""
+def write_termination_message(path: str, text: str) -> None:
+    """Write the termination message for Kubernetes, if the folder of `path` exists."""
     try:
         if Path(path).parent.is_dir():
             Path(path).write_bytes(text.encode()[:MAX_MESSAGE])
     except OSError as error:
-        logger.warning("the termination message was not written: %s", error)
+        logger.warning("cannot write the termination message: %s", error)

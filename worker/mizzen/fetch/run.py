@@ -1,4 +1,4 @@
-"""One fetch from its options to its exit code."""
+"""Run one fetch, from its options to its exit code. `mizzen fetch` calls `run_fetch`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from types import FrameType
 
 from mizzen.fetch import hub, oci, s3
-from mizzen.fetch.client import Client, Credentials, Pace
+from mizzen.fetch.client import Credentials, FetchClient, RateLimiter
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.digests import sha256
 from mizzen.fetch.download import CHECKPOINT, SEGMENT, Downloader
-from mizzen.fetch.errors import FetchError, Stopped
-from mizzen.fetch.plan import EXCLUDE, INCLUDE, Choice, Plan, collide
-from mizzen.fetch.progress import Progress
-from mizzen.fetch.report import served, terminate
-from mizzen.fetch.source import HubSource, OciSource, S3Source, Source, parse
-from mizzen.fetch.store import Entry, Manifest, Store, failed
+from mizzen.fetch.errors import FetchError, FetchStopped
+from mizzen.fetch.plan import EXCLUDE, INCLUDE, FetchPlan, FileFilter, check_collisions
+from mizzen.fetch.progress import FetchProgress
+from mizzen.fetch.report import serve_progress, write_termination_message
+from mizzen.fetch.source import HubSource, OciSource, S3Source, Source, parse_source
+from mizzen.fetch.store import Manifest, ManifestEntry, ModelFolder, filesystem_error
 from mizzen.fetch.unpack import unpack
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ LOG_SECONDS = 10.0
 
 
 class Fetch:
-    """Brings one source into one folder."""
+    """Fetches one source into one folder."""
 
     def __init__(
         self,
@@ -45,88 +45,90 @@ class Fetch:
         """Prepare a fetch.
 
         Args:
-            uri: of the source.
-            folder: where the files go.
-            config: how.
-            stop: ends it as soon as it is set.
-            segment: bytes that one connection gets in one go.
-            checkpoint: bytes of a connection that a killed process may lose.
+            uri: URI of the source.
+            folder: folder of the model.
+            config: options.
+            stop: stops the fetch as soon as it is set.
+            segment: bytes that one connection downloads per request.
+            checkpoint: bytes per connection that may be lost if the process is killed.
 
         Raises:
-            FetchError: the URI or the credentials are not right.
+            FetchError: the URI is invalid.
         """
-        self.progress = Progress()
+        self.progress = FetchProgress()
         self._uri, self._config = uri, config
-        self._source: Source = parse(uri)
-        self._store = Store(folder)
-        self._choice = Choice(
+        self._source: Source = parse_source(uri)
+        self._store = ModelFolder(folder)
+        self._choice = FileFilter(
             config.include or INCLUDE, (*config.exclude, *(() if config.include else EXCLUDE))
         )
         self._stop = stop or threading.Event()
         self._segment, self._checkpoint = segment, checkpoint
-        self._client = Client(
+        self._client = FetchClient(
             timeout=config.timeout_seconds,
             attempts=config.attempts,
             connections=config.connections,
             stop=self._stop,
-            on_trouble=self._trouble,
+            on_retry=self._on_retry,
         )
 
     def run(self) -> Manifest:
-        """Fetch what is missing; nothing when the folder is whole.
+        """Fetch the missing files and return the manifest; a complete folder needs no request.
 
         Raises:
-            FetchError: it cannot go on; what came so far stays.
+            FetchError: the fetch failed; the data received so far is kept.
         """
         try:
-            self._store.make()
-            with self._store.lock(self._config.lock_seconds, self._client.check, self._waits):
-                return self._locked()
+            self._store.create()
+            with self._store.lock(
+                self._config.lock_seconds, self._client.raise_if_stopped, self._on_lock_wait
+            ):
+                return self._fetch_locked()
         except OSError as error:
-            raise failed(error, self._store.folder) from error
+            raise filesystem_error(error, self._store.folder) from error
         finally:
             self._client.close()
 
-    def _waits(self) -> None:
-        self.progress.phase("waiting", "another fetch into this folder is under way")
-        logger.info("another fetch into %s is under way: waiting for it", self._store.folder)
+    def _on_lock_wait(self) -> None:
+        self.progress.enter_phase("waiting", "another fetch into this folder is running")
+        logger.info("another fetch into %s is running: waiting for it", self._store.folder)
 
-    def _trouble(self, text: str) -> None:
+    def _on_retry(self, text: str) -> None:
         logger.warning("%s", text)
-        self.progress.trouble(text)
+        self.progress.report_retry(text)
 
-    def _locked(self) -> Manifest:
+    def _fetch_locked(self) -> Manifest:
         pin, endpoint = self._config.pin, self._config.endpoint
-        there = self._store.whole(self._uri, endpoint)
-        if there is not None and pin in ("", there.revision):
-            self._store.clear(oci.BLOBS)
-            self.progress.begin(there.revision, there.size, there.size)
-            self.progress.phase("complete", "it was there already")
-            return there
-        self.progress.phase("planning")
-        shows = self._credentials()
-        plan = self._plan(shows, pin or self._store.pinned(self._uri))
-        self._store.begin(self._uri, plan)
+        complete = self._store.read_complete(self._uri, endpoint)
+        if complete is not None and pin in ("", complete.revision):
+            self._store.remove_subfolder(oci.BLOBS)
+            self.progress.start_counting(complete.revision, complete.size, complete.size)
+            self.progress.enter_phase("complete", "already present")
+            return complete
+        self.progress.enter_phase("planning")
+        credentials = self._credentials()
+        plan = self._plan(credentials, pin or self._store.planned_revision(self._uri))
+        self._store.save_plan(self._uri, plan)
         loader = Downloader(
             self._client,
-            shows,
+            credentials,
             self._store,
             self.progress,
             connections=self._config.connections,
-            pace=Pace(self._config.max_rate, self._stop),
+            limiter=RateLimiter(self._config.max_rate, self._stop),
             segment=self._segment,
             checkpoint=self._checkpoint,
         )
-        partials = loader.prepare(plan.files)
-        there_bytes = sum(partial.done for partial in partials)
-        self._store.room(plan.size - there_bytes)
-        self.progress.begin(plan.revision, plan.size, there_bytes)
-        self.progress.phase("downloading")
-        digests = loader.run(partials)
-        manifest = Manifest(self._uri, endpoint, plan.revision, self._entries(plan, digests))
-        self._store.finish(manifest)
-        self._store.clear(oci.BLOBS)
-        self.progress.phase("complete")
+        partials = loader.open_partials(plan.files)
+        present_bytes = sum(partial.received_bytes for partial in partials)
+        self._store.check_space(plan.size - present_bytes)
+        self.progress.start_counting(plan.revision, plan.size, present_bytes)
+        self.progress.enter_phase("downloading")
+        digests = loader.download(partials)
+        manifest = Manifest(self._uri, endpoint, plan.revision, self._collect_entries(plan, digests))
+        self._store.mark_complete(manifest)
+        self._store.remove_subfolder(oci.BLOBS)
+        self.progress.enter_phase("complete")
         return manifest
 
     def _credentials(self) -> Credentials:
@@ -139,65 +141,69 @@ class Fetch:
                     f"--credentials {self._config.credentials} cannot be read: {error}"
                 ) from error
         if isinstance(self._source, HubSource):
-            return hub.credentials(text)
+            return hub.parse_credentials(text)
         if isinstance(self._source, S3Source):
-            return s3.credentials(text, self._config.region)
-        return oci.credentials(text, self._source, self._config.endpoint)
+            return s3.parse_credentials(text, self._config.region)
+        return oci.parse_credentials(text, self._source, self._config.endpoint)
 
-    def _plan(self, shows: Credentials, pin: str) -> Plan:
+    def _plan(self, credentials: Credentials, pin: str) -> FetchPlan:
         endpoint, limit = self._config.endpoint, self._config.max_bytes
         if isinstance(self._source, HubSource):
-            return hub.plan(
-                self._client, self._source, shows, self._choice, endpoint=endpoint, pin=pin, limit=limit
+            return hub.plan_fetch(
+                self._client, self._source, credentials, self._choice, endpoint=endpoint, pin=pin, limit=limit
             )
-        if isinstance(self._source, S3Source) and isinstance(shows, s3.Signer):
-            plan = s3.plan(self._client, self._source, shows, self._choice, endpoint=endpoint, limit=limit)
+        if isinstance(self._source, S3Source) and isinstance(credentials, s3.Signer):
+            plan = s3.plan_fetch(
+                self._client, self._source, credentials, self._choice, endpoint=endpoint, limit=limit
+            )
             if self._config.pin and plan.revision != self._config.pin:
                 raise FetchError(
-                    f"{self._uri} is not {self._config.pin} any more: put a new model below a new prefix"
+                    f"{self._uri} no longer matches {self._config.pin}: put the new model below a new prefix"
                 )
             return plan
-        if isinstance(self._source, OciSource) and isinstance(shows, oci.RegistryLogin):
-            return oci.plan(
-                self._client, self._source, shows, self._choice, endpoint=endpoint, pin=pin, limit=limit
+        if isinstance(self._source, OciSource) and isinstance(credentials, oci.RegistryLogin):
+            return oci.plan_fetch(
+                self._client, self._source, credentials, self._choice, endpoint=endpoint, pin=pin, limit=limit
             )
-        raise FetchError(f"{self._uri}: nothing here fetches it")
+        raise FetchError(f"{self._uri}: no fetcher for this source")
 
-    def _entries(self, plan: Plan, digests: Mapping[str, str]) -> tuple[Entry, ...]:
-        """What the folder holds in the end: plain files, and those of archives, which go."""
+    def _collect_entries(self, plan: FetchPlan, digests: Mapping[str, str]) -> tuple[ManifestEntry, ...]:
+        """Unpack the archives and return the entries of all files, sorted by path."""
         archives = [file for file in plan.files if file.unpack is not None]
-        entries = {f.path: Entry(f.path, f.size, digests[f.path]) for f in plan.files if f.unpack is None}
+        entries = {
+            f.path: ManifestEntry(f.path, f.size, digests[f.path]) for f in plan.files if f.unpack is None
+        }
         if archives:
-            self.progress.phase("unpacking")
+            self.progress.enter_phase("unpacking")
         for file in archives:
-            place = self._store.place(file.path)
+            place = self._store.path_of(file.path)
             sizes = unpack(
                 place,
                 file.unpack or "",
                 self._store,
                 self._choice,
                 limit=self._config.max_bytes,
-                check=self._client.check,
+                check=self._client.raise_if_stopped,
             )
             for path, size in sizes.items():
-                digest = sha256(self._store.place(path), self._client.check)
-                entries[path] = Entry(path, size, digest)
+                digest = sha256(self._store.path_of(path), self._client.raise_if_stopped)
+                entries[path] = ManifestEntry(path, size, digest)
         if not entries:
-            raise FetchError(f"{self._uri} has no file that is wanted: look at its name, and at --include")
-        collide(entries)
+            raise FetchError(f"{self._uri} has no matching file: check its name and --include")
+        check_collisions(entries)
         return tuple(entries[path] for path in sorted(entries))
 
 
-def run(uri: str, folder: Path, config: FetchConfig) -> int:
-    """Fetch, and say how it went; returns the exit code.
+def run_fetch(uri: str, folder: Path, config: FetchConfig) -> int:
+    """Fetch a model, report the result, and return the exit code.
 
-    0: the folder is whole. 1: it failed, and the reason is in the log and the termination message; another
-    try goes on where this one ended. 2: the options are not right. 128 + n: signal n ended it.
+    0: the folder is complete. 1: the fetch failed; the log and the termination message have the reason, and
+    another run resumes it. 2: an option is invalid. 128 + n: signal n stopped the fetch.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(
         logging.WARNING
-    )  # it logs URLs, and those of redirects hold signatures
+    )  # it logs URLs, and URLs of redirects contain signatures
     stop, signals = threading.Event(), list[int]()
 
     def ended(number: int, frame: FrameType | None) -> None:
@@ -210,29 +216,32 @@ def run(uri: str, folder: Path, config: FetchConfig) -> int:
         fetch = Fetch(uri, folder, config, stop=stop)
     except FetchError as error:
         logger.error("%s", error)
-        terminate(config.termination_message, str(error))
+        write_termination_message(config.termination_message, str(error))
         return 2
     try:
-        with served(fetch.progress, config.progress_host, config.progress_port), _logged(fetch.progress):
+        with (
+            serve_progress(fetch.progress, config.progress_host, config.progress_port),
+            _ProgressLogger(fetch.progress),
+        ):
             manifest = fetch.run()
-    except Stopped as error:
+    except FetchStopped as error:
         logger.info("%s", error)
-        terminate(config.termination_message, str(error))
+        write_termination_message(config.termination_message, str(error))
         return 128 + signals[0] if signals else 1
     except (FetchError, OSError) as error:
         logger.error("%s", error)
-        terminate(config.termination_message, str(error))
+        write_termination_message(config.termination_message, str(error))
         return 1
     result = {"revision": manifest.revision, "bytes": manifest.size, "files": len(manifest.files)}
-    logger.info("%s is whole: %s", folder, json.dumps(result))
-    terminate(config.termination_message, json.dumps(result))
+    logger.info("%s is complete: %s", folder, json.dumps(result))
+    write_termination_message(config.termination_message, json.dumps(result))
     return 0
 
 
-class _logged:
-    """Logs the progress once in a while as long as a block runs."""
+class _ProgressLogger:
+    """Context manager that logs the progress every `LOG_SECONDS`."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: FetchProgress) -> None:
         self._progress = progress
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)

@@ -1,4 +1,4 @@
-"""s3://: buckets of S3 and of what speaks its protocol."""
+"""Plan fetches from `s3://`: buckets of S3 and compatible servers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 
 import httpx
 
-from mizzen.fetch.client import Client, Credentials, Refusal
+from mizzen.fetch.client import Credentials, FetchClient, RequestRejected
 from mizzen.fetch.errors import FetchError
-from mizzen.fetch.plan import MAX_FILES, Choice, Plan, Remote, made
-from mizzen.fetch.sigv4 import Key, sign
+from mizzen.fetch.plan import MAX_FILES, FetchPlan, FileFilter, RemoteFile, make_plan
+from mizzen.fetch.sigv4 import AccessKey, sign
 from mizzen.fetch.source import S3Source
 
 DEFAULT_REGION = "us-east-1"
@@ -25,27 +25,29 @@ _MD5 = re.compile(r'"([0-9a-f]{32})"')
 
 
 class Signer:
-    """Signs requests to one bucket; learns the bucket's region from its answers."""
+    """Signs requests to one bucket. `region` is updated if the server reports another one."""
 
-    def __init__(self, key: Key | None, region: str) -> None:
-        """Sign with a key; without one nothing is signed, as public buckets allow."""
+    def __init__(self, key: AccessKey | None, region: str) -> None:
+        """Sign with `key`; None leaves requests unsigned, for public buckets."""
         self._key = key
         self.region = region
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """The signature."""
+        """Return the headers that sign a request; empty without a key."""
         return sign(method, url, given, self._key, self.region, datetime.now(UTC)) if self._key else {}
 
-    def refused(self, url: str, response: httpx.Response) -> bool:
-        """There is no other key."""
+    def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
+        """Return False: there is no other key to try."""
         return False
 
 
-def credentials(text: str, region: str = "") -> Signer:
-    """The signer of a file in the form of `~/.aws/credentials`; its profile `default`, or its only one.
+def parse_credentials(text: str, region: str = "") -> Signer:
+    """Return the signer for a text in the format of `~/.aws/credentials`.
+
+    It uses the profile `default`, or else the first one; an empty text gives an unsigned client.
 
     Raises:
-        FetchError: it is none.
+        FetchError: the text has no valid profile.
     """
     if not text.strip():
         return Signer(None, region or DEFAULT_REGION)
@@ -54,102 +56,104 @@ def credentials(text: str, region: str = "") -> Signer:
         parser.read_string(text)
         name = "default" if parser.has_section("default") else parser.sections()[0]
         profile = parser[name]
-        key = Key(
+        key = AccessKey(
             profile["aws_access_key_id"],
             profile["aws_secret_access_key"],
             profile.get("aws_session_token", ""),
         )
-    except (configparser.Error, KeyError, IndexError):  # its text may hold the secret
+    except (configparser.Error, KeyError, IndexError):  # the error text may contain the secret
         raise FetchError(
-            "--credentials must hold a profile as in ~/.aws/credentials: a line [default], and below it "
+            "--credentials must contain a profile as in ~/.aws/credentials: a line [default], followed by "
             "aws_access_key_id = … and aws_secret_access_key = …"
         ) from None
     return Signer(key, region or profile.get("region", DEFAULT_REGION))
 
 
-def plan(
-    client: Client,
+def plan_fetch(
+    client: FetchClient,
     source: S3Source,
-    shows: Signer,
-    choice: Choice,
+    credentials: Signer,
+    choice: FileFilter,
     *,
     endpoint: str = "",
     limit: int = 0,
-) -> Plan:
-    """List the objects below the source's prefix.
+) -> FetchPlan:
+    """List the objects below the prefix of the source.
 
-    The revision is a digest of their names, sizes and tags: a changed object makes another one.
+    The revision is a digest of their names, sizes and ETags, so a changed object changes the revision.
 
     Raises:
-        FetchError: the server refuses, or what it says makes no sense.
+        FetchError: the server denies access, or its answer is invalid.
     """
     name = f"s3://{source.bucket}/{source.prefix}"
     try:
         try:
-            found = _found(client, source, shows, choice, endpoint)
-        except Refusal as error:
+            found = _list_files(client, source, credentials, choice, endpoint)
+        except RequestRejected as error:
             region = error.headers.get("x-amz-bucket-region", "")
-            if not region or region == shows.region:
+            if not region or region == credentials.region:
                 raise
-            shows.region = region
-            found = _found(client, source, shows, choice, endpoint)
-    except Refusal as error:
-        raise FetchError(_words(error, name)) from error
+            credentials.region = region
+            found = _list_files(client, source, credentials, choice, endpoint)
+    except RequestRejected as error:
+        raise FetchError(_explain(error, name)) from error
     except ElementTree.ParseError as error:
-        raise FetchError(f"{name}: the endpoint does not speak S3's protocol: {error}") from error
+        raise FetchError(f"{name}: the endpoint does not speak the S3 protocol: {error}") from error
     state = hashlib.sha256()
     for file in sorted(found, key=lambda file: file.path):
         state.update(f"{file.path}\0{file.size}\0{file.version}\n".encode())
-    return made(f"listing-{state.hexdigest()[:40]}", found, source=name, limit=limit)
+    return make_plan(f"listing-{state.hexdigest()[:40]}", found, source=name, limit=limit)
 
 
-def _found(client: Client, source: S3Source, shows: Signer, choice: Choice, endpoint: str) -> list[Remote]:
-    base = _base(source, shows.region, endpoint)
-    found: list[Remote] = []
-    for key, size, tag in _listed(client, source, shows, base):
+def _list_files(
+    client: FetchClient, source: S3Source, credentials: Signer, choice: FileFilter, endpoint: str
+) -> list[RemoteFile]:
+    base = _bucket_url(source, credentials.region, endpoint)
+    found: list[RemoteFile] = []
+    for key, size, tag in _list_objects(client, source, credentials, base):
         path = key.removeprefix(source.prefix)
-        if not key.endswith("/") and choice.takes(path):
+        if not key.endswith("/") and choice.matches(path):
             url = f"{base}/{quote(key, safe='/-_.~')}"
-            found.append(Remote(path, size, _digest(client, shows, url, tag), url, tag))
+            found.append(RemoteFile(path, size, _object_digest(client, credentials, url, tag), url, tag))
     return found
 
 
-def _base(source: S3Source, region: str, endpoint: str) -> str:
+def _bucket_url(source: S3Source, region: str, endpoint: str) -> str:
     if endpoint:
         return f"{endpoint.rstrip('/')}/{source.bucket}"
     return f"https://{source.bucket}.s3.{region}.amazonaws.com"
 
 
-def _listed(
-    client: Client, source: S3Source, shows: Credentials, base: str
+def _list_objects(
+    client: FetchClient, source: S3Source, credentials: Credentials, base: str
 ) -> Iterator[tuple[str, int, str]]:
-    """Key, size and ETag of every object below the prefix."""
+    """Yield key, size in bytes and ETag of each object below the prefix."""
     more, count = "", 0
     while True:
         query = {"list-type": "2", "prefix": source.prefix, **({"continuation-token": more} if more else {})}
         url = f"{base}{'' if urlsplit(base).path else '/'}?{urlencode(query, quote_via=quote, safe='-_.~')}"
-        root = ElementTree.fromstring(client.get(url, shows).content)
+        root = ElementTree.fromstring(client.get(url, credentials).content)
         for entry in root.iterfind("{*}Contents"):
             count += 1
             if count > 10 * MAX_FILES:
                 raise FetchError(
-                    f"s3://{source.bucket}/{source.prefix} has too many objects: name a model's folder"
+                    f"s3://{source.bucket}/{source.prefix} has too many objects: use one model's folder"
                 )
             size = entry.findtext("{*}Size", "")
             if not size.isdecimal():
-                raise FetchError(f"s3://{source.bucket}: the list of objects says size {size!r}")
+                raise FetchError(f"s3://{source.bucket}: the list of objects has the invalid size {size!r}")
             yield entry.findtext("{*}Key", ""), int(size), entry.findtext("{*}ETag", "")
         more = root.findtext("{*}NextContinuationToken", "")
         if root.findtext("{*}IsTruncated", "") != "true" or not more:
             return
 
 
-def _digest(client: Client, shows: Credentials, url: str, tag: str) -> str:
-    """The checksum that the server knows of an object; empty when it knows none of the whole of it.
+def _object_digest(client: FetchClient, credentials: Credentials, url: str, tag: str) -> str:
+    """Return the server's checksum of a whole object; empty if it has none.
 
-    An ETag is an MD5 unless the object came in several parts or is encrypted with a key of the user's.
+    An ETag is an MD5 unless the object was uploaded in parts or is encrypted with the user's key.
     """
-    headers = client.peek(url, shows, {"x-amz-checksum-mode": "ENABLED"})
+    headers = client.head(url, credentials, {"x-amz-checksum-mode": "ENABLED"})
     try:
         raw = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
     except binascii.Error:
@@ -165,12 +169,12 @@ def _digest(client: Client, shows: Credentials, url: str, tag: str) -> str:
     return f"md5:{found[1]}" if found else ""
 
 
-def _words(error: Refusal, name: str) -> str:
+def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (400, 401, 403):
         return (
-            f"{name} is refused ({error.code}): give a key that may list and read it "
+            f"{name}: access denied ({error.code}): provide a key that can list and read it "
             "(spec.model.credentialsSecretRef), and check the region and spec.model.endpoint"
         )
     if error.code == 404:
-        return f"{name}: there is no such bucket: check its name, the region and spec.model.endpoint"
+        return f"{name}: no such bucket: check its name, the region and spec.model.endpoint"
     return str(error)

@@ -1,7 +1,7 @@
-"""AWS Signature Version 4 for requests without a body to S3: pure.
+"""AWS Signature Version 4 for S3 requests without a body. No I/O.
 
 Spec: "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)" of the S3 API
-reference. Paths are encoded once, as S3 wants it, unlike other services.
+reference. Unlike other AWS services, S3 requires paths to be URI-encoded only once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """An access key; `token` is empty unless the key is a temporary one."""
+class AccessKey:
+    """An AWS access key; `token` is empty unless the key is temporary."""
 
     id: str
     secret: str = field(repr=False)
@@ -26,17 +26,17 @@ class Key:
 
 
 def sign(
-    method: str, url: str, given: Mapping[str, str], key: Key, region: str, now: datetime
+    method: str, url: str, given: Mapping[str, str], key: AccessKey, region: str, now: datetime
 ) -> dict[str, str]:
-    """Headers that sign a request without a body.
+    """Return the headers that sign a request without a body.
 
     Args:
         method: GET or HEAD.
-        url: whole; its host is signed.
-        given: further headers of the request, which are signed too.
-        key: of the one who asks.
-        region: of the bucket.
-        now: the time, in UTC.
+        url: complete URL; its host is signed.
+        given: other headers of the request, which are signed too.
+        key: access key of the caller.
+        region: region of the bucket.
+        now: current time in UTC.
     """
     parts = urlsplit(url)
     stamp = now.strftime("%Y%m%dT%H%M%SZ")

@@ -1,4 +1,4 @@
-"""Where a model is: the URI as its parts. Pure."""
+"""Parse the URI of a model source. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OCI = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of a model hub; `revision` is a branch, a tag or a commit."""
+    """A repository on a model hub; `revision` is a branch, a tag or a commit."""
 
     repo: str
     revision: str = DEFAULT_REVISION
@@ -28,7 +28,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class S3Source:
-    """All objects of a bucket below a prefix, which is empty or ends in a slash."""
+    """All objects of a bucket below a prefix, which is empty or ends with a slash."""
 
     bucket: str
     prefix: str = ""
@@ -36,7 +36,7 @@ class S3Source:
 
 @dataclass(frozen=True, slots=True)
 class OciSource:
-    """An artifact or image of a registry; `reference` is a tag or a digest."""
+    """An artifact or image in a registry; `reference` is a tag or a digest."""
 
     host: str
     repository: str
@@ -46,11 +46,11 @@ class OciSource:
 Source = HubSource | S3Source | OciSource
 
 
-def parse(uri: str) -> Source:
-    """Read a URI such as `hf://org/name@revision`, `s3://bucket/prefix` or `oci://host/repository:tag`.
+def parse_source(uri: str) -> Source:
+    """Parse a URI such as `hf://org/name@revision`, `s3://bucket/prefix` or `oci://host/repository:tag`.
 
     Raises:
-        FetchError: it is none of these.
+        FetchError: the URI has none of these forms.
     """
     if found := _HUB.fullmatch(uri):
         revision = found["revision"] or DEFAULT_REVISION
@@ -63,5 +63,5 @@ def parse(uri: str) -> Source:
         reference = found["digest"] or found["tag"] or "latest"
         return OciSource(found["host"], found["repository"], reference)
     raise FetchError(
-        f"{uri!r} is no source: write hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag"
+        f"{uri!r} is not a source: use hf://org/name@revision, s3://bucket/prefix or oci://host/repository:tag"
     )

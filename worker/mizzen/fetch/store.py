@@ -1,8 +1,9 @@
-"""The folder of a model: what is in it, who fetches into it, and when it is whole.
+"""The folder of a model: its manifest, the plan of a running fetch, and its lock.
 
-`.mizzen.json`, written last, says what the whole folder holds. Until then `.mizzen.plan.json` says what is
-being fetched, so that a fetch that was killed goes on with the same revision, and `NAME.partial` beside
-`NAME.partial.done` hold a file's parts. Only who holds the lock `.mizzen.lock` writes.
+`.mizzen.json` is written last and lists the content of the complete folder. Until then `.mizzen.plan.json`
+lists the files to fetch, so that an interrupted fetch resumes with the same revision, and each unfinished
+file has its data in `NAME.partial` and its journal in `NAME.partial.done`. Only the holder of `.mizzen.lock`
+writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen.fetch.errors import FetchError
-from mizzen.fetch.plan import Plan, Remote, safe
+from mizzen.fetch.plan import FetchPlan, RemoteFile, check_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,12 @@ MANIFEST, PLAN, LOCK = ".mizzen.json", ".mizzen.plan.json", ".mizzen.lock"
 FORMAT = 1
 _LOCK_POLL_SECONDS = 0.5
 SPARE_BYTES = 16 * 1024 * 1024
-"""What a volume should have beyond the model, for its own administration."""
+"""Free space that must remain on the volume beyond the model, for file system metadata."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file of a whole folder; `digest` is its `sha256:…`."""
+class ManifestEntry:
+    """A file of a complete folder; `size` is in bytes, `digest` is `sha256:…`."""
 
     path: str
     size: int
@@ -43,65 +44,65 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a whole folder holds."""
+    """Content of a complete folder."""
 
     source: str
     endpoint: str
     revision: str
-    files: tuple[Entry, ...]
+    files: tuple[ManifestEntry, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size in bytes."""
         return sum(entry.size for entry in self.files)
 
 
-class Store:
-    """One model's folder."""
+class ModelFolder:
+    """The folder of one model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def make(self) -> None:
-        """Make the folder where it is missing.
+    def create(self) -> None:
+        """Create the folder if it does not exist.
 
         Raises:
-            FetchError: it cannot be made or written to.
+            FetchError: the folder cannot be created or is not writable.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            raise failed(error, self.folder) from error
+            raise filesystem_error(error, self.folder) from error
 
     @contextmanager
-    def lock(self, seconds: float, check: Callable[[], None], waits: Callable[[], None]) -> Iterator[None]:
-        """Hold the folder alone; a process that ends in any way lets it go.
+    def lock(self, seconds: float, check: Callable[[], None], on_wait: Callable[[], None]) -> Iterator[None]:
+        """Hold the exclusive lock of the folder; the kernel releases it when the process ends.
 
         Args:
-            seconds: how long to wait for another one.
+            seconds: maximum time to wait for another holder.
             check: called while waiting; may raise.
-            waits: called once when another one holds it.
+            on_wait: called once if another process holds the lock.
 
         Raises:
-            FetchError: another one holds it for too long.
+            FetchError: another process holds the lock for too long.
         """
-        deadline, told = time.monotonic() + seconds, False
+        deadline, reported = time.monotonic() + seconds, False
         try:
             descriptor = os.open(
                 self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
             )
         except OSError as error:
-            raise failed(error, self.folder / LOCK) from error
+            raise filesystem_error(error, self.folder / LOCK) from error
         try:
-            while not _locked(descriptor):
-                if not told:
-                    waits()
-                    told = True
+            while not _try_lock(descriptor):
+                if not reported:
+                    on_wait()
+                    reported = True
                 if time.monotonic() >= deadline:
                     raise FetchError(
-                        f"another fetch holds {self.folder / LOCK} for over {seconds:g} s: look for its pod"
+                        f"another fetch held {self.folder / LOCK} for over {seconds:g} s: look for its pod"
                     )
                 check()
                 time.sleep(_LOCK_POLL_SECONDS)
@@ -109,11 +110,11 @@ class Store:
         finally:
             os.close(descriptor)
 
-    def whole(self, source: str, endpoint: str) -> Manifest | None:
-        """What the folder holds if it is whole and of this source; None when it is to be fetched.
+    def read_complete(self, source: str, endpoint: str) -> Manifest | None:
+        """Return the manifest if the folder is complete; None if files must be fetched.
 
         Raises:
-            FetchError: it holds another model.
+            FetchError: the folder holds another model.
         """
         found = self._read(MANIFEST)
         if found is None:
@@ -123,7 +124,10 @@ class Store:
                 found["source"],
                 found["endpoint"],
                 found["revision"],
-                tuple(Entry(safe(one["path"]), one["size"], one["digest"]) for one in found["files"]),
+                tuple(
+                    ManifestEntry(check_path(one["path"]), one["size"], one["digest"])
+                    for one in found["files"]
+                ),
             )
         except (KeyError, TypeError, AttributeError):
             return None
@@ -132,35 +136,35 @@ class Store:
                 f"{self.folder} holds {manifest.source!r}, not {source!r}: "
                 "choose another folder, or empty this one"
             )
-        complete = all(_size(self.folder / entry.path) == entry.size for entry in manifest.files)
+        complete = all(_file_size(self.folder / entry.path) == entry.size for entry in manifest.files)
         return manifest if complete else None
 
-    def pinned(self, source: str) -> str:
-        """The revision of a fetch of this source that is not done; empty when there is none."""
+    def planned_revision(self, source: str) -> str:
+        """Return the revision of an unfinished fetch of this source; empty if there is none."""
         plan = self._read(PLAN)
         return str(plan.get("revision", "")) if plan and plan.get("source") == source else ""
 
-    def begin(self, source: str, plan: Plan) -> None:
-        """Note a plan, and remove what an earlier one has left that this one has not."""
+    def save_plan(self, source: str, plan: FetchPlan) -> None:
+        """Save a plan, and remove files of an earlier plan that differ from this one."""
         before = self._read(PLAN) or {}
         now = {file.path: (file.size, file.digest, file.version) for file in plan.files}
         for old in before.get("files", []):
             try:
-                path = safe(old["path"])
+                path = check_path(old["path"])
                 kept = now.get(path) == (old["size"], old["digest"], old["version"])
             except (KeyError, TypeError, AttributeError, FetchError):
                 continue
             for name in () if kept else (path, f"{path}.partial", f"{path}.partial.done"):
-                self.place(name).unlink(missing_ok=True)
+                self.path_of(name).unlink(missing_ok=True)
         body = {"format": FORMAT, "source": source, "revision": plan.revision}
-        files = [_noted(file) for file in plan.files]
+        files = [_plan_entry(file) for file in plan.files]
         self._write(PLAN, {**body, "files": files})
 
-    def place(self, path: str) -> Path:
-        """Where a file belongs; its folders are made.
+    def path_of(self, path: str) -> Path:
+        """Return the path of a file, and create its parent folders.
 
         Raises:
-            FetchError: a link would lead elsewhere, or a folder cannot be made.
+            FetchError: a part of the path is a symbolic link, or a folder cannot be created.
         """
         place = self.folder
         for part in path.split("/")[:-1]:
@@ -170,17 +174,17 @@ class Store:
             try:
                 place.mkdir(exist_ok=True)
             except OSError as error:
-                raise failed(error, place) from error
+                raise filesystem_error(error, place) from error
         place = place / path.rpartition("/")[2]
         if place.is_symlink():
             raise FetchError(f"{place} is a symbolic link: remove it")
         return place
 
-    def room(self, needed: int) -> None:
-        """Check that so many bytes more fit on the volume.
+    def check_space(self, needed: int) -> None:
+        """Check that `needed` more bytes fit on the volume.
 
         Raises:
-            FetchError: they do not; says how many would.
+            FetchError: they do not fit; the message says how many bytes are missing.
         """
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
@@ -190,17 +194,17 @@ class Store:
                 f"make the volume larger by {needed + SPARE_BYTES - free}, or remove other models"
             )
 
-    def finish(self, manifest: Manifest) -> None:
-        """Say that the folder is whole, in one step, once everything is on the disk."""
+    def mark_complete(self, manifest: Manifest) -> None:
+        """Sync all files to disk, then write the manifest atomically and remove the plan."""
         for entry in manifest.files:
-            _sync(self.folder / entry.path)
+            _fsync(self.folder / entry.path)
         for folder in {(self.folder / entry.path).parent for entry in manifest.files}:
-            _sync(folder)
+            _fsync(folder)
         self._write(MANIFEST, {"format": FORMAT, **asdict(manifest)})
         (self.folder / PLAN).unlink(missing_ok=True)
 
-    def clear(self, name: str) -> None:
-        """Remove a folder in it, of files that a whole model does not need."""
+    def remove_subfolder(self, name: str) -> None:
+        """Remove a subfolder with temporary files."""
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _read(self, name: str) -> dict[str, Any] | None:
@@ -218,16 +222,16 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self.folder / name)
-            _sync(self.folder)
+            _fsync(self.folder)
         except OSError as error:
-            raise failed(error, new) from error
+            raise filesystem_error(error, new) from error
 
 
-def _noted(file: Remote) -> dict[str, Any]:
+def _plan_entry(file: RemoteFile) -> dict[str, Any]:
     return {"path": file.path, "size": file.size, "digest": file.digest, "version": file.version}
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -235,15 +239,17 @@ def _locked(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
-        logger.warning("the volume has no locks: let no two services fetch one model into it at once")
+        logger.warning(
+            "the volume does not support locks: do not fetch one model into it for two services at once"
+        )
     return True
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() and not path.is_symlink() else -1
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -251,13 +257,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def failed(error: OSError, path: Path) -> FetchError:
-    """What an error of the file system means to the user."""
+def filesystem_error(error: OSError, path: Path) -> FetchError:
+    """Translate an error of the file system into one with a remedy."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return FetchError(f"{path}: {error.strerror}: make the volume larger, or remove other models")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return FetchError(
-            f"{path}: {error.strerror}: user {os.getuid()} must be able to write there; a hostPath must be "
-            f"made on the node for it (chown {os.getuid()}), a PersistentVolumeClaim must not be read-only"
+            f"{path}: {error.strerror}: user {os.getuid()} must be able to write there: create a hostPath on "
+            f"the node with that owner (chown {os.getuid()}); a PersistentVolumeClaim must not be read-only"
         )
     return FetchError(f"{path}: {error.strerror or error}")

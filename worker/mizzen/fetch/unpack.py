@@ -1,4 +1,4 @@
-"""Takes wanted files out of archives: no links, no devices, no path that leads elsewhere."""
+"""Extract files from tar archives; links, devices and paths that lead out of the folder are rejected."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from mizzen.fetch.errors import Corrupt, FetchError
-from mizzen.fetch.plan import MAX_FILES, Choice, safe
-from mizzen.fetch.store import Store, failed
+from mizzen.fetch.errors import CorruptDownload, FetchError
+from mizzen.fetch.plan import MAX_FILES, FileFilter, check_path
+from mizzen.fetch.store import ModelFolder, filesystem_error
 
 _COPY = 4 * 1024 * 1024
 
@@ -19,24 +19,24 @@ _COPY = 4 * 1024 * 1024
 def unpack(
     archive: Path,
     folder: str,
-    store: Store,
-    choice: Choice,
+    store: ModelFolder,
+    choice: FileFilter,
     *,
     limit: int,
     check: Callable[[], None],
 ) -> dict[str, int]:
-    """Unpack the wanted files below a folder of a tar archive, gzipped or not; returns their sizes by path.
+    """Extract the selected files of a tar archive, gzipped or not, and return their sizes by path.
 
     Args:
-        archive: the file.
-        folder: in the archive; its own name is no part of the paths. The whole archive when empty.
-        store: where the files go, each under its name at once when it is whole.
-        choice: of the files.
-        limit: bytes at most; 0 is none.
-        check: called once in a while; may raise.
+        archive: path of the archive.
+        folder: folder in the archive to extract, without its own name; empty for the whole archive.
+        store: target folder; each file gets its final name only when it is complete.
+        choice: filter of the paths.
+        limit: maximum total bytes; 0 is no limit.
+        check: called regularly; may raise.
 
     Raises:
-        FetchError: the archive is broken, holds what is not safe, or too much.
+        FetchError: the archive is corrupt, contains unsafe entries, or is too large.
     """
     sizes: dict[str, int] = {}
     seen = total = 0
@@ -47,41 +47,41 @@ def unpack(
                 seen += 1
                 if seen > 10 * MAX_FILES:
                     raise FetchError(f"an archive has more than {10 * MAX_FILES} entries")
-                path = _inside(member.name, folder)
-                if not path or not choice.takes(path) or member.isdir():
+                path = _path_in_folder(member.name, folder)
+                if not path or not choice.matches(path) or member.isdir():
                     continue
-                safe(path)
+                check_path(path)
                 if not member.isreg():
                     raise FetchError(
-                        f"an archive holds {path!r} as a link or device: only plain files are taken"
+                        f"an archive holds {path!r} as a link or device: only plain files are allowed"
                     )
                 total += member.size
                 if limit and total > limit:
                     raise FetchError(f"an archive has more than --max-bytes {limit}")
-                _copy(tar, member, store.place(path), store, check)
+                _extract(tar, member, store.path_of(path), store, check)
                 sizes[path] = member.size
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise Corrupt(f"an archive cannot be read: {error}") from error
+        raise CorruptDownload(f"an archive cannot be read: {error}") from error
     except OSError as error:
-        raise failed(error, archive) from error
+        raise filesystem_error(error, archive) from error
     return sizes
 
 
-def _inside(name: str, folder: str) -> str:
-    """The path of a member below a folder; empty when it is elsewhere."""
+def _path_in_folder(name: str, folder: str) -> str:
+    """Return the path of a member relative to `folder`; empty if it is not in the folder."""
     name = name.removeprefix("./").lstrip("/")
     if not folder:
         return name
     return name.removeprefix(f"{folder}/") if name.startswith(f"{folder}/") else ""
 
 
-def _copy(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, store: Store, check: Callable[[], None]
+def _extract(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, store: ModelFolder, check: Callable[[], None]
 ) -> None:
-    store.room(member.size)
+    store.check_space(member.size)
     source = tar.extractfile(member)
     if source is None:
-        raise Corrupt(f"an archive has no data of {member.name!r}")
+        raise CorruptDownload(f"an archive has no data for {member.name!r}")
     partial = place.with_name(f"{place.name}.partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

@@ -11,21 +11,21 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from mizzen import __version__
+from mizzen.gateway.auth.middleware import protect
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.debug import explain_route
+from mizzen.gateway.engines.verify import answer, read_question
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.front import Front, Health
-from mizzen.gateway.news import seconds_of, table, version
-from mizzen.gateway.openai.bodies import Model, ModelList
-from mizzen.gateway.openai.describe import answered, describe
+from mizzen.gateway.gateway import Gateway
+from mizzen.gateway.http.middleware import Front, Health
+from mizzen.gateway.http.request_bodies import Body, ClientGone
 from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
-from mizzen.gateway.openai.form import FamilyOptions
+from mizzen.gateway.openai.openapi_document import answered, describe
+from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
-from mizzen.gateway.served import Service
-from mizzen.gateway.service import Gateway
-from mizzen.gateway.tenants.bodies import Body, ClientGone
-from mizzen.gateway.tenants.protect import protect
-from mizzen.gateway.verify import answer, read_question
+from mizzen.gateway.openai.response_bodies import Model, ModelList
+from mizzen.gateway.routing.debug_route import explain_route
+from mizzen.gateway.services import Service
+from mizzen.gateway.telemetry.table_watch import seconds_of, table, version
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:

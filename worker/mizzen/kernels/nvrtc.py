@@ -29,8 +29,8 @@ class CompileError(RuntimeError):
 
 
 def source(name: str) -> str:
-    """Return the CUDA C++ of a kernel of this package."""
-    return Path(__file__).with_name(f"{name}.cu").read_text(encoding="utf-8")
+    """Return the CUDA C++ source `{name}.cu`; `name` is a path below this package, e.g. `gemm/gemv`."""
+    return Path(__file__).parent.joinpath(f"{name}.cu").read_text(encoding="utf-8")
 
 
 def checked(result: tuple[Any, ...], what: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.build import Build, RowPart, Target
+from mizzen.layers.context import Build, RowPart, Target
 from mizzen.layers.linear import few_rows, kernels_of, product_kernels, widest_product
 from mizzen.parallel.collectives import Collectives
 

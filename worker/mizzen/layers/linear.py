@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.build import Build, LinearMethod, RowPart, Target
+from mizzen.layers.context import Build, LinearMethod, RowPart, Target
 from mizzen.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SkinnyDense(Dense):
         self.gates_prompts = not bias and gates_prompts(self.weight)
         """There is a kernel that makes these in one go of many rows."""
         self.before_attention = False
-        """Let the kernel behind the product not begin early, see `mizzen.kernels.wide`."""
+        """Let the kernel behind the product not begin early, see `mizzen.kernels.gemm.swap_ab`."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
@@ -77,7 +77,7 @@ class SkinnyDense(Dense):
             return few_rows(self.weight, x, None, gate=True)
         if self.gates_prompts and (done := gated_prompts(self.weight, x)) is not None:
             return done
-        from mizzen.kernels.activation import silu_mul
+        from mizzen.kernels.swiglu import silu_mul
 
         return silu_mul(super().apply(x))
 
@@ -88,7 +88,7 @@ class SkinnyDense(Dense):
         found = product_kernels(self.weight, counts, most, gate=gate, late=late)
         if not gate or not self.gates_prompts:
             return found
-        from mizzen.kernels.gated import kernel
+        from mizzen.kernels.gemm.gate_up_swiglu import kernel
 
         return found | {kernel()}
 
@@ -98,7 +98,7 @@ class SkinnyDense(Dense):
         """Do what `MergedLinear.after` does in one kernel; None where there is none that pays."""
         if len(residual) != 1 or not self.widest or self.weight.shape[1] > NORMED_COLUMNS:
             return None
-        from mizzen.kernels.gemv import Norm, gemv
+        from mizzen.kernels.gemm.gemv import Norm, gemv
 
         if x is None:
             scaling = Norm(scale=norm.weight, epsilon=norm.epsilon)
@@ -117,43 +117,43 @@ def product_kernels(
     weight: torch.Tensor, counts: Iterable[int], most: int, *, gate: bool = False, late: bool = False
 ) -> set[Kernel]:
     """Return what `few_rows` of these counts, up to `most`, is compiled from, where that takes long."""
-    from mizzen.kernels import skinny, wide
+    from mizzen.kernels.gemm import small_m, swap_ab
 
-    (rows, columns), least = weight.shape, skinny.widest(weight)
+    (rows, columns), least = weight.shape, small_m.widest(weight)
     few = (count for count in counts if least < count <= most)
-    return wide.kernels(rows, columns, few, gate=gate, late=late)
+    return swap_ab.kernels(rows, columns, few, gate=gate, late=late)
 
 
 def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
     """Return for how many rows `few_rows` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
     if weight.device.type != "cuda":
         return 0
-    from mizzen.kernels import gemv, skinny, wide
+    from mizzen.kernels.gemm import gemv, small_m, swap_ab
     from mizzen.kernels.launch import has_wgmma
 
     if not gemv.serves(weight, gate=gate):
         return 0
-    most = wide.widest(weight, gate=gate) if has_wgmma(weight.device) else 0
-    return max(skinny.widest(weight), most)
+    most = swap_ab.widest(weight, gate=gate) if has_wgmma(weight.device) else 0
+    return max(small_m.widest(weight), most)
 
 
 def gates_prompts(weight: torch.Tensor) -> bool:
     """Tell whether `gated_prompts` can be asked with a weight."""
     if weight.device.type != "cuda":
         return False
-    from mizzen.kernels import gated, gemv
+    from mizzen.kernels.gemm import gate_up_swiglu, gemv
     from mizzen.kernels.launch import has_wgmma
 
-    return gemv.serves(weight, gate=True) and has_wgmma(weight.device) and gated.serves(weight)
+    return gemv.serves(weight, gate=True) and has_wgmma(weight.device) and gate_up_swiglu.serves(weight)
 
 
 def gated_prompts(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
     """Map rows [tokens, columns] to silu(gates) * others [tokens, rows / 2] by one kernel, where it pays."""
-    from mizzen.kernels import gated
+    from mizzen.kernels.gemm import gate_up_swiglu
 
-    if not gated.pays(len(weight), len(x), gated.clusters(x.device)):
+    if not gate_up_swiglu.pays(len(weight), len(x), gate_up_swiglu.clusters(x.device)):
         return None
-    return gated.gated(weight, x)
+    return gate_up_swiglu.gated(weight, x)
 
 
 def few_rows(
@@ -166,15 +166,15 @@ def few_rows(
 ) -> torch.Tensor:
     """Map few rows [tokens, columns] to [tokens, rows], or to silu(gates) * others [tokens, rows / 2].
 
-    All are contiguous. `late` is that of `mizzen.kernels.wide`; kernels of fewer rows let the next begin.
+    All are contiguous. `late` is that of `mizzen.kernels.gemm.swap_ab`; kernels of fewer rows let the next begin.
     """
-    from mizzen.kernels import gemv, skinny, wide
+    from mizzen.kernels.gemm import gemv, small_m, swap_ab
 
     if len(x) == 1:
         return gemv.gemv(weight, x, out, gate=gate)
-    if len(x) <= skinny.widest(weight):
-        return skinny.skinny(weight, x, out, gate=gate)
-    return wide.wide(weight, x, out, gate=gate, late=late)
+    if len(x) <= small_m.widest(weight):
+        return small_m.skinny(weight, x, out, gate=gate)
+    return swap_ab.wide(weight, x, out, gate=gate, late=late)
 
 
 @dataclass(frozen=True, slots=True)

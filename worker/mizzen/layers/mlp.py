@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mizzen.layers.build import Build, Target
+from mizzen.layers.context import Build, Target
 from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows
 from mizzen.layers.norm import RMSNorm
 

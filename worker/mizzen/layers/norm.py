@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.build import Build, Target
+from mizzen.layers.context import Build, Target
 
 
 class RMSNorm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from mizzen.models.fields import Fields
+from mizzen.models.hf_fields import Fields
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 ORIGINAL = "original_max_position_embeddings"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from mizzen.attention.base import Attend
-from mizzen.layers.build import Build, Target
+from mizzen.layers.context import Build, Target
 from mizzen.layers.embedding import Embedding, Head, TiedHead
 from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows, SkinnyDense, kernels_of
 from mizzen.layers.mlp import GatedMLP
 from mizzen.layers.norm import RMSNorm
-from mizzen.layers.rotary import Rotary, rotate
+from mizzen.layers.rope import Rotary, rotate
 from mizzen.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Attention:
 
     def prepare(self, qkv: torch.Tensor, forward: Forward) -> torch.Tensor:
         """Norm, rotate and store in one kernel; return the queries [tokens, heads, head_dim]."""
-        from mizzen.kernels.heads import prepare_heads
+        from mizzen.kernels.attention.qk_norm_rope import prepare_heads
 
         attend, norms = forward.attend, self.norms
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]

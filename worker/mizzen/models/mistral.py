@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mizzen.models.config import ModelConfig, read_decoder
-from mizzen.models.fields import Fields
+from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "MistralForCausalLM"
 

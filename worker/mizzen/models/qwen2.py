@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mizzen.models.config import ModelConfig, read_decoder
-from mizzen.models.fields import Fields
+from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mizzen.models import llama, mistral, qwen2, qwen3
 from mizzen.models.config import ModelConfig, token_ids
-from mizzen.models.fields import ConfigError, Fields
+from mizzen.models.hf_fields import ConfigError, Fields
 
 Reader = Callable[[Fields], ModelConfig]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mizzen.layers.mesh import Axis
+from mizzen.layers.sharding import Axis
 from mizzen.models.config import ModelConfig
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.output import Reports
+from mizzen.core.outputs import Reports
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.engine import Engine
-from mizzen.engine.loop import StepFailed
+from mizzen.engine.overlap_loop import StepFailed
 from mizzen.gateway.text.stream import TextStream
-from mizzen.wire.stream import TokenLogprobs, entries
+from mizzen.wire.client.stream import TokenLogprobs, entries
 
 Advance = Callable[[int, int], None]
 """(requests that ended, tokens that came)."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.params import SamplingParams
 from mizzen.core.request import FinishReason, Int32, Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.pooling import model_pooling
@@ -25,11 +25,11 @@ from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer, read_files
 from mizzen.offline.batch import Answer, Batch
 from mizzen.progress import ProgressBar
-from mizzen.wire.intake import EMBEDS_ALONE
-from mizzen.wire.stream import TokenLogprobs
+from mizzen.wire.client.stream import TokenLogprobs
+from mizzen.wire.server.request_validation import EMBEDS_ALONE
 
 if TYPE_CHECKING:
-    from mizzen.server.local_ranks import LocalRanks
+    from mizzen.server.ranks.in_process import LocalRanks
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 LARGE_CHUNK = 16384
@@ -80,7 +80,7 @@ class LLM:
             TypeError: an option is unknown.
             ValueError: an option, the model or its tokenizer cannot be used; the message says what and why.
         """
-        from mizzen.engine.build import load_engine
+        from mizzen.engine.loading.loader import load_engine
 
         known = {option.name for option in fields(EngineOptions)} - {"model"}
         if unknown := set(options) - known:
@@ -288,7 +288,7 @@ def start_ranks(options: EngineOptions) -> LocalRanks | None:
     """Start the ranks beside this one's, where the model has several."""
     if options.tensor == 1:
         return None
-    from mizzen.server.local_ranks import LocalRanks
+    from mizzen.server.ranks.in_process import LocalRanks
 
     return LocalRanks(options)
 

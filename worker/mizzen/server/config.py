@@ -1,52 +1,54 @@
-"""Everything that an engine process can be told, in one frozen object."""
+"""Configuration of an engine process, as one frozen dataclass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mizzen.core.options import option
+from mizzen.common.options import option
 from mizzen.engine.config import EngineOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineOptions):
-    """Options of `mizzen engine`; each field is an option of the same name."""
+    """Options of `mizzen engine`, one per field and with the same name."""
 
-    served_name: str = option("", "Name that the model is served under; the folder's name when empty")
-    revision: str = option("", "Opaque name of this deployment's revision, shown to gateways")
-    engine_id: str = option("", "Name of this engine; host name and process when empty")
+    served_name: str = option("", "Name under which the model is served; the folder's name by default")
+    revision: str = option("", "Opaque revision name of this deployment, reported to gateways")
+    engine_id: str = option("", "Name of this engine; host name and process id by default")
 
-    wire_bind: str = option("tcp://127.0.0.1:5557", "ZMQ endpoint for gateways")
-    node_rank: int = option(0, "Which of the --nodes this is; 0 leads, and serves gateways", low=0)
-    leader_address: str = option("", "Host name or address of node 0, for the other --nodes")
-    ranks_address: str = option("127.0.0.1", "This node's own address, where the other --nodes reach it")
-    ranks_port: int = option(
-        5560, "Port of node 0 for the other --nodes, which use the two after it, too", low=1, high=65533
+    wire_bind: str = option("tcp://127.0.0.1:5557", "ZMQ endpoint that gateways connect to")
+    node_rank: int = option(
+        0, "Index of this node among --nodes; node 0 leads and serves the gateways", low=0
     )
-    keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// beyond loopback")
-    http_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics")
-    http_port: int = option(8081, "Port of /healthz, /readyz, /metrics", low=0, high=65535)
-    startup_timeout_seconds: float = option(1800.0, "The start fails after this long", low=1)
-    drain_timeout_seconds: float = option(120.0, "On SIGTERM, running requests get this long", low=0)
-    watchdog_seconds: float = option(60.0, "A step that takes longer ends the engine", low=1)
+    leader_address: str = option("", "Host name or address of node 0, required on the other --nodes")
+    ranks_address: str = option("127.0.0.1", "Address at which the other --nodes reach this node")
+    ranks_port: int = option(
+        5560, "Port of node 0 for the other --nodes, which also use the next two ports", low=1, high=65533
+    )
+    keys: str | None = option(None, "Folder with CURVE keys; required for tcp:// endpoints beyond loopback")
+    http_host: str = option("127.0.0.1", "Address of /healthz, /readyz and /metrics")
+    http_port: int = option(8081, "Port of /healthz, /readyz and /metrics", low=0, high=65535)
+    startup_timeout_seconds: float = option(1800.0, "Time after which an unfinished startup fails", low=1)
+    drain_timeout_seconds: float = option(120.0, "Time that running requests get after SIGTERM", low=0)
+    watchdog_seconds: float = option(60.0, "Time after which an unfinished step ends the engine", low=1)
     rank_deadline_seconds: float = option(
         8.0,
-        "With several ranks: one that does not run, or falls behind the others, for longer ends the engine, "
-        "and so does a step on cuda",
+        "With several ranks: the engine ends if a rank does not run, or lags behind the "
+        "others, for this long, or if a step on cuda takes longer",
         low=1,
     )
     termination_message: str = option(
-        "/dev/termination-log", "File that gets the reason of a failed end, where its folder exists"
+        "/dev/termination-log", "File that gets the reason of a failure, if its folder exists"
     )
 
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
-            ValueError: names the option and what would be right.
+            ValueError: a value is invalid; the message names the option and the allowed values.
         """
         super(EngineConfig, self).__post_init__()
         if self.node_rank >= self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} must be below --nodes {self.nodes}")
         if self.node_rank and not self.leader_address:
-            raise ValueError(f"--node-rank {self.node_rank} needs --leader-address, that of node 0")
+            raise ValueError(f"--node-rank {self.node_rank} needs --leader-address, the address of node 0")

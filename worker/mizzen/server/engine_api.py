@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mizzen.core.output import CacheEvents, GrammarCounts, Load, StepOutput
+from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 
 

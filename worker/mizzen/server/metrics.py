@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from mizzen import __version__
 from mizzen.core.request import FinishReason
-from mizzen.server.catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
-from mizzen.server.names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, USAGE, VLLM
-from mizzen.server.status import Snapshot
+from mizzen.server.metric_catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
+from mizzen.server.metric_names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, USAGE, VLLM
+from mizzen.server.status_block import Snapshot
 from mizzen.wire.messages import RefusalCode
 
 OURS = "mizzen_engine_"
@@ -82,17 +82,17 @@ class EngineCollector:
 
     def _kinds(self, snapshot: Snapshot) -> Iterator[Family]:
         finished = CounterMetricFamily(
-            f"{OURS}finished_requests_total", "Ends of requests", labels=("model_name", "reason")
+            f"{OURS}finished_requests_total", "Finished requests by reason", labels=("model_name", "reason")
         )
         for reason in FinishReason:
             finished.add_metric((self._model, reason.name.lower()), snapshot[f"finished_{reason.name}"])
         refused = CounterMetricFamily(
-            f"{OURS}refused_total", "Refused requests and frames", labels=("model_name", "code")
+            f"{OURS}refused_total", "Refused requests and frames by code", labels=("model_name", "code")
         )
         for code in RefusalCode:
             refused.add_metric((self._model, code.name.lower()), snapshot[f"refused_{code.name}"])
         phases = GaugeMetricFamily(
-            f"{OURS}startup_seconds", "How long a phase of the start took", labels=("model_name", "phase")
+            f"{OURS}startup_seconds", "Duration of a startup phase", labels=("model_name", "phase")
         )
         for phase in STARTUP_PHASES:
             phases.add_metric((self._model, phase.name.lower()), snapshot[f"phase_seconds_{phase.name}"])
@@ -104,7 +104,7 @@ class EngineCollector:
         prompt = snapshot["prompt_tokens"]
         hits = snapshot["cached_tokens"] / prompt if prompt else 0.0
         for name in USAGE:
-            text = "Share of the KV cache that running requests hold, 0 to 1"
+            text = "Share of the KV cache held by running requests, 0 to 1"
             yield self._gauge(name, text, usage)
         text = "Share of prompt tokens whose KV came from the prefix cache, 0 to 1"
         yield self._gauge(f"{SGLANG}cache_hit_rate", text, hits)
@@ -112,12 +112,14 @@ class EngineCollector:
     def _of_others(self, snapshot: Snapshot) -> Iterator[Family]:
         """What others count otherwise: KV in tokens, ends of one kind alone."""
         for name, field in TOKENS.items():
-            what = "that running requests hold" if field == "pages_used" else "that the KV cache has room for"
-            yield self._gauge(name, f"Tokens {what}", snapshot[field] * self._page_size)
-        aborted = CounterMetricFamily(ABORTED, "Requests that their client gave up", labels=("model_name",))
+            text = (
+                "Tokens held by running requests" if field == "pages_used" else "KV cache capacity in tokens"
+            )
+            yield self._gauge(name, text, snapshot[field] * self._page_size)
+        aborted = CounterMetricFamily(ABORTED, "Requests aborted by the client", labels=("model_name",))
         aborted.add_metric((self._model,), snapshot[f"finished_{FinishReason.ABORT.name}"])
         good = CounterMetricFamily(
-            SUCCESS, "Requests that ended well", labels=("model_name", "finished_reason")
+            SUCCESS, "Requests that finished successfully", labels=("model_name", "finished_reason")
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH):
             good.add_metric((self._model, reason.name.lower()), snapshot[f"finished_{reason.name}"])
@@ -130,7 +132,7 @@ class EngineCollector:
 
     def _cache_config(self, snapshot: Snapshot) -> Iterator[Family]:
         for name, labels in CACHE_CONFIG.items():
-            text = "1, with the size of a KV page in tokens and the number of pages"
+            text = "Always 1; labels hold the KV page size in tokens and the number of pages"
             family = GaugeMetricFamily(name, text, labels=("model_name", *labels))
             pages = int(snapshot["pages_total"])
             if pages:
@@ -139,21 +141,23 @@ class EngineCollector:
 
     def _own(self, view: EngineView) -> Iterator[Family]:
         uptime = GaugeMetricFamily(
-            f"{OURS}uptime_seconds", "Since the supervisor's start", labels=("model_name",)
+            f"{OURS}uptime_seconds", "Time since the supervisor started", labels=("model_name",)
         )
         uptime.add_metric((self._model,), view.uptime_seconds)
         state = GaugeMetricFamily(
-            f"{OURS}state", "1 for the state that the engine is in", labels=("model_name", "state")
+            f"{OURS}state", "1 for the current state of the engine", labels=("model_name", "state")
         )
         for name in STATES:
             state.add_metric((self._model, name), float(name == view.state))
         end = GaugeMetricFamily(
-            f"{OURS}failed_end", "1 with the kind of a failed end", labels=("model_name", "reason")
+            f"{OURS}failed_end",
+            "1 with the reason once the engine has failed",
+            labels=("model_name", "reason"),
         )
         if view.end:
             end.add_metric((self._model, view.end), 1.0)
         build = GaugeMetricFamily(
-            f"{OURS}build_info", "1, with the version", labels=("model_name", "version")
+            f"{OURS}build_info", "Always 1; the label holds the version", labels=("model_name", "version")
         )
         build.add_metric((self._model, __version__), 1.0)
         yield from (uptime, state, end, build)

@@ -19,17 +19,17 @@ import typing
 from dataclasses import dataclass
 from types import TracebackType
 
-from mizzen.core.options import flag, option
-from mizzen.server.catalogue import Phase
+from mizzen.common.options import flag, option
 from mizzen.server.config import EngineConfig
-from mizzen.server.loop import Command
-from mizzen.server.rank import serve
-from mizzen.server.rank_status import RankStatus
-from mizzen.server.status import Snapshot, StatusReader, StatusWriter, create_block
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.ranks.leader import serve
+from mizzen.server.ranks.rank_status import RankStatus
+from mizzen.server.serving_loop import Command
+from mizzen.server.status_block import Snapshot, StatusReader, StatusWriter, create_block
 from mizzen.server.supervisor import run
 from mizzen.wire.limits import WireLimits
 
-RANK_MODULE = "mizzen.server.simulated_rank"
+RANK_MODULE = "mizzen.server.ranks.simulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class SimulatedEngine:
 
     def _serve(self) -> None:
         try:
-            from mizzen.server.simulated_rank import load_simulated
+            from mizzen.server.ranks.simulated import load_simulated
 
             serve(self._config, self._status, self._control, load_simulated, self._limits)
         except BaseException as error:

@@ -13,26 +13,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mizzen.server.awake import Awake
-from mizzen.server.blame import culprit
-from mizzen.server.catalogue import Phase
-from mizzen.server.check import check_config, open_keys
+from mizzen.common.json_log import set_up_logging
+from mizzen.server.clock_gaps import Awake
 from mizzen.server.config import EngineConfig
-from mizzen.server.device import device_lost
-from mizzen.server.ends import MISCONFIGURED, WRONG_CONFIGURATION, End
-from mizzen.server.group_watch import GroupWatch
+from mizzen.server.config_check import check_config, open_keys
+from mizzen.server.exit_reason import MISCONFIGURED, WRONG_CONFIGURATION, End
+from mizzen.server.failed_rank import culprit
 from mizzen.server.http import Health, HttpServer, Routes
-from mizzen.server.links import between_pods, create_links
-from mizzen.server.loop import Command
+from mizzen.server.metric_catalogue import Phase
 from mizzen.server.metrics import EngineView, registry
-from mizzen.server.node_follower import Follower
-from mizzen.server.node_leader import Leader
-from mizzen.server.nodes import Others
-from mizzen.server.phases import share_done
-from mizzen.server.ranks import RankProcess, kill_all, reap, spawn
+from mizzen.server.nodes.follower_node import Follower
+from mizzen.server.nodes.group import Others
+from mizzen.server.nodes.group_watch import GroupWatch
+from mizzen.server.nodes.leader_node import Leader
+from mizzen.server.ranks.device_loss import device_lost
+from mizzen.server.ranks.links import between_pods, create_links
+from mizzen.server.ranks.phases import share_done
+from mizzen.server.ranks.processes import RankProcess, kill_all, reap, spawn
+from mizzen.server.serving_loop import Command
 from mizzen.server.signals import SignalQueue
-from mizzen.server.status import StatusReader, create_block
-from mizzen.wire.log import set_up_logging
+from mizzen.server.status_block import StatusReader, create_block
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ GRACE_SECONDS = 4.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR2)
 DEVICE_LOST = 3
 """Exit code of an engine whose device is gone or broken."""
-RANK_MODULE = "mizzen.server.rank"
-FOLLOWER_MODULE = "mizzen.server.follower"
+RANK_MODULE = "mizzen.server.ranks.leader"
+FOLLOWER_MODULE = "mizzen.server.ranks.follower"
 """Runs the ranks behind the first."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.build import Target
+from mizzen.layers.context import Target
 from mizzen.weights.load import WeightsError, checkpoint_files
 
 SCALE = re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.build import Target
+from mizzen.layers.context import Target
 from mizzen.weights.stream import Header, Piece, stream
 
 Progress = Callable[[int, int], None]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from mizzen.layers.build import Target
+from mizzen.layers.context import Target
 
 THREADS = 8
 BLOCK = 16 << 20

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mizzen.core.output import StepOutput
+from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Int32, Int64
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.messages import Outputs
-from mizzen.wire.requests import NOBODY, RequestTable
+from mizzen.wire.server.request_table import NOBODY, RequestTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import ipaddress
 
 import zmq
 
-from mizzen.wire.keys import KeyFolder, KeyPair, KeyRing, WireKeys
+from mizzen.wire.curve_keys import KeyFolder, KeyPair, KeyRing, WireKeys
 
 ZAP_DOMAIN = b"mizzen"
 
@@ -71,7 +71,7 @@ def door(endpoint: str, generation: int) -> str:
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: KeyPair | WireKeys) -> None:
-    """Make a socket a CURVE server whose clients a ZAP handler judges (`mizzen.wire.allow`)."""
+    """Make a socket a CURVE server whose clients a ZAP handler judges (`mizzen.wire.server.client_allow_list`)."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
     socket.curve_publickey = keys.public

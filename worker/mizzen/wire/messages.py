@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """`mizzen.core.params.SamplingParams` without the stop strings, which stay in the gateway."""
+    """`mizzen.core.sampling_params.SamplingParams` without the stop strings, which stay in the gateway."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -59,7 +59,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] = ()
     grammar: tuple[str, str] | None = None
-    """`mizzen.core.params.Grammar`: kind and text."""
+    """`mizzen.core.sampling_params.Grammar`: kind and text."""
 
 
 class Hello(Message, frozen=True):
@@ -262,7 +262,7 @@ class Stats(Message, frozen=True):
 
 
 class Blocks(Message, frozen=True):
-    """Changes of the prefix cache: 64-bit names of `mizzen.core.blocks`, uint64 columns.
+    """Changes of the prefix cache: 64-bit names of `mizzen.core.kv.block_hashes`, uint64 columns.
 
     `sequence` counts from 0 for a peer and grows by one; after a gap, or with `reset`, what was known is void
     and `stored` holds all that the cache holds.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mizzen.core.params import Grammar
+from mizzen.core.sampling_params import Grammar
 
 
 @dataclass(frozen=True, slots=True)

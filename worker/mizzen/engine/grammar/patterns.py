@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mizzen.core.patterns import pattern_fault, pieces
+from mizzen.common.regex_support import pattern_fault, pieces
 from mizzen.engine.grammar.errors import GrammarError
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from dataclasses import asdict
 
-from mizzen.core.params import Grammar
+from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.errors import CompilerDown, GrammarError, TooSlow
 from mizzen.engine.grammar.limits import GrammarLimits
 
@@ -29,7 +29,7 @@ class Sandbox:
     """Tries grammars elsewhere. Safe to use from several threads."""
 
     def __init__(self, target: dict[str, object], limits: GrammarLimits) -> None:
-        """Take the fields of `mizzen.engine.grammar.build.Target`; nothing is started yet."""
+        """Take the fields of `mizzen.engine.grammar.xgrammar_backend.Target`; nothing is started yet."""
         self._target = target
         self._limits = limits
         self._lock = threading.Lock()
@@ -121,7 +121,7 @@ class Sandbox:
         words += ["--limits", json.dumps(asdict(self._limits))]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mizzen.engine.grammar.tryout", *words],
+                [sys.executable, "-m", "mizzen.engine.grammar.sandbox_worker", *words],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **ALONE, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},

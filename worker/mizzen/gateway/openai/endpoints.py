@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Response
 
-from mizzen.gateway.openai.bodies import ChatResponse, CompletionResponse
-from mizzen.gateway.openai.call import JsonCall
-from mizzen.gateway.openai.describe import described
+from mizzen.gateway.gateway import Gateway
+from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse, Embeddings
 from mizzen.gateway.openai.exchange import Exchange
-from mizzen.gateway.openai.form import FamilyOptions
+from mizzen.gateway.openai.http_call import JsonCall
+from mizzen.gateway.openai.openapi_document import described
+from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse
+from mizzen.gateway.openai.response_writers import ChatWriter, CompletionWriter
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
 from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest, Scores
-from mizzen.gateway.openai.texts import (
+from mizzen.gateway.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     Texts,
     TokenizeRequest,
     TokenizeResponse,
 )
-from mizzen.gateway.openai.vectors import EmbeddingRequest, EmbeddingResponse, Embeddings
-from mizzen.gateway.openai.writers import ChatWriter, CompletionWriter
-from mizzen.gateway.responses.bodies import ResponsesResponse
 from mizzen.gateway.responses.exchange import ResponsesExchange
 from mizzen.gateway.responses.parse import ResponsesParser
+from mizzen.gateway.responses.response_bodies import ResponsesResponse
 from mizzen.gateway.responses.schemas import ResponsesRequest
-from mizzen.gateway.service import Gateway
 
 
 def add_generation(app: FastAPI, gateway: Gateway, parser: Parser) -> None:

@@ -6,24 +6,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from mizzen.gateway.admit import Ticket, reserve
-from mizzen.gateway.dispatch import Dispatcher
-from mizzen.gateway.openai.answer import Piece, whole
-from mizzen.gateway.openai.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
-from mizzen.gateway.openai.call import Call
-from mizzen.gateway.openai.jobs import AT_ONCE, new_job, relate
-from mizzen.gateway.openai.sequence import Held, Sequence
-from mizzen.gateway.openai.untaken import Client, Parts
-from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.openai.writers import Choice, Writer
-from mizzen.gateway.record import record_of
-from mizzen.gateway.tenants.bodies import ClientGone
-from mizzen.gateway.tenants.gate import leave_place
-from mizzen.wire.stream import EngineRefused, StreamLost
-from mizzen.wire.tasks import together
+from mizzen.common.tasks import together
+from mizzen.gateway.admission.admission import Ticket, reserve
+from mizzen.gateway.auth.authentication import leave_place
+from mizzen.gateway.http.request_bodies import ClientGone
+from mizzen.gateway.openai.http_call import Call
+from mizzen.gateway.openai.response_bodies import CompletionTokensDetails, PromptTokensDetails, Usage
+from mizzen.gateway.openai.response_writers import Choice, Writer
+from mizzen.gateway.requests.answer import Piece, whole
+from mizzen.gateway.requests.backpressure import Client, Parts
+from mizzen.gateway.requests.fan_out import AT_ONCE, new_job, relate
+from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.sequence import Held, Sequence
+from mizzen.gateway.routing.dispatcher import Dispatcher
+from mizzen.gateway.telemetry.request_record import record_of
+from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
-    from mizzen.gateway.service import Gateway
+    from mizzen.gateway.gateway import Gateway
 
 MANY_TOKENS = 2048
 """Log probabilities of more tokens are written off the event loop."""

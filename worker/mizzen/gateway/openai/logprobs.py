@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mizzen.gateway.openai.bodies import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
+from mizzen.gateway.openai.response_bodies import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.wire.stream import TokenLogprobs
+from mizzen.wire.client.stream import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

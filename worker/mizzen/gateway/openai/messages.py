@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.tools.schemas import CalledFunction, ToolCall
+from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 UNSERVED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
 

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 import msgspec
 
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.openai.decode import decode, refuse_unserved, whole
-from mizzen.gateway.openai.form import FamilyOptions, output_form
+from mizzen.gateway.openai.decode_body import decode, refuse_unserved, whole
 from mizzen.gateway.openai.messages import conversation
-from mizzen.gateway.openai.reading import pieces
-from mizzen.gateway.openai.sampling import sampling
+from mizzen.gateway.openai.output_form import FamilyOptions, output_form
+from mizzen.gateway.openai.sampling_fields import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
-from mizzen.gateway.openai.structured import grammar
-from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
-from mizzen.gateway.route.session import bounded
+from mizzen.gateway.openai.structured_output import grammar
+from mizzen.gateway.requests.body_reader import pieces
+from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, Prompt, Wish
+from mizzen.gateway.routing.session import bounded
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from mizzen.gateway.openai.messages import Message
-from mizzen.gateway.openai.structured import ResponseFormat, StructuredOutputs
-from mizzen.gateway.tools.schemas import Tool, ToolChoice
+from mizzen.gateway.openai.structured_output import ResponseFormat, StructuredOutputs
+from mizzen.gateway.tools.tool_schemas import Tool, ToolChoice
 
 
 def doc(text: str) -> Meta:

@@ -13,20 +13,20 @@ import numpy as np
 from msgspec import Meta
 from starlette.types import Scope
 
-from mizzen.core.params import SamplingParams
-from mizzen.gateway.dispatch import Dispatcher, Job
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import ApiError, invalid, unavailable
-from mizzen.gateway.openai.bodies import InputUsage
-from mizzen.gateway.openai.decode import decode
-from mizzen.gateway.openai.jobs import count_placed, each_job, new_jobs
+from mizzen.gateway.openai.decode_body import decode
+from mizzen.gateway.openai.embeddings import embed
 from mizzen.gateway.openai.parse import prompts
+from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
-from mizzen.gateway.openai.vectors import embed
-from mizzen.gateway.openai.wish import MAX_SEQUENCES, Prompt, Wish
-from mizzen.wire.stream import EngineRefused, StreamLost
+from mizzen.gateway.requests.fan_out import count_placed, each_job, new_jobs
+from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, Prompt, Wish
+from mizzen.gateway.routing.dispatcher import Dispatcher, Job
+from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
-    from mizzen.gateway.service import Gateway
+    from mizzen.gateway.gateway import Gateway
 
 MAX_LABELS = 256
 MAX_JOINED = 16 * 1024 * 1024

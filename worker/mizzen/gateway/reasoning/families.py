@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mizzen.core.params import Grammar, GrammarKind
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.gateway.reasoning.parser import ReasoningParser
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools import formats
-from mizzen.gateway.tools.formats import Format
+from mizzen.gateway.tools import structural_tags
+from mizzen.gateway.tools.structural_tags import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,15 @@ class ReasoningFamily:
         """Return the format of an answer that may reason before `rest`."""
         if self.closed(prompt_end):
             return rest
-        end = formats.mark(tokenizer, self.end)
-        free = formats.any_text(*([end] if isinstance(end, str) else ()))
+        end = structural_tags.mark(tokenizer, self.end)
+        free = structural_tags.any_text(*([end] if isinstance(end, str) else ()))
         if self.opened(prompt_end):
-            thought = formats.tag("", free, end)
+            thought = structural_tags.tag("", free, end)
         else:
-            thought = formats.optional(formats.tag(formats.mark(tokenizer, self.begin), free, end))
-        return formats.sequence(thought, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
+            thought = structural_tags.optional(
+                structural_tags.tag(structural_tags.mark(tokenizer, self.begin), free, end)
+            )
+        return structural_tags.sequence(thought, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
 
 
 QWEN = ReasoningFamily("qwen3", "<think>", "</think>")
@@ -80,9 +82,9 @@ def as_format(grammar: Grammar) -> Format:
     """
     kind = grammar.kind
     if kind is GrammarKind.JSON_OBJECT:
-        return formats.json_value({"type": "object"})
+        return structural_tags.json_value({"type": "object"})
     if kind is GrammarKind.JSON_SCHEMA:
-        return formats.json_value(msgspec.json.decode(grammar.text))
+        return structural_tags.json_value(msgspec.json.decode(grammar.text))
     if kind is GrammarKind.REGEX:
         return {"type": "regex", "pattern": grammar.text}
     if kind is GrammarKind.EBNF:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from mizzen.gateway.text.stop import partial
-from mizzen.gateway.tools.values import WHITESPACE
+from mizzen.gateway.tools.json_scanner import WHITESPACE
 
 
 class _State(enum.Enum):

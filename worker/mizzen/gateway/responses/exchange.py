@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.exchange import Exchange
-from mizzen.gateway.openai.wish import Wish
+from mizzen.gateway.requests.generation_request import Wish
 from mizzen.gateway.responses.parse import Asked, ResponsesParser, rename
-from mizzen.gateway.responses.writer import ResponsesWriter
+from mizzen.gateway.responses.response_writer import ResponsesWriter
 
 if TYPE_CHECKING:
-    from mizzen.gateway.service import Gateway
+    from mizzen.gateway.gateway import Gateway
 
 
 class Reading:

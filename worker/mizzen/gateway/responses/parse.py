@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.openai.decode import decode, refuse_unserved
+from mizzen.gateway.openai.decode_body import decode, refuse_unserved
 from mizzen.gateway.openai.schemas import ChatRequest
-from mizzen.gateway.openai.structured import JsonSchema, ResponseFormat
-from mizzen.gateway.openai.wish import Wish
-from mizzen.gateway.responses.items import conversation
+from mizzen.gateway.openai.structured_output import JsonSchema, ResponseFormat
+from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.responses.input_items import conversation
 from mizzen.gateway.responses.schemas import (
     SAMPLING_FIELDS,
     AllowedResponseTools,
@@ -23,8 +23,8 @@ from mizzen.gateway.responses.schemas import (
     ResponseToolChoice,
     TextOptions,
 )
-from mizzen.gateway.tools.choice import check_depth, check_functions, known
-from mizzen.gateway.tools.schemas import (
+from mizzen.gateway.tools.tool_choice import check_depth, check_functions, known
+from mizzen.gateway.tools.tool_schemas import (
     AllowedSet,
     AllowedTools,
     Function,

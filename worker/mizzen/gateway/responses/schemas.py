@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from mizzen.gateway.openai.schemas import NOT_SERVED, Bias, Count, Penalty, Share, TokenId, doc
-from mizzen.gateway.tools.schemas import Function
+from mizzen.gateway.tools.tool_schemas import Function
 
 
 class ResponseTool(Function, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools import formats
-from mizzen.gateway.tools.base import ToolParser
-from mizzen.gateway.tools.formats import Format
+from mizzen.gateway.tools import structural_tags
 from mizzen.gateway.tools.hermes import BEGIN, END, HermesParser
-from mizzen.gateway.tools.lists import MARKER, BareListParser, MistralParser
 from mizzen.gateway.tools.llama import TAG, LlamaParser
-from mizzen.gateway.tools.xml import CALL, CALL_END, FUNCTION, FUNCTION_END, PARAMETER, Schemas, XmlParser
+from mizzen.gateway.tools.mistral import MARKER, BareListParser, MistralParser
+from mizzen.gateway.tools.parser_base import ToolParser
+from mizzen.gateway.tools.qwen_xml import (
+    CALL,
+    CALL_END,
+    FUNCTION,
+    FUNCTION_END,
+    PARAMETER,
+    Schemas,
+    XmlParser,
+)
+from mizzen.gateway.tools.structural_tags import Format
 
 _MISTRAL_ID = 9
 _BASE36 = string.digits + string.ascii_lowercase
@@ -62,7 +70,7 @@ class ToolFamily:
 def tool_call(begin: str, call: CallSchema, key: str, end: str) -> Format:
     """Return the format of a call as an object of name and arguments."""
     head = f'{begin}{{"name": {json.dumps(call.name)}, "{key}": '
-    return formats.tag(head, formats.json_value(call.schema), "}" + end)
+    return structural_tags.tag(head, structural_tags.json_value(call.schema), "}" + end)
 
 
 def hermes_call(call: CallSchema) -> Format:
@@ -72,7 +80,7 @@ def hermes_call(call: CallSchema) -> Format:
 
 def hermes_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.forced`."""
-    return formats.separated([*map(hermes_call, calls)], "\n", many)
+    return structural_tags.separated([*map(hermes_call, calls)], "\n", many)
 
 
 def hermes_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
@@ -82,13 +90,13 @@ def hermes_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -
 
 def xml_call(call: CallSchema) -> Format:
     """Return the format of a call as tags."""
-    content = {**formats.json_value(call.schema), "style": "qwen_xml", "max_whitespace_cnt": 1}
-    return formats.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
+    content = {**structural_tags.json_value(call.schema), "style": "qwen_xml", "max_whitespace_cnt": 1}
+    return structural_tags.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
 
 
 def xml_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.forced`."""
-    return formats.separated([*map(xml_call, calls)], "\n", many)
+    return structural_tags.separated([*map(xml_call, calls)], "\n", many)
 
 
 def xml_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
@@ -108,29 +116,35 @@ def triggered(tags: list[Format], many: bool) -> Format:
 
 def llama_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.forced`; these models make one call a turn."""
-    return formats.separated([tool_call("", call, "parameters", "") for call in calls], "; ", False)
+    return structural_tags.separated([tool_call("", call, "parameters", "") for call in calls], "; ", False)
 
 
 def llama_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.free`: the answer is a call, or text."""
-    return formats.either(llama_forced(calls, many, tokenizer), formats.any_text('{"name": "'))
+    return structural_tags.either(
+        llama_forced(calls, many, tokenizer), structural_tags.any_text('{"name": "')
+    )
 
 
 def mistral_forced(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.forced`."""
-    return formats.sequence(formats.marked(tokenizer, MARKER), bare_list(calls, many, tokenizer))
+    return structural_tags.sequence(
+        structural_tags.marked(tokenizer, MARKER), bare_list(calls, many, tokenizer)
+    )
 
 
 def mistral_free(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """See `ToolFamily.free`: text, then calls."""
     listed = mistral_forced(calls, many, tokenizer)
-    return formats.sequence(formats.any_text(MARKER), formats.optional(listed))
+    return structural_tags.sequence(structural_tags.any_text(MARKER), structural_tags.optional(listed))
 
 
 def bare_list(calls: Sequence[CallSchema], many: bool, tokenizer: Tokenizer) -> Format:
     """Return the format of a list of calls."""
     items = [tool_call("", call, "arguments", "") for call in calls]
-    return formats.sequence(formats.text("["), formats.separated(items, ", ", many), formats.text("]"))
+    return structural_tags.sequence(
+        structural_tags.text("["), structural_tags.separated(items, ", ", many), structural_tags.text("]")
+    )
 
 
 def mistral_call_id(given: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mizzen.gateway.tools.base import MarkedParser
-from mizzen.gateway.tools.values import WHITESPACE
+from mizzen.gateway.tools.json_scanner import WHITESPACE
+from mizzen.gateway.tools.parser_base import MarkedParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mizzen.gateway.tools.base import MarkedParser
-from mizzen.gateway.tools.values import skip_whitespace
+from mizzen.gateway.tools.json_scanner import skip_whitespace
+from mizzen.gateway.tools.parser_base import MarkedParser
 
 TAG = "<|python_tag|>"
 

@@ -1,0 +1,12 @@
+"""MODULE."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """Name of one InferenceService."""
+
+    namespace: str
+    name: str

@@ -1,0 +1,230 @@
+"""An InferenceService as the API server holds it → its typed view (`api.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mizzen_operator.api import labels
+from mizzen_operator.api.field_errors import blame
+from mizzen_operator.api.types import (
+    Accelerator,
+    Admission,
+    Autoscaling,
+    Availability,
+    Engine,
+    Gateway,
+    InferenceService,
+    Lifecycle,
+    Model,
+    ModelAccess,
+    ModelCache,
+    Prompt,
+    Retries,
+    Rollout,
+    Tracing,
+    Verification,
+)
+
+
+class ApiError(ValueError):
+    """An object is not as this release's CRD has objects; names the field, and says what to do."""
+
+
+def parse(body: Mapping[str, Any]) -> InferenceService:
+    """Read an object of the API server.
+
+    Raises:
+        ApiError: a field that the CRD requires or defaults is missing, or has a value that the CRD refuses,
+            so the CRD that the object was read under is not ours.
+    """
+    try:
+        return _parse(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ApiError(f"{blame(_parse, body)}; {_WAY_OUT}") from error
+
+
+_WAY_OUT = (
+    "the CRD of the cluster is older or newer than the operator: upgrade both together (helm upgrade, or "
+    "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if it stays"
+)
+
+
+def _parse(body: Mapping[str, Any]) -> InferenceService:
+    meta, spec = body["metadata"], body["spec"]
+    model, engine, gateway = spec["model"], spec["engine"], spec["gateway"]
+    tensor = spec["parallelism"]["tensor"]
+    return InferenceService(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta["generation"],
+        deleting="deletionTimestamp" in meta,
+        model=Model(
+            source=model["source"],
+            served_name=model.get("servedName") or meta["name"],
+            aliases=tuple(model["aliases"]),
+            dtype=model["dtype"],
+            context_length=model.get("contextLength"),
+        ),
+        replicas=spec["replicas"],
+        tensor=tensor,
+        accelerator=_accelerator(spec, tensor),
+        engine=_engine(engine),
+        pod_template=spec["podTemplate"],
+        gateway=_gateway(gateway),
+        lifecycle=Lifecycle(
+            startup_timeout=spec["lifecycle"]["startupTimeoutSeconds"],
+            drain_timeout=spec["lifecycle"]["drainTimeoutSeconds"],
+            max_group_restarts=spec["lifecycle"]["maxGroupRestarts"],
+        ),
+        suspend=spec["suspend"],
+        status=body.get("status") or {},
+        shared=gateway["mode"] == "Shared",
+        created=meta.get("creationTimestamp", ""),
+        rollout=_rollout(spec["rollout"]),
+        availability=Availability(
+            disruption_budgets=spec["availability"]["podDisruptionBudget"] == "Auto",
+            spread_key=spec["availability"]["spreadTopologyKey"],
+        ),
+        tracing=Tracing(
+            endpoint=spec["observability"]["tracing"]["otlpEndpoint"],
+            sampling_percent=spec["observability"]["tracing"]["samplingPercent"],
+        ),
+        history_limit=spec["revisionHistoryLimit"],
+        access=_access(model),
+        autoscaling=_autoscaling(spec.get("autoscaling")),
+        network_policy=spec["networkPolicy"] == "Enabled",
+        parameters=model.get("parameters", ""),
+        gpu_memory=spec["accelerator"].get("memory", ""),
+        rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
+        pods=tensor // spec["accelerator"].get("perPod", tensor),
+        topology_key=spec["parallelism"].get("topologyKey", ""),
+        spec=spec,
+    )
+
+
+def _access(given: Mapping[str, Any]) -> ModelAccess:
+    cache, secret = given["cache"], given.get("credentialsSecretRef")
+    return ModelAccess(
+        cache=ModelCache(
+            mode=cache["mode"],
+            claim=cache.get("claimName", ""),
+            path=cache.get("path", ""),
+            size=str(cache.get("size", "")),
+            storage_class=cache.get("storageClassName", ""),
+            access_mode=cache.get("accessMode", "ReadWriteMany"),  # older revisions have none
+            when_deleted=cache.get("whenDeleted", "Retain"),
+        ),
+        endpoint=given.get("endpoint", ""),
+        credentials=(secret["name"], secret["key"]) if secret else None,
+    )
+
+
+def _autoscaling(given: Mapping[str, Any] | None) -> Autoscaling | None:
+    if given is None:
+        return None
+    metric = given["metric"]
+    return Autoscaling(
+        min_replicas=given["minReplicas"],
+        max_replicas=given["maxReplicas"],
+        metric=metric["type"],
+        target=metric["targetPercent"] if metric["type"] == "Saturation" else metric["targetValue"],
+        up_stabilization=given["scaleUpStabilizationSeconds"],
+        down_stabilization=given["scaleDownStabilizationSeconds"],
+        idle_to_zero=given.get("idleSecondsToZero"),
+        wake_timeout=given["wakeTimeoutSeconds"],
+    )
+
+
+def _rollout(given: Mapping[str, Any]) -> Rollout:
+    verification = given.get("verification")
+    return Rollout(
+        max_surge=_number_or_share(given["maxSurge"]),
+        max_unavailable=_number_or_share(given["maxUnavailable"]),
+        partition=given["partition"],
+        paused=given["paused"],
+        progress_deadline=given["progressDeadlineSeconds"],
+        verification=_verification(verification) if verification else None,
+    )
+
+
+def _number_or_share(given: int | str) -> int | str:
+    if isinstance(given, str) and not (given.endswith("%") and given[:-1].isdecimal()):
+        raise ValueError(f"{given[:64]!r} is no share such as '25%'")
+    return given
+
+
+def _verification(given: Mapping[str, Any]) -> Verification:
+    return Verification(
+        prompts=tuple(Prompt(one["prompt"], one["expected"], one["maxTokens"]) for one in given["prompts"]),
+        on_failure=given["onFailure"],
+        timeout=given["timeoutSeconds"],
+    )
+
+
+def _gateway(given: Mapping[str, Any]) -> Gateway:
+    admission, retries = given["admission"], given["retries"]
+    return Gateway(
+        replicas=given["replicas"],
+        service_type=given["service"]["type"],
+        port=given["service"]["port"],
+        annotations=given["service"]["annotations"],
+        api_keys=tuple(given["apiKeys"]["secretNames"]),
+        tls_secret=given.get("tls", {}).get("secretName", ""),
+        cors_origins=tuple(given["cors"]["allowOrigins"]),
+        admission=Admission(
+            max_in_flight=admission["maxInFlight"],
+            max_tokens_in_flight=admission["maxTokensInFlight"],
+            queue_size=admission["queueSize"],
+            queue_timeout=admission["queueTimeoutSeconds"],
+        ),
+        processes=given["processes"],
+        resources=given["resources"],
+        load_factor_percent=given["routing"]["loadFactorPercent"],
+        warmup_tokens=given["routing"]["warmupTokens"],
+        warmup_timeout=given["routing"]["warmupTimeoutSeconds"],
+        retries=Retries(
+            max_attempts=retries["maxAttempts"],
+            max_resumes=retries["maxResumes"] if retries["streamResume"] == "Enabled" else 0,
+            resume_timeout=retries["resumeTimeoutSeconds"],
+            resume_wait=retries["resumeWaitSeconds"],
+        ),
+        tool_parser=given["toolParser"],
+        reasoning_parser=given["reasoningParser"],
+        access_log=given["accessLog"],
+        extra_args=tuple(given["extraArgs"]),
+        keys_from_label=given["apiKeys"]["fromLabel"],
+    )
+
+
+def _accelerator(spec: Mapping[str, Any], tensor: int) -> Accelerator:
+    given = spec["accelerator"]
+    on_cpu = spec["engine"]["device"] == "CPU"
+    return Accelerator(
+        resource_name=given["resourceName"],
+        per_pod=0 if on_cpu else given.get("perPod", tensor),
+        node_selector=given["nodeSelector"],
+        claim_template=given.get("resourceClaimTemplateName", ""),
+    )
+
+
+def _engine(given: Mapping[str, Any]) -> Engine:
+    return Engine(
+        image=given.get("image", ""),
+        device=given["device"],
+        max_running_requests=given["maxRunningRequests"],
+        memory_fraction=given["memoryFraction"],
+        prefill_chunk_tokens=given["prefillChunkTokens"],
+        max_step_milliseconds=given["maxStepMilliseconds"],
+        page_size=given["pageSize"],
+        prefix_cache=given["prefixCache"],
+        attention_prefill=given["attention"]["prefill"],
+        attention_decode=given["attention"]["decode"],
+        extra_args=tuple(given["extraArgs"]),
+        env=tuple(given["env"]),
+        kv_cache_dtype=given["kvCacheDtype"],
+        overlap_scheduling=given["overlapScheduling"],
+        cuda_graph=given["cudaGraph"]["mode"],
+        cuda_graph_max_batch=given["cudaGraph"]["maxBatchSize"],
+    )

@@ -1,1 +1,0 @@
-"""The operator's own autoscaler: what it decides, and what writes it."""

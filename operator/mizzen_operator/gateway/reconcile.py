@@ -1,0 +1,181 @@
+"""The gateway that a service has, its own or one that it shares: made, kept, and its keys rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mizzen_operator.api import labels
+from mizzen_operator.api.key import Key
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.gateway.api_key_secrets import LabelledSecrets, Where
+from mizzen_operator.gateway.shared import SharedGateways
+from mizzen_operator.gateway.shared_readonly import SharedGateway
+from mizzen_operator.gateway_client.routing_table import Acknowledgements
+from mizzen_operator.keys.rotation import Keys, Rotation, rotation
+from mizzen_operator.kube.apply import Applier, Refused
+from mizzen_operator.kube.client import Kube, KubeError
+from mizzen_operator.kube.errors import Failure, rejection
+from mizzen_operator.kube.objects import owned
+from mizzen_operator.metrics import Metrics
+from mizzen_operator.pods.group import Group
+from mizzen_operator.pods.observe import Observed
+from mizzen_operator.rollout.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """A service's gateway as a look has left it.
+
+    Attributes:
+        token: of its admin API.
+        deployment: its Deployment as it is now.
+        keys: the service's.
+        shared: what it is to others, where it is shared.
+        failure: why it is not as the spec asks for; the gateway that was there before serves on.
+    """
+
+    token: str
+    deployment: Mapping[str, Any]
+    keys: Keys
+    shared: SharedGateway | None = None
+    failure: Failure | None = None
+
+    @property
+    def rotating(self) -> bool:
+        """Whether keys of the service, or of the gateway that it shares, have a next generation."""
+        return self.keys.rotating or (self.shared is not None and len(self.shared.public) > 1)
+
+
+class Entrances:
+    """The gateways of all services."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        config: OperatorConfig,
+        metrics: Metrics,
+        executor: Executor,
+        labelled: LabelledSecrets,
+        applier: Applier,
+    ) -> None:
+        self._executor = executor
+        self._labelled = labelled
+        self._fronts = SharedGateways(kube, config, metrics, labelled, applier)
+        self._sharing: set[Key] = set()
+
+    def sharing(self, namespace: str) -> list[Key]:
+        """Services that share the namespace's gateway, as far as they were looked at."""
+        return [key for key in self._sharing if key.namespace == namespace]
+
+    async def other_api_keys(self) -> list[Key]:
+        """Services whose gateway should mount other Secrets with API keys than it was seen to.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        found: list[Key] = []
+        for namespace, gateway in await self._labelled.news():
+            if gateway == labels.SHARED_NAME:
+                found += self.sharing(namespace)
+            else:
+                found.append(Key(namespace, labels.served_by(gateway)))
+        return found
+
+    async def make(self, key: Key, service: InferenceService, observed: Observed) -> Entrance:
+        """Make what the service's gateway needs, and the gateway itself.
+
+        Where the cluster does not take a change of a gateway that is there, groups are looked after all the
+        same: that gateway goes on serving, and they may be lost meanwhile.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else, or there is no gateway yet.
+            KubeError: the API server failed, or rejects a gateway that is not there yet.
+        """
+        if service.shared:
+            return await self._shared(key, service, observed)
+        keys = await self._executor.keys(service)
+        try:
+            return Entrance(keys.token, await self._executor.gateway(service, observed), keys)
+        except (Refused, KubeError) as error:
+            failure, live = rejection(error), observed.deployment
+            if failure is None or live is None or not owned(live, service.uid):
+                raise
+            return Entrance(keys.token, live, keys, failure=failure)
+
+    async def _shared(self, key: Key, service: InferenceService, observed: Observed) -> Entrance:
+        self._sharing.add(key)
+        self._fronts.refresh(service.namespace, settled=observed.settled)
+        front = await self._fronts.sync(service.namespace, observed.deployment, observed.endpoint)
+        if front is None:
+            raise KubeError(0, "Vanished", f"{service.name} is no longer among the services of its namespace")
+        keys = await self._executor.keys(service, front.public)
+        if self._fronts.learn(service, keys.engine):
+            again = await self._fronts.sync(service.namespace, front.deployment, observed.endpoint)
+            front = replace(again, changed=True) if again is not None else front
+        return Entrance(front.token, front.deployment, keys, front, front.failure_of(service.name))
+
+    async def rotate(
+        self, service: InferenceService, entrance: Entrance, groups: Sequence[Group], heard: Acknowledgements
+    ) -> Rotation | None:
+        """Drop the former keys once nobody uses them; says how far that is, None while nothing rotates.
+
+        Raises:
+            Refused: a Secret of the name belongs to something else.
+            KubeError: the API server failed.
+        """
+        if not entrance.rotating:
+            return None
+        there = rotation(entrance.keys, groups, heard)
+        if not there.waits:
+            if entrance.keys.rotating:
+                await self._executor.drop_keys(service)
+            if entrance.shared is not None and self._fronts.confirm(service, entrance.shared.public[-1]):
+                self._fronts.forget(service.namespace)
+        return there
+
+    def others(self, key: Key, entrance: Entrance | None) -> tuple[Key, ...]:
+        """Services for which a look has changed something: they share its gateway."""
+        if entrance is None or entrance.shared is None or not entrance.shared.changed:
+            return ()
+        return tuple(other for other in self.sharing(key.namespace) if other != key)
+
+    def join(self, key: Key) -> None:
+        """Have a service looked at when the gateway that it shares changes."""
+        self._sharing.add(key)
+
+    def leave(self, key: Key) -> tuple[Key, ...]:
+        """Have the gateway that a service has shared serve the others alone; returns these."""
+        if key not in self._sharing:
+            return ()
+        self._sharing.discard(key)
+        others = self.sharing(key.namespace)
+        if not others:
+            self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
+            self._fronts.drop(key.namespace)
+        return tuple(others)
+
+    def doubt(self, namespace: str, kind: str, name: str) -> None:
+        """Compare one object of the gateway that a namespace's services share anew at the next look."""
+        self._fronts.doubt(namespace, kind, name)
+
+    def distrust(self, key: Key) -> None:
+        """Read what is known of a service's keys anew: a gateway has another token."""
+        self._executor.forget(key)
+        if key in self._sharing:
+            self._fronts.forget(key.namespace)
+
+
+def token_refused(service: InferenceService) -> Failure:
+    """What to do where a gateway has another token than the service's Secret."""
+    secret = labels.SHARED_NAME if service.shared else labels.root_keys(service.name)
+    whose = f"{labels.SERVICE}={service.name}"
+    if service.shared:
+        whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"
+    return Failure(
+        "TokenRefused",
+        f"a gateway holds another token than Secret {secret}, which was made anew: "
+        f"kubectl delete pods -l {whose} has all pods start with the new keys",
+    )

@@ -1,0 +1,33 @@
+"""MODULE."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+
+def stamp(time: datetime) -> str:
+    """A time as Kubernetes writes it, in whole seconds."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def owned(body: Mapping[str, Any], uid: str) -> bool:
+    """Whether the controller of an object has this uid."""
+    references = body["metadata"].get("ownerReferences", [])
+    return any(reference.get("controller") and reference["uid"] == uid for reference in references)
+
+
+def holds(status: Mapping[str, Any], condition: str) -> bool:
+    """Whether a condition of a status is true."""
+    return any(
+        entry["type"] == condition and entry["status"] == "True" for entry in status.get("conditions", [])
+    )
+
+
+def digest(value: Any) -> str:
+    """A short hash of anything that JSON can hold; equal values have equal hashes."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

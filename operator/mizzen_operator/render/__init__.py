@@ -1,1 +1,0 @@
-"""Builders of the objects that a service owns, one file an object family."""

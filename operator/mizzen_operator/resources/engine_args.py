@@ -1,0 +1,113 @@
+"""One pod of a group: which it is, and what its engine is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from mizzen_operator.api import labels
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.resources.fetch_job import model_path
+
+COMMAND = "engine"
+"""Of `mizzen`, which an engine's container runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which pod of which group one is.
+
+    Attributes:
+        leader: name of the group's leading pod.
+        rank: 0 of the leading one.
+    """
+
+    revision: str
+    group: int
+    incarnation: int
+    leader: str
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the pod."""
+        return labels.worker_name(self.leader, self.rank) if self.rank else self.leader
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that all pods of the group have, and no others."""
+        return {
+            labels.GROUP_INDEX: str(self.group),
+            labels.REVISION: self.revision,
+            labels.INCARNATION: str(self.incarnation),
+        }
+
+
+def arguments(service: InferenceService, name: str, place: Place) -> list[str]:
+    """Arguments of `mizzen`, each option and value an item of its own."""
+    engine, model = service.engine, service.model
+    options = {
+        "model": model_path(service),
+        "served-name": model.served_name,
+        "device": engine.device.lower(),
+        "dtype": model.dtype.lower(),
+        "context-length": model.context_length,
+        "tensor": service.tensor,
+        "max-running-requests": engine.max_running_requests,
+        "memory-fraction": engine.memory_fraction,
+        "prefill-chunk-tokens": engine.prefill_chunk_tokens,
+        "max-step-milliseconds": engine.max_step_milliseconds,
+        "page-size": engine.page_size,
+        "prefix-cache": engine.prefix_cache.lower(),
+        "attention-prefill": _attention(engine.attention_prefill),
+        "attention-decode": _attention(engine.attention_decode),
+        "kv-cache-dtype": engine.kv_cache_dtype.lower(),
+        "steps-in-flight": 2 if engine.overlap_scheduling == "Enabled" else 1,
+        "cuda-graph": "auto" if engine.cuda_graph == "Auto" else "off",
+        "cuda-graph-max-batch": engine.cuda_graph_max_batch,
+        "revision": name,
+        "engine-id": "$(POD_NAME)",
+        "wire-bind": f"tcp://$(POD_IP):{labels.WIRE_PORT}",
+        "keys": labels.KEYS_FOLDER,
+        "http-host": "$(POD_IP)",
+        "http-port": labels.ENGINE_HTTP_PORT,
+        "termination-message": labels.TERMINATION_MESSAGE,
+        "startup-timeout-seconds": service.lifecycle.startup_timeout,
+        "drain-timeout-seconds": service.lifecycle.drain_timeout,
+        **_nodes(service, place),
+    }
+    given = [(f"--{option}", str(value)) for option, value in options.items() if value not in (None, "")]
+    return [COMMAND, *(item for pair in given for item in pair), *engine.extra_args]
+
+
+def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
+    """How the pods of a group find one another."""
+    if service.pods == 1:
+        return {}
+    leader = labels.leader_address(service.name, service.namespace, place.leader)
+    return {
+        "nodes": service.pods,
+        "node-rank": place.rank,
+        "leader-address": leader if place.rank else "",
+        "ranks-address": "$(POD_IP)",
+        "ranks-port": labels.RANKS_PORT,
+    }
+
+
+def node_of(pod: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Which pod of its group an engine's pod is, and of how many, by its arguments, which stay as they are.
+
+    None where admission has put others in their place.
+    """
+    given = [one.get("args", ()) for one in pod["spec"]["containers"] if one["name"] == labels.ENGINE]
+    words = next((words for words in given if words[:1] == [COMMAND]), None)
+    if words is None:
+        return None
+    found = dict(pairwise(words))
+    return int(found.get("--node-rank", "0")), int(found.get("--nodes", "1"))
+
+
+def _attention(backend: str) -> str:
+    return "flashinfer-fa3" if backend == "FlashInferFA3" else backend.lower()

@@ -1,0 +1,241 @@
+"""Mutants of a module: copies with one condition, number, operand, element or statement changed.
+
+Mutants are made by kind of syntax, so names and wording of the source do not matter. A mutant that cannot be
+told from the original is declared in the source, by a comment above its line that names the kind of change:
+
+    # equivalent mutant (boundary): equal numbers give the same result
+    return a if a < b else b
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import copy
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+EQUIVALENT = re.compile(r"# equivalent mutants? \(([a-z, -]+)\): \S")
+MAX_LOOPS = 10_000
+"""Rounds of all `while` loops of a mutant, after which it counts as one that never ends."""
+
+Change = Callable[[ast.AST], None]
+"""Changes the node of a copied tree in place."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a module.
+
+    Attributes:
+        kind: what is done, such as `drop operand`.
+        line: line of the changed code in the source.
+        place: the function that it is in, and the code as it was.
+        statement: index of the module's statement that holds it, which is a function or a class.
+        node: its index in that statement, in the order of `ast.walk`.
+        change: applied to the same node of a copy of the statement.
+    """
+
+    kind: str
+    line: int
+    place: str
+    statement: int
+    node: int
+    change: Change
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {self.kind}: {self.place}"
+
+
+class NeverEnds(Exception):
+    """A mutant's loops ran too often."""
+
+
+class Subject:
+    """A private copy of a module, to which one mutation at a time is applied."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._source = Path(str(module.__file__)).read_text()
+        self._tree = ast.parse(self._source)
+        self._rounds = 0
+        self._copy = types.ModuleType(f"{module.__name__}_copy")
+        self._copy.__dict__["_next_round"] = self._next_round
+        sys.modules[self._copy.__name__] = self._copy  # dataclasses look their module up
+        self._run(copy.deepcopy(self._tree.body))
+
+    def mutants(self) -> list[Mutant]:
+        """Return all mutants, but for those that comments of the module declare to be equivalent.
+
+        Raises:
+            AssertionError: a comment declares one that does not exist.
+        """
+        made = list(_mutants(self._tree))
+        kinds = {(one.line, one.kind) for one in made}
+        equivalent = {
+            (number, kind.strip())
+            for number, line in enumerate(self._source.splitlines(), 2)
+            if (found := EQUIVALENT.search(line))
+            for kind in found[1].split(",")
+        }
+        assert equivalent <= kinds, f"no such mutants: {sorted(equivalent - kinds)}"
+        return [one for one in made if (one.line, one.kind) not in equivalent]
+
+    @contextmanager
+    def applied(self, mutant: Mutant) -> Iterator[types.ModuleType]:
+        """Give the copy with one mutation; afterwards it is the original again."""
+        changed = copy.deepcopy(self._tree.body[mutant.statement])
+        mutant.change(list(ast.walk(changed))[mutant.node])
+        before = dict(self._copy.__dict__)
+        self._rounds = 0
+        self._run([changed])
+        try:
+            yield self._copy
+        finally:
+            self._copy.__dict__.update(before)
+
+    def _run(self, statements: list[ast.stmt]) -> None:
+        """Execute statements in the copy, with their `while` loops bounded."""
+        for node in (one for statement in statements for one in ast.walk(statement)):
+            if isinstance(node, ast.While):
+                node.test = ast.BoolOp(ast.And(), [ast.parse("_next_round()", mode="eval").body, node.test])
+        tree = ast.fix_missing_locations(ast.Module(statements, []))
+        exec(
+            compile(tree, f"{self._copy.__name__}.py", "exec", dont_inherit=True, flags=_ANNOTATIONS),
+            self._copy.__dict__,
+        )
+
+    def _next_round(self) -> bool:
+        self._rounds += 1
+        if self._rounds > MAX_LOOPS:
+            raise NeverEnds
+        return True
+
+
+_ANNOTATIONS = __future__.annotations.compiler_flag
+
+
+def _mutants(tree: ast.Module) -> Iterator[Mutant]:
+    for index, statement in enumerate(tree.body):
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        owners: dict[int, str] = {}
+        for function in ast.walk(statement):  # outer ones come first, so that inner ones win
+            if isinstance(function, ast.FunctionDef):
+                owners.update((id(node), function.name) for part in function.body for node in ast.walk(part))
+                owners[id(function)] = function.name
+        for number, node in enumerate(ast.walk(statement)):
+            if id(node) in owners:
+                for kind, part, change in _changes(node):
+                    place = f"{owners[id(node)]}(): {_shown(part)}"
+                    yield Mutant(kind, getattr(part, "lineno", 0), place, index, number, change)
+
+
+def _shown(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 90 else f"{text[:87]}..."
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, Change]]:
+    """Yield kinds of change of one node, the part that each is about, and the change."""
+    match node:
+        case ast.BoolOp(values=values):
+            for index, value in enumerate(values):
+                yield "drop operand", value, _without("values", index)
+        case ast.Compare(ops=[operator]):
+            for kind, other in _COMPARISONS[type(operator)]:
+                yield kind, node, _with("ops", [other()])
+        case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
+            yield "other operator", node, _with("op", _OPERATORS[type(operator)]())
+        case ast.UnaryOp(op=ast.Not()):
+            yield "drop not", node, _with("op", ast.parse("+1", mode="eval").body.op)  # type: ignore[attr-defined]
+        case ast.Constant(value=bool()):
+            yield "other constant", node, _with("value", not node.value)
+        case ast.Constant(value=int()):
+            yield "other constant", node, _with("value", node.value + 1)
+        case ast.IfExp():
+            yield "always", node.test, _with("test", ast.Constant(True))
+            yield "never", node.test, _with("test", ast.Constant(False))
+        case ast.If():
+            yield "always", node.test, _with("test", ast.Constant(True))
+            yield "never", node.test, _with("test", ast.Constant(False))
+        case ast.While():
+            yield "never", node.test, _with("test", ast.Constant(False))
+        case ast.comprehension(ifs=conditions):
+            for index, condition in enumerate(conditions):
+                yield "drop condition", condition, _without("ifs", index)
+        case ast.List(elts=elements, ctx=ast.Load()) | ast.Tuple(elts=elements, ctx=ast.Load()):
+            for index, element in enumerate(elements):
+                yield "drop element", element, _without("elts", index)
+        case ast.Subscript(slice=ast.Slice()):
+            yield "drop slice", node.slice, _with("slice", ast.Slice())
+        case ast.Call(func=ast.Name(id="min" | "max" as name)):
+            yield "other bound", node, _with("func", ast.Name("max" if name == "min" else "min", ast.Load()))
+            for index, argument in enumerate(node.args if len(node.args) > 1 else []):
+                yield "drop bound", argument, _keep_other(index)
+        case ast.Call(func=ast.Name(id="sorted")):
+            for index, keyword in enumerate(node.keywords):
+                yield "drop keyword", keyword.value, _without("keywords", index)
+    for name in ("body", "orelse"):
+        statements = getattr(node, name, None)
+        for index, statement in enumerate(statements if isinstance(statements, list) else []):
+            if isinstance(statement, ast.Expr | ast.AugAssign) and not _is_text(statement):
+                yield "drop statement", statement, _replaced(name, index)
+
+
+_COMPARISONS: dict[type[ast.cmpop], list[tuple[str, type[ast.cmpop]]]] = {
+    ast.Eq: [("negate", ast.NotEq)],
+    ast.NotEq: [("negate", ast.Eq)],
+    ast.In: [("negate", ast.NotIn)],
+    ast.NotIn: [("negate", ast.In)],
+    ast.Is: [("negate", ast.IsNot)],
+    ast.IsNot: [("negate", ast.Is)],
+    ast.Lt: [("negate", ast.GtE), ("boundary", ast.LtE)],
+    ast.LtE: [("negate", ast.Gt), ("boundary", ast.Lt)],
+    ast.Gt: [("negate", ast.LtE), ("boundary", ast.GtE)],
+    ast.GtE: [("negate", ast.Lt), ("boundary", ast.Gt)],
+}
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _with(field: str, value: object) -> Change:
+    return lambda node: setattr(node, field, copy.deepcopy(value))
+
+
+def _without(field: str, index: int) -> Change:
+    def change(node: ast.AST) -> None:
+        del getattr(node, field)[index]
+
+    return change
+
+
+def _keep_other(index: int) -> Change:
+    """Drop one of several bounds; of two the other one alone is left."""
+
+    def change(node: ast.AST) -> None:
+        assert isinstance(node, ast.Call)
+        del node.args[index]
+        if len(node.args) == 1:
+            node.func, node.keywords = ast.parse("(lambda value: value)", mode="eval").body, []
+
+    return change
+
+
+def _replaced(field: str, index: int) -> Change:
+    def change(node: ast.AST) -> None:
+        getattr(node, field)[index] = ast.Pass()
+
+    return change

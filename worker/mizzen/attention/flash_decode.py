@@ -1,0 +1,232 @@
+"""Our own decode attention over paged KV, for decodes alone.
+
+The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper for the shapes that it serves, else `mizzen.kernels.attention.flash_decode_triton`.
+
+Lengths and page table stay on the device, so that a captured graph follows them. `mizzen.kernels.attention.flash_decode_mma` also
+cuts contexts by their lengths, as `mizzen.kernels.attention.split_plan` plans it on the device once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from mizzen.attention.base import (
+    AttentionBackend,
+    Chunk,
+    DecodeRows,
+    Geometry,
+    KvKind,
+    PagedKV,
+    Pages,
+    Projected,
+    Run,
+    not_here,
+    on_device,
+)
+from mizzen.core.request import Int32, Int64
+
+if TYPE_CHECKING:
+    from mizzen.kernels.attention.flash_decode_triton import Projections, Tiling
+    from mizzen.kernels.attention.split_plan import Cut
+    from mizzen.kernels.nvrtc import Kernel
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+HEADS = (32, 64, 128, 256)
+GROUPS = 16
+"""Most query heads that share a KV head."""
+PROGRAMS = 256
+"""Programs (of a row, a KV head and a part of the context) that are enough for the GPU."""
+SPLITS = ((8, 32), (GROUPS, 16))
+"""(query heads of a KV head, programs): how many share a row at most; the last merges all their sums."""
+ROOM = 1024
+"""Programs that the workspace has room for; both kernels need less where they split."""
+
+
+def missing(geometry: Geometry, kv: KvKind) -> str | None:
+    """Tell what keeps this backend from running here; None when nothing does."""
+    device = kv.device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
+        return "it needs an NVIDIA GPU of compute capability 8.0 or above"
+    if kv.dtype not in DTYPES:
+        return f"it needs bfloat16, float16 or float8, not {str(kv.dtype).removeprefix('torch.')}"
+    if geometry.head_dim not in HEADS:
+        return f"head_dim must be one of {HEADS}, not {geometry.head_dim}"
+    if geometry.groups > GROUPS:
+        return f"at most {GROUPS} query heads may share a KV head, not {geometry.groups}"
+    return None
+
+
+def split_count(rows: int, kv_heads: int, groups: int) -> int:
+    """Return how many programs share the context of one of `rows`, with so many query heads a KV head."""
+    splits, most = 1, next(programs for heads, programs in SPLITS if groups <= heads)
+    while splits < most and rows * kv_heads * splits < PROGRAMS:
+        splits *= 2
+    # A batch that fills the GPU only just has less of a tail in halves.
+    return max(splits, 2) if rows * kv_heads <= PROGRAMS else splits
+
+
+def packed(slots: Int64, lengths: Int32) -> Int32:
+    """Return slots, then lengths, [2, rows and up to three more], for one copy to the device.
+
+    Both begin at a multiple of 16 bytes: Triton compiles kernels anew for addresses that are none, and would
+    while a request waits.
+    """
+    rows = len(slots)
+    numbers = np.zeros((2, -(-rows // 4) * 4), np.int32)
+    numbers[0, :rows], numbers[1, :rows] = slots, lengths
+    return numbers
+
+
+class SplitRun:
+    """A planned batch of decodes."""
+
+    def __init__(
+        self,
+        backend: SplitAttention,
+        slots: torch.Tensor,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        plans: Mapping[int | None, torch.Tensor] | None = None,
+    ) -> None:
+        """Take a batch, and by window how its contexts are cut, where not all alike."""
+        self.backend = backend
+        self.plans = plans
+        self.slots, self.lengths, self.table = slots, lengths, table
+        self.tiling = backend.tiling(len(slots))
+
+    def __call__(self, layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
+        """Attend ready queries [rows, heads, d], with all keys and values in the cache."""
+        self.attend(layer, q, None, out)
+
+    def projected(self, cells: torch.Tensor) -> Projected:
+        """Return attention from the raw projection; new keys and values go to `cells`."""
+        from mizzen.kernels.attention.flash_decode_triton import Projections
+
+        def run(
+            layer: int,
+            qkv: torch.Tensor,
+            norms: tuple[torch.Tensor, torch.Tensor] | None,
+            epsilon: float,
+            cos: torch.Tensor,
+            sin: torch.Tensor,
+            out: torch.Tensor,
+        ) -> None:
+            how = Projections(norms=norms, epsilon=epsilon, cos=cos, sin=sin, cells=cells)
+            self.attend(layer, qkv, how, out)
+
+        return run
+
+    def attend(self, layer: int, q: torch.Tensor, how: Projections | None, out: torch.Tensor) -> None:
+        """Run the kernel for one layer."""
+        from mizzen.kernels.attention.flash_decode_triton import Cache
+
+        kv = self.backend.kv
+        cache = Cache(
+            keys=kv.keys[layer],
+            values=kv.values[layer],
+            slots=self.slots,
+            lengths=self.lengths,
+            table=self.table,
+            page_size=kv.page_size,
+        )
+        backend, window = self.backend, self.backend.geometry.windows[layer]
+        more = {} if self.plans is None else {"items": self.plans[window]}
+        backend.kernel(q, how, cache, out, window, self.tiling, backend.workspace, **more)
+
+
+class SplitAttention(AttentionBackend):
+    """One kernel a layer, from the projection to the attended values."""
+
+    def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
+        """Check the device.
+
+        Raises:
+            ValueError: the device, the precision or the shape of heads is none that it serves.
+        """
+        super().__init__(geometry, kv)
+        if why := missing(geometry, kv):
+            raise not_here("attention split", why)
+        from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton, split_plan
+
+        device, size = kv.keys.device, geometry.head_dim
+        self.paged = flash_decode_mma.serves(kv.keys[0], geometry.groups)
+        self.kernel: Callable[..., None] = (
+            flash_decode_mma.attend if self.paged else flash_decode_triton.attend
+        )
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.resident = flash_decode_mma.RESIDENT[size, kv.dtype] if self.paged else 0
+        self.windows = tuple(dict.fromkeys(geometry.windows))
+        # Kernels follow one another, so that all share it.
+        room = max(ROOM, split_plan.partial_results(geometry.kv_heads, self.processors, self.resident))
+        self.workspace = flash_decode_triton.Workspace.allocate(room, room, geometry.groups, size, device)
+
+    def kernels(self, *, norm: bool) -> set[Kernel]:
+        """Return what decodes are compiled from, eager ones and captured, cut plainly and by lengths."""
+        if not self.paged:
+            return set()
+        from mizzen.kernels.attention import flash_decode_mma
+
+        keys, page = self.kv.keys[0], self.kv.page_size
+        return flash_decode_mma.kernels(keys, self.geometry.groups, page, self.windows, norm=norm)
+
+    def tiling(self, rows: int) -> Tiling:
+        """Choose how to cut a batch."""
+        from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
+
+        if self.paged:
+            return flash_decode_mma.tiling_of(rows, self.kv.keys[0])
+        splits = split_count(rows, self.geometry.kv_heads, self.geometry.groups)
+        # Four warps have too few registers for a block of larger heads: 114 us for one row instead of 10.
+        warps, deep = (8, 2) if self.geometry.head_dim > 128 else (4, 3)
+        return flash_decode_triton.Tiling(
+            splits=splits, block=64, warps=warps, stages=0 if splits > 2 else deep
+        )
+
+    def plan_decode(self, rows: DecodeRows) -> Run:
+        """Prepare a batch of decodes."""
+        sent = on_device(packed(rows.slots, rows.lengths), self.kv.keys.device)
+        slots, lengths = sent[:, : len(rows.slots)]
+        by_lengths = self.paged and self.uneven(len(rows.lengths), rows.lengths)
+        plan = self.plan_uneven_on_device if by_lengths else self.plan_decode_on_device
+        return plan(slots, lengths, rows.pages.device)
+
+    def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch of decodes from what is on the device alone; may be captured in a graph."""
+        return SplitRun(self, slots, lengths, table)
+
+    @property
+    def uneven_slots(self) -> int:
+        """Parts of contexts that run at once, where it cuts by lengths."""
+        return self.processors * self.resident
+
+    def cut(self, rows: int) -> Cut:
+        """Return how a batch may be cut by its lengths."""
+        from mizzen.kernels.attention.split_plan import uneven_cut
+
+        return uneven_cut(rows, self.geometry.kv_heads, self.processors, self.resident)
+
+    def uneven(self, rows: int, lengths: Int32) -> bool:
+        """Tell whether a batch of so many rows has some that are worth more parts than others."""
+        from mizzen.kernels.attention.split_plan import pays
+
+        return any(pays(lengths, window, self.cut(rows)) for window in self.windows)
+
+    def plan_uneven_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+        """Prepare a batch of decodes that is cut by its lengths; may be captured in a graph."""
+        from mizzen.kernels.attention.split_plan import plan
+
+        cut = self.cut(len(slots))
+        plans = {window: plan(lengths, window, cut) for window in self.windows}
+        return SplitRun(self, slots, lengths, table, plans)
+
+    def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("attention split serves decodes alone: choose another for --attention-prefill")

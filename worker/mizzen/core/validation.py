@@ -1,0 +1,79 @@
+"""What becomes of a request when it arrives: a refusal with the reason, or a sequence for the queue."""
+
+from __future__ import annotations
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.policies import RANKED
+from mizzen.core.report import asks_anything, reads_whole_prompt
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.sequence import Sequence
+from mizzen.core.stop_tokens import StopTable
+
+
+class Intake:
+    """Checks requests against the configuration, and settles when each will end."""
+
+    def __init__(self, config: SchedulerConfig, stops: StopTable) -> None:
+        self._config = config
+        self._stops = stops
+        self._end_tokens = frozenset(config.end_token_ids)
+        self._serial = 0
+
+    def refuse(self, request: Request, queue_full: bool) -> Finished | None:
+        """Return the end of a request that cannot be taken."""
+        fault = self._fault(request, queue_full)
+        if not fault:
+            return None
+        output = min(max(request.generated, 0), len(request.prompt))
+        return Finished(
+            rid=request.rid,
+            reason=FinishReason.ERROR,
+            prompt_tokens=len(request.prompt) - output,
+            cached_tokens=0,
+            output_tokens=output,
+            message=fault,
+        )
+
+    def accept(self, request: Request) -> Sequence:
+        """Return a request's sequence."""
+        sampling, capacity = request.sampling, self._config.capacity_tokens
+        prompt_tokens = len(request.prompt) - request.generated
+        limit = min(prompt_tokens + (sampling.max_tokens or capacity), capacity)
+        stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops = stops | self._end_tokens if stops else self._end_tokens
+        if request.pooling is not None:  # runs as if for one token, which nobody gets
+            limit, stops = len(request.prompt) + 1, frozenset()
+        self._serial += 1
+        sequence = Sequence(request, self._serial, limit, stops)
+        sequence.stop_bits = self._stops.acquire(stops)
+        if self._config.policy in RANKED:
+            sequence.rank = request.priority
+        if asks_anything(request):
+            sequence.asks, sequence.whole = True, reads_whole_prompt(request)
+        return sequence
+
+    def _fault(self, request: Request, queue_full: bool) -> str:
+        length, capacity = len(request.prompt), self._config.capacity_tokens
+        if not length:
+            return "prompt is empty; it needs at least one token"
+        if length >= capacity:
+            limit = "context length" if capacity == self._config.context_length else "KV capacity"
+            return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
+        if request.generated and (fault := generated_fault(request)):
+            return fault
+        if queue_full:
+            return f"{self._config.max_waiting_requests} requests are waiting already; try again later"
+        return ""
+
+
+def generated_fault(request: Request) -> str:
+    """Return what is wrong with the number of tokens that are output already; empty when nothing is."""
+    count, most = request.generated, request.sampling.max_tokens
+    if not 0 <= count < len(request.prompt):
+        return f"generated is {count}; of {len(request.prompt)} tokens at least one must be the prompt's"
+    if count and request.pooling is not None:
+        return f"generated is {count}; an embedding has no output"
+    if most is not None and count >= most:
+        return f"generated is {count}, max_tokens {most}: the output is complete already"
+    return ""

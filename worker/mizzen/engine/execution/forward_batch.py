@@ -1,0 +1,60 @@
+"""MODULE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mizzen.core.request import Int64
+from mizzen.core.step_plan import PrefillChunk, StepPlan
+from mizzen.engine.execution.slot_state import SlotState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a mixed batch's tokens stand, one row a token: decodes first, then the chunks."""
+
+    slots: Int64
+    positions: Int64
+    chunk_tokens: Int64
+    """Ids of the chunks' tokens; a decode's id is known to the device alone."""
+    sample_rows: Int64 | None
+    """Rows that yield a token; None means every row."""
+    sample_slots: Int64
+    sample_positions: Int64
+    """Sequence positions of the tokens to be drawn."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, state: SlotState) -> Layout:
+        """Lay out a plan's batch; the state must have its starts."""
+        decode = plan.decode.astype(np.int64)
+        lengths = state.lengths[decode].astype(np.int64)
+        if not plan.prefill:
+            return cls(
+                slots=decode,
+                positions=lengths,
+                chunk_tokens=np.empty(0, np.int64),
+                sample_rows=None,
+                sample_slots=decode,
+                sample_positions=lengths + 1,
+            )
+        sizes = [len(chunk.tokens) for chunk in plan.prefill]
+        ends = len(decode) + np.cumsum(sizes)
+        last = [i for i, chunk in enumerate(plan.prefill) if chunk.last]
+        final = [plan.prefill[i] for i in last]
+        final_slots = np.array([chunk.slot for chunk in final], np.int64)
+        final_positions = np.array([chunk.start + len(chunk.tokens) for chunk in final], np.int64)
+        return cls(
+            slots=np.concatenate([decode, np.repeat([chunk.slot for chunk in plan.prefill], sizes)]),
+            positions=np.concatenate([lengths, *(positions_of(chunk) for chunk in plan.prefill)]),
+            chunk_tokens=np.concatenate([chunk.tokens for chunk in plan.prefill]).astype(np.int64),
+            sample_rows=np.concatenate([np.arange(len(decode)), ends[last] - 1]),
+            sample_slots=np.concatenate([decode, final_slots]),
+            sample_positions=np.concatenate([lengths + 1, final_positions]),
+        )
+
+
+def positions_of(chunk: PrefillChunk) -> Int64:
+    """Return the sequence positions of a chunk's tokens."""
+    return np.arange(chunk.start, chunk.start + len(chunk.tokens), dtype=np.int64)

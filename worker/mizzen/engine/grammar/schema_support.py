@@ -1,0 +1,273 @@
+"""What of JSON Schema (draft 2020-12) is enforced: a schema that asks for more is refused by name.
+
+The compiler passes over keywords that it does not know, and over some that it knows beside others. An answer
+would then not conform and nobody would be told, so each schema is read first. What is here allowed together
+is what was found to be enforced, and every case of it is in the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+from mizzen.common.json_schema import BOUNDS, CHOICES, LENGTHS, MORE, NOT_ENFORCED, STRUCTURE, TYPES, Schema
+from mizzen.engine.grammar.errors import GrammarError
+from mizzen.engine.grammar.patterns import check_pattern
+
+SINGLE = (*CHOICES, "enum", "const")
+"""Of these a schema has one, alone."""
+CONSTRAINTS = ("type", *SINGLE, *STRUCTURE)
+
+
+def read_json(text: str, nesting: int) -> Any:
+    """Parse JSON of a bounded depth.
+
+    Raises:
+        GrammarError: it is no JSON, or nests too deeply.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise GrammarError(f"the JSON nests deeper than {nesting} levels") from None
+    except ValueError as error:
+        raise GrammarError(f"the text is no JSON: {error}") from None
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > nesting:
+            raise GrammarError(f"the JSON nests deeper than {nesting} levels")
+        level = [child for parent in level for child in _children(parent)]
+    return value
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [child for child in value.values() if isinstance(child, dict | list)]
+    return [child for child in value if isinstance(child, dict | list)] if isinstance(value, list) else []
+
+
+def check_schema(schema: Any) -> None:
+    """Refuse a schema that the compiler would not enforce as a whole.
+
+    Raises:
+        GrammarError: names the place (a JSON pointer) and the keyword, and what to do.
+    """
+    Check(schema).all()
+
+
+class Check:
+    """One schema with its parts."""
+
+    def __init__(self, schema: Any) -> None:
+        self.root = schema
+
+    def all(self) -> None:
+        """Check the schema and all schemas in it."""
+        waiting: list[tuple[str, Any]] = [("", self.root)]
+        while waiting:
+            path, schema = waiting.pop()
+            if isinstance(schema, bool):
+                continue
+            if not isinstance(schema, dict):
+                raise GrammarError(f"schema at {path or '/'} must be an object or a boolean")
+            self.one(path, schema)
+            waiting += subschemas(path, schema)
+
+    def one(self, path: str, schema: Schema) -> None:
+        """Check one schema without those in it."""
+        for name in NOT_ENFORCED:
+            if name in schema:
+                raise fault(path, name, "is not enforced: leave it out")
+        if schema.get("uniqueItems"):
+            raise fault(path, "uniqueItems", "is not enforced: leave it out")
+        choice = next((name for name in SINGLE if name in schema), None)
+        if choice is not None:
+            self.choice(path, schema, choice)
+            return
+        types = self.types(path, schema)
+        if types is None or "string" in types:
+            self.string(path, schema)
+        if types is None or types & {"number", "integer"}:
+            self.number(path, schema, types)
+        if types is None or "object" in types:
+            self.object(path, schema)
+
+    def types(self, path: str, schema: Schema) -> set[str] | None:
+        """Return the types of a schema; None is any."""
+        given = schema.get("type")
+        if given is not None:
+            names = given if isinstance(given, list) else [given]
+            for name in names:
+                if name not in TYPES:
+                    raise fault(path, "type", f"must be one of {', '.join(TYPES)}, not {name!r}")
+            return set(names)
+        if "properties" in schema:
+            return {"object"}
+        if "items" in schema or "prefixItems" in schema:
+            return {"array"}
+        for name in STRUCTURE:
+            if name in schema:
+                raise fault(path, name, 'is enforced beside "type" alone: add it')
+        return None
+
+    def choice(self, path: str, schema: Schema, choice: str) -> None:
+        """Check a schema that is a reference, a choice or a list of values."""
+        allowed = ("type",) if choice in ("enum", "const") else ()
+        for name in CONSTRAINTS:
+            if name in schema and name != choice and name not in allowed:
+                raise fault(path, name, f'is not enforced beside "{choice}": move it into the schemas there')
+        value = schema[choice]
+        if choice == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise fault(path, choice, "must point into the schema itself (#/...)")
+        if choice == "allOf" and (not isinstance(value, list) or len(value) != 1):
+            raise fault(path, choice, "is enforced with a single schema alone: merge them")
+        if choice == "oneOf" and isinstance(value, list):
+            self.disjoint(path, value)
+        if choice in ("enum", "const") and "type" in schema:
+            types = self.types(path, schema) or set()
+            for entry in value if choice == "enum" and isinstance(value, list) else [value]:
+                if not any(TYPES[name](entry) for name in types):
+                    raise fault(path, choice, f"holds {entry!r}, which is not of the type beside it")
+
+    def disjoint(self, path: str, schemas: list[Any]) -> None:
+        """Check that no value can conform to two schemas: `oneOf` is enforced as `anyOf`."""
+        for one, other in combinations([self.follow(schema) for schema in schemas], 2):
+            if not apart(one, other):
+                text = "is enforced where its schemas differ in type or in a required constant: use anyOf"
+                raise fault(path, "oneOf", text)
+
+    def follow(self, schema: Any) -> Any:
+        """Return what a reference stands for."""
+        for _ in range(16):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                return schema
+            target = self.root
+            for part in schema["$ref"].removeprefix("#").removeprefix("/").split("/"):
+                key = part.replace("~1", "/").replace("~0", "~")
+                target = target.get(key) if isinstance(target, dict) and key else target
+            schema = target
+        return schema
+
+    def string(self, path: str, schema: Schema) -> None:
+        """Check the keywords of strings."""
+        lengths = [name for name in LENGTHS if name in schema]
+        for other in ("pattern", "format"):
+            if other in schema and lengths:
+                raise fault(path, lengths[0], f'is not enforced beside "{other}": say it in a pattern')
+        if "pattern" in schema:
+            if not isinstance(schema["pattern"], str):
+                raise fault(path, "pattern", "must be a string")
+            try:
+                check_pattern(schema["pattern"], quoted=True)
+            except GrammarError as error:
+                raise fault(path, "pattern", str(error)) from None
+
+    def number(self, path: str, schema: Schema, types: set[str] | None) -> None:
+        """Check the keywords of numbers."""
+        for name in ("exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(schema.get(name), bool):
+                raise fault(path, name, "must be a number (draft 2020-12)")
+        if "multipleOf" not in schema:
+            return
+        step = schema["multipleOf"]
+        if types is None or "number" in types or not isinstance(step, int) or step < 1:
+            raise fault(path, "multipleOf", "is enforced for whole numbers of type integer alone")
+        bounds = {name for name in BOUNDS if name in schema}
+        if bounds and bounds != {"minimum", "maximum"}:
+            text = 'is enforced alone, or with both "minimum" and "maximum"'
+            raise fault(path, "multipleOf", text)
+
+    def object(self, path: str, schema: Schema) -> None:
+        """Check the keywords of objects."""
+        properties = schema.get("properties") or {}
+        patterns = schema.get("patternProperties") or {}
+        more = [name for name in MORE if schema.get(name, False) is not False]
+        required = schema.get("required") or []
+        if (
+            not isinstance(properties, dict)
+            or not isinstance(patterns, dict)
+            or not isinstance(required, list)
+        ):
+            raise fault(path, "properties", "and patternProperties must be objects, required a list")
+        for name in required:
+            if name not in properties:
+                raise fault(path, "required", f'names {name!r}: describe it in "properties"')
+        if "propertyNames" in schema and (properties or patterns):
+            raise fault(path, "propertyNames", "is not enforced beside described properties")
+        if len(patterns) > 1 or (patterns and more):
+            raise fault(path, "patternProperties", "is enforced with one pattern and no further properties")
+        for pattern in patterns:
+            try:
+                check_pattern(pattern, quoted=True)
+                clash = next((name for name in properties if re.search(pattern, name)), None)
+            except re.error as error:
+                raise fault(path, "patternProperties", f"is no regular expression: {error}") from None
+            except GrammarError as error:
+                raise fault(path, "patternProperties", str(error)) from None
+            if clash is not None:
+                raise fault(path, "patternProperties", f"covers the property {clash!r}, too")
+        least = schema.get("minProperties", 0)
+        if (patterns or more or "propertyNames" in schema) and isinstance(least, int) and least > 1:
+            raise fault(path, "minProperties", "above 1 is enforced for described properties alone")
+
+
+def apart(one: Any, other: Any) -> bool:
+    """Tell whether surely no value conforms to both of two schemas."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    values = [_values(schema) for schema in (one, other)]
+    if values[0] is not None and values[1] is not None:
+        return not set(values[0]) & set(values[1])
+    types = [_types(schema) for schema in (one, other)]
+    if types[0] and types[1] and not types[0] & types[1]:
+        return True
+    if types[0] != {"object"} or types[1] != {"object"}:
+        return False
+    shared = set(one.get("required") or ()) & set(other.get("required") or ())
+    for name in shared:
+        first, second = (_values(schema.get("properties", {}).get(name)) for schema in (one, other))
+        if first is not None and second is not None and not set(first) & set(second):
+            return True
+    return False
+
+
+def _types(schema: Schema) -> set[str]:
+    given = schema.get("type") or ("object" if "properties" in schema else [])
+    names = set(given if isinstance(given, list) else [given])
+    return names | {"integer"} if "number" in names else names
+
+
+def _values(schema: Any) -> list[str] | None:
+    """Return the values that a schema lists, as JSON."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [json.dumps(schema["const"], sort_keys=True)]
+    if isinstance(schema.get("enum"), list):
+        return [json.dumps(value, sort_keys=True) for value in schema["enum"]]
+    return None
+
+
+def subschemas(path: str, schema: Schema) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas directly in a schema, with their places."""
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        parts = schema.get(name)
+        if isinstance(parts, dict):
+            yield from ((f"{path}/{name}/{key}", part) for key, part in parts.items())
+    for name in ("prefixItems", "anyOf", "oneOf", "allOf"):
+        parts = schema.get(name)
+        if isinstance(parts, list):
+            yield from ((f"{path}/{name}/{index}", part) for index, part in enumerate(parts))
+    for name in ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems"):
+        if name in schema:
+            yield f"{path}/{name}", schema[name]
+    if isinstance(schema.get("propertyNames"), dict):
+        yield f"{path}/propertyNames", {"type": "string", **schema["propertyNames"]}
+
+
+def fault(path: str, keyword: str, text: str) -> GrammarError:
+    """Return the error about a keyword."""
+    return GrammarError(f'"{keyword}" at {path or "/"} {text}')

@@ -1,0 +1,159 @@
+"""Makes a model, its KV and its attention, and finds how many pages fit."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mizzen.attention.base import Geometry, MixedAttention, PagedKV
+from mizzen.attention.registry import make_attention
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.step import Step
+from mizzen.engine.loading.host import device_memory
+from mizzen.engine.loading.memory_budget import (
+    KvNeed,
+    MemoryShortage,
+    agreed_pages,
+    count_pages,
+    share_memory,
+)
+from mizzen.engine.loading.memory_profile import largest_plan, measured_bytes
+from mizzen.engine.loading.resolve import dtype_of, is_fused
+from mizzen.layers.context import Build, dense, skinny
+from mizzen.layers.sharding import Axis, Mesh
+from mizzen.models.config import ModelConfig
+from mizzen.models.decoder import Decoder
+from mizzen.parallel.collectives import ALONE
+from mizzen.parallel.process_group import Group
+from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
+from mizzen.weights.load import Progress, fill_dummy, holds_own_head, load_checkpoint
+
+log = logging.getLogger(__name__)
+
+DUMMY_SEED = 0
+
+
+def make_model(
+    options: EngineOptions, config: ModelConfig, progress: Progress, group: Group | None = None
+) -> Decoder:
+    """Build the model, or a rank's part of it, on its device and fill its weights."""
+    fused, dummy = is_fused(options), options.load_format == "dummy"
+    if config.tie_embeddings and config.generates and not dummy and holds_own_head(Path(options.model)):
+        log.warning("lm_head.weight is no copy of the embedding: it is used, despite tie_word_embeddings")
+        config = replace(config, tie_embeddings=False)
+    build = Build(
+        device=group.place.device if group else torch.device(options.device),
+        dtype=dtype_of(options, config),
+        mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
+        linear=skinny if fused else dense,
+        fused=fused,
+        ranks=group.collectives if group else ALONE,
+    )
+    with torch.inference_mode():
+        model = Decoder(build, config)
+        if dummy:
+            fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
+        else:
+            load_checkpoint(
+                Path(options.model), model.targets(), tied=config.tie_embeddings, progress=progress
+            )
+    return model
+
+
+def make_kv(
+    model: Decoder,
+    page_size: int,
+    pages: int,
+    *,
+    prefill: str,
+    decode: str,
+    dtype: torch.dtype | None = None,
+    key_scales: tuple[float, ...] = (),
+) -> MixedAttention:
+    """Allocate the paged KV of a model (of the weights' precision, or `dtype`) and the attention over it."""
+    config, weight, held = model.config, model.embedding.weight, model.layers[0].attention
+    geometry = Geometry(
+        heads=held.heads, kv_heads=held.kv_heads, head_dim=config.head_dim, windows=config.windows
+    )
+    shape = (config.layers, pages * page_size, held.kv_heads, config.head_dim)
+    keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
+    kv = PagedKV(keys=keys, values=values, page_size=page_size, key_scales=key_scales)
+    return make_attention(geometry, kv, prefill=prefill, decode=decode)
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate zeros; on cpu the memory is taken only where it is written to."""
+    if device.type != "cpu":
+        return (
+            torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
+            .view(dtype)
+            .view(shape)
+        )
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def take_kv_scales(options: EngineOptions, model: Decoder, kv_dtype: torch.dtype) -> tuple[float, ...]:
+    """Fold the checkpoint's scales of an 8-bit KV cache into the weights; return those of keys, by layer.
+
+    Raises:
+        WeightsError: a scale is no positive number.
+    """
+    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
+        return ()
+    scales = read_kv_scales(Path(options.model))
+    fold_kv_scales(model.targets(), scales)
+    keys = tuple(scales.get(layer, (1.0, 1.0))[0] for layer in range(model.config.layers))
+    return keys if any(scale != 1 for scale in keys) else ()
+
+
+def whole_need(
+    options: EngineOptions,
+    context: int,
+    need: KvNeed,
+    device: torch.device,
+    group: Group | None,
+    make_step: Callable[[int], Step],
+) -> KvNeed:
+    """Return the need with what the largest step takes and what graphs keep.
+
+    On one GPU the step is run, over KV of its own. Among ranks it is estimated, as graphs are everywhere.
+
+    Raises:
+        MemoryShortage: not even that step fits.
+    """
+    if device.type != "cuda" or group is not None:
+        return need.taking(need.step_bytes)
+    page_bytes = options.page_size * need.token_bytes
+    try:
+        taken = measured_bytes(make_step, largest_plan(options, context), page_bytes, device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise MemoryShortage(
+            f"the largest step of {options.prefill_chunk_tokens} prompt tokens and "
+            f"{options.max_running_requests} requests finds no memory beside the weights: lower "
+            f"--prefill-chunk-tokens or --max-running-requests ({error})"
+        ) from error
+    return need.taking(taken)
+
+
+def fitting_pages(
+    options: EngineOptions, context: int, need: KvNeed, device: torch.device, group: Group | None
+) -> int:
+    """Return how many KV pages fit, on every rank.
+
+    Raises:
+        MemoryShortage: none do, or ranks differ too much.
+    """
+    if group is None:
+        return count_pages(options, context, need, device_memory(device))
+    group.barrier("weights")  # nobody's weights are still coming
+    memory = share_memory(device_memory(device), options)
+    pages = count_pages(options, context, need, memory)
+    words = [word.split() for word in group.exchange("pages", f"{pages} {memory.free}")]
+    free = [int(word[1]) for word in words] if device.type == "cuda" else None
+    return agreed_pages([int(word[0]) for word in words], free)

@@ -1,0 +1,210 @@
+"""The door: whose request this is, from its key, before anything of it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mizzen.gateway.auth.api_keys import Grant, KeyRing, KeysUnusable, divided, parse_files, read_files
+from mizzen.gateway.auth.tenant import Tenant, everyone
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.telemetry.request_record import record_of
+
+log = logging.getLogger(__name__)
+
+RELOAD_SECONDS = 1.0
+"""How often files of keys are looked at for changes."""
+TENANT = "mizzen.tenant"
+"""Where a request's scope holds its tenant."""
+PLACE = "mizzen.place"
+"""Where it holds its `Place`."""
+MAX_KEY_BYTES = 4096
+
+
+class Tenants:
+    """All tenants. Without files of keys, everyone is one and the same tenant without limits."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        reload_seconds: float = RELOAD_SECONDS,
+        max_priority: int = 0,
+        divided_by: int = 1,
+    ) -> None:
+        """Read the keys. Without any, `max_priority` is the highest that a request gets.
+
+        So many gateways share each key's limits: this one allows the part that `divided_by` leaves.
+
+        Raises:
+            KeysUnusable: a file is missing or malformed.
+        """
+        self._paths = tuple(paths)
+        self._seconds = reload_seconds
+        self._divided_by = divided_by
+        self._files: dict[Path, bytes] = {}
+        self._ring: KeyRing | None = None
+        self._tenants: dict[str, Tenant] = {}
+        self._everyone = everyone(max_priority)
+        self._problem = ""
+        self.on_change: Callable[[], None] = lambda: None
+        """Is told when other keys are in force, or the files can be read no more, or again."""
+        if self._paths:
+            files = read_files(self._paths)
+            self._use(files, parse_files(files))
+        else:
+            log.warning("no API keys are configured (--api-keys-file): the gateway serves everyone")
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody needs a key."""
+        return self._ring is None
+
+    @property
+    def in_force(self) -> int:
+        """How many keys are accepted."""
+        return len(self._tenants)
+
+    @property
+    def problem(self) -> str:
+        """Why the files as they are now are not in force; names the file and the entry, never a key."""
+        return self._problem
+
+    def named(self, name: str) -> Tenant | None:
+        """Return the tenant of a key's name."""
+        return self._tenants.get(name)
+
+    async def watch(self) -> None:
+        """Take changes of the files until cancelled. Files that cannot be used change nothing."""
+        while self._paths:
+            await asyncio.sleep(self._seconds)
+            try:
+                files = await asyncio.to_thread(read_files, self._paths)
+                if files != self._files:
+                    self._use(files, await asyncio.to_thread(parse_files, files))
+                problem = ""
+            except KeysUnusable as error:
+                if str(error) != self._problem:  # said once, not every second
+                    fields = {"reason": str(error), "in_force": "the keys that were read before"}
+                    log.error("API keys cannot be read", extra={"fields": fields})
+                problem = str(error)
+            changed, self._problem = problem != self._problem, problem
+            if changed:
+                self.on_change()
+
+    def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
+        tenants: dict[str, Tenant] = {}
+        for grant in (divided(one, self._divided_by) for one in grants):
+            tenant = self._tenants.get(grant.name)
+            if tenant is None:
+                tenant = Tenant(grant)
+            else:
+                tenant.use(grant)
+            tenants[grant.name] = tenant
+        self._files, self._tenants, self._ring, self._problem = files, tenants, KeyRing(grants), ""
+        log.info("API keys are in force", extra={"fields": {"keys": len(grants)}})
+        self.on_change()
+
+    def find(self, scope: Scope) -> Tenant:
+        """Return whose request this is.
+
+        Raises:
+            ApiError: 401 when it has no key, or one that nobody holds.
+        """
+        if self._ring is None:
+            return self._everyone
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not key.strip():
+            text = "this gateway needs an API key: send it as Authorization: Bearer <key>"
+            raise ApiError(401, text, code="missing_api_key")
+        grant = self._ring.find(key.strip()) if len(key) <= MAX_KEY_BYTES else None
+        if grant is None:
+            raise ApiError(401, "the API key is not known here", code="invalid_api_key")
+        return self._tenants[grant.name]
+
+
+def tenant_of(scope: Scope) -> Tenant | None:
+    """Return the tenant that the gate has found for a request."""
+    return scope.get(TENANT)
+
+
+class Place:
+    """One of the requests that a tenant may have in work at once."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        """Take it.
+
+        Raises:
+            ApiError: 429 when it is one too many.
+        """
+        tenant.begin()
+        self._tenant: Tenant | None = tenant
+
+    def leave(self) -> None:
+        """Give it back, unless that was done."""
+        if self._tenant is not None:
+            self._tenant.end()
+            self._tenant = None
+
+
+def leave_place(scope: Scope) -> None:
+    """Count a request as in work no more, where it was: only its client is waited for."""
+    if PLACE in scope:
+        scope[PLACE].leave()
+
+
+class Gate:
+    """Middleware: lets in who has a key and is within its rates, and says what is left of them."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its tenant, or refuse it with 401 or 429."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = self._tenants.find(scope)
+        except ApiError as error:
+            record_of(scope).error = error.code or error.kind
+            await refuse(send, error, [(b"www-authenticate", b"Bearer")])
+            return
+        scope[TENANT] = tenant
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *tenant.headers()]
+            await send(message)
+
+        try:
+            place = scope[PLACE] = Place(tenant)
+        except ApiError as error:
+            record_of(scope).error = error.code or error.kind
+            await refuse(send, error, tenant.headers())
+            return
+        try:
+            await self._app(scope, receive, sending if tenant.limited else send)
+        finally:
+            place.leave()
+
+
+async def refuse(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Answer with an error in OpenAI's shape."""
+    body = error.body()
+    length = (b"content-length", str(len(body)).encode())
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": [*error.headers(), *headers, length],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

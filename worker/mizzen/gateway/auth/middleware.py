@@ -1,0 +1,41 @@
+"""What stands before the OpenAI API: keys and rates, and outside of them what browsers ask first (CORS)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from mizzen.gateway.auth.authentication import Gate
+
+if TYPE_CHECKING:
+    from mizzen.gateway.gateway import Gateway
+
+EXPOSED = (
+    "retry-after",
+    "x-request-id",
+    "x-mizzen-route",
+    *(
+        f"x-ratelimit-{kind}-{of}"
+        for kind in ("limit", "remaining", "reset")
+        for of in ("requests", "tokens")
+    ),
+)
+"""Headers of responses that web pages may read."""
+PREFLIGHT_SECONDS = 600
+
+
+def protect(app: FastAPI, gateway: Gateway) -> None:
+    """Let in requests of tenants alone; with `--cors-origin`, of web pages of those origins too."""
+    app.add_middleware(Gate, tenants=gateway.tenants)
+    origins = gateway.config.cors_origin
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_SECONDS,
+        )

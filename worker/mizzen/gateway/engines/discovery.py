@@ -1,0 +1,110 @@
+"""How a gateway finds services and engines: given by options, listed in a file, or watched in Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.services import ServiceEntry, Services, parse_services
+from mizzen.gateway.telemetry.metrics import Metrics
+from mizzen.wire.curve_keys import KeyFolder
+from mizzen.wire.endpoint import require_safe
+
+log = logging.getLogger(__name__)
+
+RELOAD_SECONDS = 1.0
+"""How often a file of services is looked at for changes."""
+
+
+def discovery(
+    config: GatewayConfig, keys: KeyFolder | None, services: Services, metrics: Metrics
+) -> Coroutine[Any, Any, None]:
+    """Return the work that keeps services and engines in sync, until it is cancelled.
+
+    Raises:
+        ValueError: an endpoint is malformed or needs keys, a file of services cannot be read, or there is no
+            Kubernetes configuration.
+    """
+    if config.services_file is not None:
+        file = ServicesFile(Path(config.services_file), keys, services)
+        file.read()
+        return file.watch()
+    if config.services_config_map:
+        from mizzen.gateway.engines.shared_services import SharedWatch
+
+        return SharedWatch(config, services, metrics).run()
+    models = tuple(dict.fromkeys((config.served_name, *config.alias)))
+    name = config.service or config.served_name
+    services.sync([ServiceEntry(name=name, models=models, suspended=config.suspended)])
+    if config.engine:
+        for endpoint in config.engine:
+            require_safe(endpoint, keys)
+        return static(services, {name: config.engine})
+    from mizzen.gateway.engines.engine_pods import PodWatch
+
+    def sync(found: Iterable[Found]) -> None:
+        services.sync_engines({name: list(found)})
+
+    return PodWatch(config, sync, metrics).run()
+
+
+async def static(services: Services, endpoints: dict[str, tuple[str, ...]]) -> None:
+    """Report fixed endpoints."""
+    services.sync_engines(listed(endpoints))
+    await asyncio.Event().wait()
+
+
+def listed(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[Found]]:
+    """Return engines of which only the endpoints are known."""
+    return {
+        name: [Found(name=one, uid="", endpoint=one) for one in dict.fromkeys(given)]
+        for name, given in endpoints.items()
+    }
+
+
+class ServicesFile:
+    """`--services-file`: services and the endpoints of their engines."""
+
+    def __init__(self, path: Path, keys: KeyFolder | None, services: Services) -> None:
+        self._path = path
+        self._keys = keys
+        self._services = services
+        self._content = b""
+        self._problem = ""
+
+    def read(self) -> None:
+        """Take the file's content, if it is another than before.
+
+        Raises:
+            ValueError: the file cannot be read or is malformed; nothing has changed.
+        """
+        try:
+            content = self._path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"--services-file {self._path} cannot be read: {error.strerror}") from error
+        if content == self._content:
+            return
+        entries = parse_services(content, f"--services-file {self._path}")
+        for entry in entries:
+            for endpoint in entry.engines:
+                require_safe(endpoint, self._keys)
+        self._services.sync(entries)
+        self._services.sync_engines(listed({entry.name: entry.engines for entry in entries}))
+        self._content = content
+
+    async def watch(self) -> None:
+        """Take changes of the file until cancelled."""
+        while True:
+            await asyncio.sleep(RELOAD_SECONDS)
+            try:
+                self.read()
+                self._problem = ""
+            except ValueError as error:
+                if str(error) != self._problem:  # said once, not every second
+                    log.error("services cannot be read", extra={"fields": {"reason": str(error)}})
+                self._problem = str(error)

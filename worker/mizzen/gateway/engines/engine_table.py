@@ -1,0 +1,214 @@
+"""The routing table: engines that were discovered, and what is in work there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import zmq.asyncio
+
+from mizzen.gateway.engines.circuit_breaker import BreakerLimits
+from mizzen.gateway.engines.engine import Engine, Found, TypicalRequest
+from mizzen.gateway.engines.health import SuspicionLimits
+from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
+from mizzen.gateway.routing.warmup import Warmer
+from mizzen.gateway.text.model import TextModel, TextModels
+from mizzen.wire.client.key_offers import Offer, names, offers
+from mizzen.wire.curve_keys import KeyRing
+
+__all__ = ["Engine", "EngineTable", "Found"]
+
+log = logging.getLogger(__name__)
+
+
+class EngineTable:
+    """All engines. `on_change` is called whenever routing may have got another answer."""
+
+    def __init__(
+        self,
+        *,
+        gateway: str,
+        keys: KeyRing | None,
+        timeout_seconds: float,
+        lost_seconds: float,
+        suspect_seconds: float = 2.0,
+        stuck_seconds: float = 60.0,
+        breaker: BreakerLimits | None = None,
+        prefix_blocks: int = DEFAULT_BLOCKS,
+        warmer: Warmer | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.synced = False
+        """Whether discovery has reported the engines at least once."""
+        self.on_change = on_change
+        self._gateway = gateway
+        self._keys = keys
+        self._timeout = timeout_seconds
+        self._lost = lost_seconds
+        self._suspicion = SuspicionLimits(
+            min(suspect_seconds, timeout_seconds), stuck_seconds, timeout_seconds
+        )
+        self._breaker = breaker
+        self.warmer = warmer
+        """Fills the caches of new engines; None: nobody does."""
+        self._budget = PrefixBudget(prefix_blocks)
+        self._typical = TypicalRequest()
+        self._watching: asyncio.Task[None] | None = None
+        self._context = zmq.asyncio.Context()
+        self._texts = TextModels()
+        self._engines: dict[tuple[str, str], Engine] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(tuple(self._engines.values()))
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def sync(self, found: Iterable[Found]) -> None:
+        """Take the whole set of engines that discovery knows."""
+        wanted = {(one.uid, one.endpoint): one for one in found}
+        for key, one in wanted.items():
+            engine = self._engines.get(key)
+            if engine is not None:
+                engine.found, engine.gone = one, False
+            elif not one.terminating:
+                self._add(key, one)
+        for key, engine in self._engines.items():
+            engine.gone = key not in wanted
+        self.synced = True
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._changed()
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the keys with which connections may be made."""
+        return names(self._keys)
+
+    def use_keys(self, keys: KeyRing | None) -> None:
+        """Connect with these keys from now on; connections with others end once they have no requests."""
+        if keys == self._keys:
+            return
+        self._keys = keys
+        for engine in self:
+            engine.look()
+        self._changed()
+
+    def _offers(self, endpoint: str) -> tuple[Offer, ...]:
+        return offers(endpoint, self._keys)
+
+    @property
+    def serving(self) -> bool:
+        """Whether any engine serves."""
+        return any(engine.serving for engine in self._engines.values())
+
+    @property
+    def _has_room(self) -> bool:
+        return any(engine.serving and not engine.full for engine in self._engines.values())
+
+    def capacity(self) -> int:
+        """Return how many requests may be in work: room where some are taken, and what other engines hold."""
+        return sum(e.room if e.serving and not e.full else e.requests for e in self._engines.values())
+
+    def why_closed(self) -> str:
+        """Return why no engine takes a request."""
+        if not self.serving:
+            return "no engine is ready"
+        return "all engines are full"
+
+    def choose_text(self, keep: TextModel | None, tried: Collection[Engine]) -> TextModel | None:
+        """Return the text model that a request is made with: `keep` while an engine that has it is left.
+
+        Else that of an engine drawn at random, so that revisions get requests by their number of engines.
+        """
+        left = [e for e in self if e.serving and not e.full and e not in tried]
+        if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
+            return keep
+        return random.choice(left).text if left else None
+
+    @property
+    def context(self) -> int:
+        """The longest context among all engines; 0 while none is known."""
+        return max((engine.context_length for engine in self._engines.values()), default=0)
+
+    def longest_context(self, text: TextModel) -> int:
+        """Return the longest context among the serving engines of a text model."""
+        return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
+
+    async def close(self) -> None:
+        """Close all connections; their streams fail."""
+        watching = [self._watching] if self._watching is not None else []
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(
+            *(engine.stop() for engine in self), *self._stopping, *watching, return_exceptions=True
+        )
+        self._engines.clear()
+        self._context.destroy(linger=0)
+
+    def _add(self, key: tuple[str, str], found: Found) -> None:
+        engine = Engine(
+            found, self._texts, self._changed, self._typical, self._breaker, self._suspicion, self._warm
+        )
+        try:
+            ways = partial(self._offers, found.endpoint)
+            engine.start(self._gateway, self._context, ways, timeout=self._timeout, lost=self._lost)
+        except ValueError as error:
+            log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
+            return
+        self._engines[key] = engine
+        self._share()
+
+    def _warm(self, engine: Engine) -> Coroutine[Any, Any, None] | None:
+        """What fills the cache of an engine; None when there is nothing to fill it with, or it is needed."""
+        if self.warmer is None or not self._has_room or not self.warmer.prefixes(engine):
+            return None
+        return self.warmer.run(engine, lambda: not self._has_room)
+
+    def _share(self) -> None:
+        self._budget.share([engine.prefixes for engine in self])
+
+    async def _watch(self) -> None:
+        """Suspect engines that should have been heard, and try elsewhere what waits there."""
+        pause = self._suspicion.look_every
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(pause)
+            late, last = time.monotonic() - last > 2 * pause, time.monotonic()
+            if late:  # this loop was held up itself: let it read what has arrived
+                continue
+            self._need()
+            for engine in self:
+                spare = self._spare(engine)
+                engine.look(spare)
+                if engine.suspect and engine.waiting and spare:
+                    engine.give_up_waiting(f"{engine.name} should have been heard")
+
+    def _need(self) -> None:
+        """Let engines whose caches are being filled serve at once when no other has room."""
+        warming = [engine for engine in self._engines.values() if engine.warming]
+        if warming and not self._has_room:
+            for engine in warming:
+                engine.stop_warming()
+
+    def _spare(self, engine: Engine) -> bool:
+        """Tell whether another engine can take what this one has."""
+        others = (e for e in self if e is not engine and e.pin == engine.pin)
+        return any(e.serving and not e.suspect and not e.full for e in others)
+
+    def _changed(self) -> None:
+        for key, engine in tuple(self._engines.items()):
+            if engine.gone and not engine.requests:
+                del self._engines[key]
+                self._share()
+                task = asyncio.get_running_loop().create_task(engine.stop())
+                self._stopping.add(task)
+                task.add_done_callback(self._stopping.discard)
+        self._need()
+        self.on_change()

@@ -1,0 +1,48 @@
+"""What the configuration says of failing engines, and what the metrics say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.engines.circuit_breaker import BreakerLimits
+from mizzen.gateway.engines.engine_table import EngineTable
+from mizzen.gateway.routing.resume import ResumeLimits
+from mizzen.gateway.routing.warmup import WarmLimits
+from mizzen.gateway.telemetry.metrics import Metrics
+
+
+def breaker_limits(config: GatewayConfig) -> BreakerLimits:
+    """Return when an engine is left alone."""
+    return BreakerLimits(failures=config.breaker_failures, max_seconds=config.breaker_max_seconds)
+
+
+def resume_limits(config: GatewayConfig) -> ResumeLimits:
+    """Return how far an answer is followed."""
+    return ResumeLimits(
+        resumes=config.max_resumes,
+        seconds=config.resume_timeout_seconds,
+        alone_seconds=config.resume_wait_seconds,
+    )
+
+
+def warm_limits(config: GatewayConfig) -> WarmLimits:
+    """Return how far a new engine's cache is filled."""
+    return WarmLimits(tokens=config.warm_tokens, seconds=config.warm_seconds)
+
+
+def publish(metrics: Metrics, tables: Iterable[EngineTable], waiting: int) -> None:
+    """Set the gauges of routing as of now. `waiting`: requests that wait while no engine of theirs serves."""
+    metrics.breaker.clear()
+    metrics.breaker_opened.clear()
+    blocks = forgotten = suspects = 0
+    for engine in (engine for table in tables for engine in table):
+        metrics.breaker.labels(engine.name).set(int(engine.breaker.state))
+        metrics.breaker_opened.labels(engine.name).set(engine.breaker.opened)
+        blocks += len(engine.prefixes)
+        forgotten += engine.prefixes.forgotten
+        suspects += engine.suspect
+    metrics.prefix_blocks.set(blocks)
+    metrics.prefix_forgotten.set(forgotten)
+    metrics.suspects.set(suspects)
+    metrics.waiting.set(waiting)

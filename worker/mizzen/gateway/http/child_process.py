@@ -1,0 +1,37 @@
+"""One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIGURATION API-FD ADMIN-FD`.
+
+Started by `mizzen.gateway.http.processes`; the sockets are inherited, and listen already.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import msgspec
+
+from mizzen.common.json_log import set_up_logging
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.http.processes import follow_parent
+from mizzen.gateway.main import calm_collector, serve
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; return the exit status."""
+    import uvloop
+
+    options, api, admin = arguments
+    set_up_logging(program="gateway")
+    calm_collector()
+    config = msgspec.json.decode(options, type=GatewayConfig)
+    sockets = socket.socket(fileno=int(api)), socket.socket(fileno=int(admin))
+
+    async def run() -> int:
+        follow_parent()
+        return await serve(config, sockets)
+
+    return uvloop.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

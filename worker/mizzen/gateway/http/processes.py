@@ -1,0 +1,141 @@
+"""Several gateway processes behind one port, as one program.
+
+Each process is a gateway of its own, with connections, queue and routing of its own, as another replica would
+be: limits hold for each. The kernel shares connections out among them (SO_REUSEPORT). The parent serves the
+admin port for all, and ends all when it is told to, or when one ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+
+import msgspec
+
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.http.request_bodies import BodyBudget
+
+log = logging.getLogger(__name__)
+
+KILL_SECONDS = 15.0
+"""Beyond its drain, a process gets this long before it is killed."""
+
+
+def program(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
+    """Return the command line of one process, which gets its sockets as descriptors."""
+    options = msgspec.json.encode(dataclasses.asdict(config)).decode()
+    return [
+        sys.executable,
+        "-m",
+        "mizzen.gateway.http.child_process",
+        options,
+        str(api.fileno()),
+        str(admin.fileno()),
+    ]
+
+
+class Processes:
+    """The processes of one gateway."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._running: list[Process] = []
+
+    async def start(self, sockets: list[tuple[socket.socket, socket.socket]]) -> None:
+        """Start one process for each pair of sockets (API, admin), which are closed here."""
+        for api, admin in sockets:
+            self._running.append(
+                await asyncio.create_subprocess_exec(
+                    *program(self._config, api, admin),
+                    stdin=asyncio.subprocess.PIPE,  # its end tells a process that the parent is gone
+                    pass_fds=(api.fileno(), admin.fileno()),
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which passes it on
+                )
+            )
+            api.close()
+            admin.close()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all that run."""
+        for process in self._running:
+            if process.returncode is None:
+                process.send_signal(number)
+
+    async def first_end(self) -> int:
+        """Return the exit status of the first process that ends."""
+        waits = [asyncio.create_task(process.wait()) for process in self._running]
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+
+    async def end(self) -> list[int]:
+        """Wait until all have ended, each in the time that its drain may take; return their exit statuses."""
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_seconds + KILL_SECONDS):
+                return [await process.wait() for process in self._running]
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return [await process.wait() for process in self._running]
+
+
+async def serve_all(config: GatewayConfig) -> int:
+    """Run `config.processes` gateway processes until a signal; return the exit status.
+
+    Raises:
+        OSError: an address cannot be bound.
+    """
+    from mizzen.gateway.http.admin_fanout import Gathered  # with httpx, which a single process does without
+    from mizzen.gateway.http.server import listen, new_server
+
+    admin_socket = listen(config.admin_host, config.admin_port)
+    api = [listen(config.host, config.port, shared=True)]
+    port = api[0].getsockname()[1]
+    api += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
+    admin = [listen("127.0.0.1", 0) for _ in api]
+    bodies = BodyBudget(config.max_bodies_bytes)
+    gathered = Gathered([one.getsockname()[1] for one in admin], bodies, config.max_body_bytes)
+    server = new_server(gathered.app(), 1)
+    serving = asyncio.create_task(server.serve([admin_socket]))
+    processes = Processes(dataclasses.replace(config, processes=1))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stopping(number: int) -> None:
+        stop.set()
+        processes.signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping, number)
+    await processes.start(list(zip(api, admin, strict=True)))
+    if stop.is_set():  # it came while some were not there yet
+        processes.signal(signal.SIGTERM)
+    fields = {"port": port, "admin_port": admin_socket.getsockname()[1], "processes": config.processes}
+    log.info("processes started", extra={"fields": fields})
+    ended = asyncio.create_task(processes.first_end())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not stop.is_set():
+        log.error("a gateway process has ended by itself", extra={"fields": {"status": ended.result()}})
+        processes.signal(signal.SIGTERM)
+    statuses = await processes.end()
+    stopped.cancel()
+    server.should_exit = True
+    await asyncio.gather(serving, ended, return_exceptions=True)
+    await gathered.close()
+    return 0 if stop.is_set() and not any(statuses) else 1
+
+
+def follow_parent() -> None:
+    """End in an orderly way once the parent is gone, which standard input tells. Needs a running loop."""
+
+    def look() -> None:
+        if not os.read(sys.stdin.fileno(), 1024):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), look)

@@ -1,0 +1,125 @@
+"""Bodies of requests: bounded one by one and all together, and in the time that they take to come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+
+from starlette.types import Receive, Scope
+
+from mizzen.gateway.auth.authentication import tenant_of
+from mizzen.gateway.errors import ApiError, unavailable
+
+BODY_SECONDS = 60.0
+"""A body must be here whole after this long,"""
+STALL_SECONDS = 15.0
+"""and some more of it after this long."""
+
+
+class ClientGone(Exception):
+    """The client has closed the connection, or takes nothing."""
+
+
+class BodyBudget:
+    """Bytes of the bodies that are in work, all together; one tenant's may take half."""
+
+    def __init__(
+        self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Take the bound of all together; a tenant may have a body of the `largest` size in any case.
+
+        `freed` is told the sizes of those that have ended.
+        """
+        self._limit = limit
+        self._freed = freed
+        self._share = max(limit // 2, largest)
+        self._held: Counter[str] = Counter()
+        self.used = 0
+
+    def take(self, size: int, holder: str = "") -> None:
+        """Count bytes of a tenant's; without a name it is everyone.
+
+        Raises:
+            ApiError: 429 when they are too many of one tenant, 503 when they are too many beside the others.
+        """
+        if holder and self._held[holder] + size > self._share:
+            text = f"requests in work of the key {holder} hold {self._held[holder]} bytes of at most"
+            text = f"{text} {self._share} (half of --max-bodies-bytes)"
+            raise ApiError(429, text, code="bodies_too_large", retry_after_seconds=1.0)
+        if self.used + size > self._limit:
+            text = f"requests in work hold {self.used} bytes of at most {self._limit} (--max-bodies-bytes)"
+            raise unavailable(text, code="bodies_too_large")
+        self.used += size
+        self._held[holder] += size
+
+    def give(self, size: int, holder: str = "") -> None:
+        """End the count of bytes."""
+        self.used -= size
+        self._held[holder] -= size
+        if not self._held[holder]:
+            del self._held[holder]
+        self._freed(size)
+
+
+class Body:
+    """One body; a context manager: what was read of it counts in the budget until it ends."""
+
+    def __init__(self, budget: BodyBudget, limit: int) -> None:
+        self._budget = budget
+        self._limit = limit
+        self._size = 0
+        self._holder = ""
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.give(self._size, self._holder)
+        self._size = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            ApiError: 413 when it is too long, 408 when it does not come, 429 and 503 as `BodyBudget.take`.
+            ClientGone: the client closed the connection.
+        """
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._limit:
+            raise too_large(self._limit)
+        tenant = tenant_of(scope)
+        self._holder = tenant.name if tenant is not None else ""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while await self._part(receive, body):
+                    pass
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        return bytes(body)
+
+    async def _part(self, receive: Receive, body: bytearray) -> bool:
+        """Add the next part; tell whether there are more."""
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, f"nothing more of the body arrived for {STALL_SECONDS:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client closed the connection while it sent its request")
+        part = message.get("body", b"")
+        if len(body) + len(part) > self._limit:
+            raise too_large(self._limit)
+        self._budget.take(len(part), self._holder)
+        self._size += len(part)
+        body += part
+        return bool(message.get("more_body"))
+
+
+def too_large(limit: int) -> ApiError:
+    """Return a 413."""
+    return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")

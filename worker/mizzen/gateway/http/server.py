@@ -1,0 +1,67 @@
+"""MODULE."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mizzen.gateway.http.connection import BoundedProtocol
+from mizzen.gateway.http.tls import ServerTls
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture nothing."""
+        yield
+
+
+def new_server(
+    app: ASGIApp,
+    shutdown_seconds: int,
+    tls: ServerTls | None = None,
+    http: type[BoundedProtocol] = BoundedProtocol,
+) -> Server:
+    """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http=http,
+            loop="none",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=75,
+            ssl_context_factory=(lambda *_: tls.context) if tls is not None else None,
+            timeout_graceful_shutdown=shutdown_seconds,
+        )
+    )
+
+
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a listening socket; a shared one lets others of this user listen on the same port.
+
+    Raises:
+        OSError: the address is in use or not ours; the text names it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener

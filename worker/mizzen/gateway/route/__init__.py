@@ -1,1 +1,0 @@
-"""Which engine gets a request: composable scorers."""

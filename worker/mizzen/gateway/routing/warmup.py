@@ -1,0 +1,136 @@
+"""Replays the hottest prefixes into a new engine's cache before it serves, while others serve.
+
+Nothing waits for it that matters: it ends after its time, with the first thing that goes wrong, and at once
+when no other engine has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mizzen.core.request import Int32
+from mizzen.gateway.routing.hot_prefixes import HotPrefixes, Prefix
+from mizzen.gateway.telemetry.metrics import Metrics
+from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, StreamLost
+from mizzen.wire.messages import Sampling
+
+if TYPE_CHECKING:
+    from mizzen.gateway.engines.engine import Engine
+
+log = logging.getLogger(__name__)
+
+TOKENIZERS = 2
+"""Whose prefixes are kept: that of the revision that serves, and of the one that follows."""
+PRIORITY = -8
+"""The lowest: another gateway's requests may be in the engine already."""
+SPARE = 4
+"""Blocks kept for each block that is replayed: what becomes hot is cold at first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmLimits:
+    """How far a new engine's cache is filled; 0 tokens: not at all."""
+
+    tokens: int = 0
+    seconds: float = 10.0
+    at_once: int = 4
+    """Prefixes in work."""
+
+
+class Warmer:
+    """Keeps one service's hottest prefixes, and fills caches with them."""
+
+    def __init__(self, limits: WarmLimits, metrics: Metrics) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._stores: OrderedDict[str, HotPrefixes] = OrderedDict()
+
+    @property
+    def on(self) -> bool:
+        """Whether prompts are to be seen at all."""
+        return self._limits.tokens > 0
+
+    def saw(self, tokenizer: str, names: Sequence[int], prompt: Int32, salt: bytes) -> None:
+        """Count a prompt (int32 [n]) of a tokenizer; `names` are those of its full blocks."""
+        if not self.on or not names:
+            return
+        store = self._stores.get(tokenizer)
+        if store is None:
+            store = self._stores[tokenizer] = HotPrefixes(SPARE * self._limits.tokens // 64)
+            while len(self._stores) > TOKENIZERS:
+                self._stores.popitem(last=False)
+        self._stores.move_to_end(tokenizer)
+        store.saw(names, prompt, salt)
+
+    def prefixes(self, engine: Engine) -> list[Prefix]:
+        """Return what an engine lacks of the hottest prefixes, the hottest first."""
+        store = self._stores.get(engine.tokenizer_hash)
+        if store is None:
+            return []
+        context = engine.context_length
+        hottest = [one for one in store.hottest(self._limits.tokens) if len(one.tokens) < context]
+        return [one for one in hottest if engine.prefixes.match(one.names) < len(one.names)]
+
+    async def run(self, engine: Engine, needed: Callable[[], bool]) -> None:
+        """Fill an engine's cache, in the time that there is; never raises but when it is cancelled.
+
+        Args:
+            engine: it is connected, and gets no requests.
+            needed: tells whether it must serve at once.
+        """
+        began, result = time.monotonic(), "needed"
+        prefixes = iter(self.prefixes(engine))
+        workers = [
+            asyncio.create_task(self._work(engine, prefixes, needed)) for _ in range(self._limits.at_once)
+        ]
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                stopped = await asyncio.gather(*workers)
+            result = "needed" if any(stopped) else "done"
+        except TimeoutError:
+            result = "deadline"
+        except (StreamLost, EngineRefused, EngineOverloaded) as error:
+            log.warning("engine not warmed", extra={"fields": {"engine": engine.name, "reason": str(error)}})
+            result = "failed"
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            self._metrics.warmups.labels(result).inc()
+            fields = {"engine": engine.name, "result": result, "seconds": round(time.monotonic() - began, 3)}
+            log.info("engine warmed", extra={"fields": fields})
+
+    async def _work(self, engine: Engine, prefixes: Iterator[Prefix], needed: Callable[[], bool]) -> bool:
+        """Replay what is left; returns whether it stopped because the engine is needed."""
+        for prefix in prefixes:
+            if needed():
+                return True
+            await self._replay(engine, prefix)
+            self._metrics.warmed_tokens.inc(len(prefix.tokens))
+        return False
+
+    async def _replay(self, engine: Engine, prefix: Prefix) -> None:
+        """Have an engine compute a prefix, and throw its one token away.
+
+        Raises:
+            EngineOverloaded, EngineRefused, StreamLost: it did not.
+        """
+        stream = engine.link.generate(
+            prefix.tokens.astype("<i4", copy=False).tobytes(),
+            Sampling(temperature=0.0, max_tokens=1, seed=0),
+            salt=prefix.salt,
+            priority=PRIORITY,
+            queue_seconds=self._limits.seconds,
+        )
+        try:
+            finish = None
+            while finish is None:
+                _, finish = await stream.next()
+        finally:
+            stream.abort()

@@ -1,0 +1,299 @@
+"""What is served: services by the names that requests call them by, each with engines of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+
+from mizzen.gateway.admission.admission import Admission
+from mizzen.gateway.auth.tenant import Tenant
+from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.engines.engine_table import EngineTable, Found
+from mizzen.gateway.engines.failure_limits import breaker_limits, resume_limits, warm_limits
+from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.routing.dispatcher import Dispatcher
+from mizzen.gateway.routing.router import default_router
+from mizzen.gateway.routing.warmup import Warmer
+from mizzen.gateway.telemetry.metrics import Metrics
+from mizzen.wire.curve_keys import KeyRing
+
+log = logging.getLogger(__name__)
+
+SUSPENDED_SECONDS = 30.0
+"""After which a client of a suspended service may try again."""
+MAX_SERVICES = 1000
+
+
+class ServiceEntry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True
+):
+    """One service in `services.json`."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    """Of the InferenceService; its engine pods are labelled with it."""
+    models: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=256)], ...] = ()
+    """Names of its model in requests, the chief one first."""
+    suspended: bool = False
+    engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
+    """CURVE key of its engines (Z85)."""
+    next_engine_public_key: Annotated[str, msgspec.Meta(min_length=40, max_length=40)] | None = None
+    """The key that comes after it, while keys are rotated."""
+    keys_generation: int = 0
+    """Number of `engine_public_key`, which says at which port it is used."""
+    engines: tuple[str, ...] = ()
+    """ZMQ endpoints, where no pods are watched."""
+
+
+class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `services.json`. Where two services claim a name, the first has it."""
+
+    services: Annotated[tuple[ServiceEntry, ...], msgspec.Meta(max_length=MAX_SERVICES)]
+
+
+def keys_of(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
+    """Return the keys for a service's engines; None without a key that they must have."""
+    if keys is not None and entry.engine_public_key:
+        told = (entry.engine_public_key, entry.next_engine_public_key)
+        peers = tuple(key.encode() for key in told if key)
+        keys = replace(keys, peers=peers, generation=entry.keys_generation)
+    return keys if keys is not None and keys.peers else None
+
+
+class Service:
+    """One service: its engines, who waits for them, and how requests get there."""
+
+    def __init__(
+        self,
+        entry: ServiceEntry,
+        config: GatewayConfig,
+        keys: KeyRing | None,
+        name: str,
+        metrics: Metrics,
+        tell: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Serve an entry; `tell` is called when its engines or who waits for them may be others."""
+        self.entry = entry
+        self._tell = tell
+        self.table = EngineTable(
+            gateway=name,
+            keys=keys_of(entry, keys),
+            timeout_seconds=config.engine_timeout_seconds,
+            lost_seconds=config.engine_lost_seconds,
+            suspect_seconds=config.engine_suspect_seconds,
+            stuck_seconds=config.engine_stuck_seconds,
+            breaker=breaker_limits(config),
+            prefix_blocks=config.prefix_index_blocks,
+            warmer=Warmer(warm_limits(config), metrics),
+            on_change=self._changed,
+        )
+        self.admission = Admission(
+            self.table.capacity,
+            max_in_flight=config.max_in_flight,
+            max_tokens_in_flight=config.max_tokens_in_flight,
+            queue_size=config.queue_size,
+            why_closed=self.table.why_closed,
+            on_wait=tell,
+        )
+        self.dispatcher = Dispatcher(
+            self.table,
+            self.admission,
+            default_router(config.load_factor_percent),
+            metrics,
+            config.max_attempts,
+            resume=resume_limits(config),
+            wake_seconds=config.wake_timeout_seconds,
+        )
+
+    def use_keys(self, keys: KeyRing | None) -> None:
+        """Take the gateway's own keys as they are now; those of the engines are in the entry."""
+        self.table.use_keys(keys_of(self.entry, keys))
+
+    def _changed(self) -> None:
+        self.admission.poke()
+        self._tell()
+
+    @property
+    def name(self) -> str:
+        """Name of the InferenceService."""
+        return self.entry.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of its model, the chief one first."""
+        return self.entry.models
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait while no engine serves: they ask for one to be woken."""
+        return 0 if self.table.serving else len(self.admission)
+
+    def check_open(self) -> None:
+        """Raise when it serves nothing at the moment.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.entry.suspended:
+            text = "the service is suspended" if not self.models else f"{self.models[0]} is suspended"
+            raise unavailable(text, SUSPENDED_SECONDS, code="suspended")
+
+    async def close(self, reason: str) -> None:
+        """Refuse who waits, and close the connections: what still runs ends with an error."""
+        self.admission.close(reason)
+        await self.table.close()
+
+    async def retire(self, reason: str, seconds: float) -> None:
+        """Refuse who waits, let what runs end in its time, then close."""
+        self.admission.close(reason)
+        try:
+            async with asyncio.timeout(seconds):
+                await self.admission.empty.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await self.table.close()
+
+
+class Services:
+    """All services of a gateway, by the names of their models."""
+
+    def __init__(
+        self,
+        make: Callable[[ServiceEntry], Service],
+        retire_seconds: float,
+        keys: Callable[[], KeyRing | None] = lambda: None,
+    ) -> None:
+        """Make services as they are listed; `keys` are the gateway's own as they are now."""
+        self._make = make
+        self._keys = keys
+        self._retire_seconds = retire_seconds
+        self._services: dict[str, Service] = {}
+        self._models: dict[str, Service] = {}
+        self._engines: Mapping[str, list[Found]] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.listed = False
+        """Whether it is known which services there are."""
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(tuple(self._services.values()))
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    @property
+    def synced(self) -> bool:
+        """Whether services and their engines are known."""
+        return self.listed and all(service.table.synced for service in self)
+
+    def named(self, name: str) -> Service | None:
+        """Return a service by its own name."""
+        return self._services.get(name)
+
+    def find(self, model: str) -> Service | None:
+        """Return the service that has a model of this name."""
+        return self._models.get(model)
+
+    def models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
+        """Return all names of models that a tenant may use, with their services."""
+        return [
+            (name, service)
+            for name, service in self._models.items()
+            if tenant is None or tenant.may_use(name)
+        ]
+
+    def sync(self, entries: Iterable[ServiceEntry]) -> None:
+        """Take the whole list of services; those that are no longer in it end once nothing runs there."""
+        wanted = {entry.name: entry for entry in entries}
+        for name, service in tuple(self._services.items()):
+            entry = wanted.get(name)
+            if entry is None:
+                del self._services[name]
+                self._retire(service)
+        for name, entry in wanted.items():
+            service = self._services.get(name)
+            if service is None:
+                service = self._make(entry)
+            service.entry = entry
+            service.use_keys(self._keys())
+            self._services[name] = service
+        self._services = {name: self._services[name] for name in wanted}
+        self._models = claim(self._services.values())
+        self.listed = True
+        self._share_out()
+
+    def sync_engines(self, engines: Mapping[str, list[Found]]) -> None:
+        """Take the whole set of engines that discovery knows, by the name of their service."""
+        self._engines = engines
+        self._share_out()
+
+    def follow_keys(self) -> None:
+        """Take the gateway's own keys, which have changed."""
+        for service in self:
+            service.use_keys(self._keys())
+
+    async def close(self, reason: str) -> None:
+        """Close all services."""
+        for task in tuple(self._retiring):
+            task.cancel()
+        await asyncio.gather(
+            *(service.close(reason) for service in self), *self._retiring, return_exceptions=True
+        )
+
+    def _share_out(self) -> None:
+        if self._engines is None:
+            return
+        for service in self:
+            service.table.sync(self._engines.get(service.name, ()))
+
+    def _retire(self, service: Service) -> None:
+        reason = f"{service.name} is served here no longer"
+        work = service.retire(reason, self._retire_seconds)
+        task = asyncio.get_running_loop().create_task(work)
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+def claim(services: Iterable[Service]) -> dict[str, Service]:
+    """Return which service each name of a model belongs to: the first that claims it."""
+    found: dict[str, Service] = {}
+    for service in services:
+        for name in service.models:
+            owner = found.setdefault(name, service)
+            if owner is not service:
+                fields = {"model": name, "service": service.name, "owner": owner.name}
+                log.warning("a model's name belongs to another service", extra={"fields": fields})
+    return found
+
+
+def not_found(model: str, known: Iterable[str]) -> ApiError:
+    """Return the 404 of a model that is not served."""
+    names = list(known)
+    there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return ApiError(
+        404,
+        f"the model {model[:200]!r} does not exist here; there is {there or 'none'}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def parse_services(content: bytes, where: str) -> tuple[ServiceEntry, ...]:
+    """Return the services of a `services.json`.
+
+    Raises:
+        ValueError: it is malformed, or two services have one name; names `where`.
+    """
+    try:
+        entries = msgspec.json.decode(content, type=ServiceList).services
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{where}: {error}") from None
+    names = [entry.name for entry in entries]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise ValueError(f"{where}: two services are named {double}; choose another name for one")
+    return entries

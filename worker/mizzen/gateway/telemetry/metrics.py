@@ -1,0 +1,226 @@
+"""The gateway's metrics. Labels take few values, whatever clients send: see `LABELS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from mizzen import __version__
+from mizzen.gateway.telemetry.fast_metrics import OTHER, Count, CountFamily, Spread, SpreadFamily
+from mizzen.gateway.telemetry.request_record import Record
+
+FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+ADDED_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+PREFIX = "mizzen_gateway_"
+LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
+"""The usual causes of answers that end in an error."""
+REFUSED = frozenset({401, 403, 413, 429, 503})
+MAX_MODELS = 256
+"""Names of models that become labels; further ones are `other`."""
+
+LABELS: dict[str, tuple[str, str, str]] = {
+    "model": ("257", "names of served models, 256 at most, and `other`", "requested model"),
+    "path": ("paths", "the API's paths, and `other`", "endpoint"),
+    "code": (
+        "16",
+        "status codes that the gateway returns, about 15",
+        "status of the response; 499: the client disconnected",
+    ),
+    "reason": (
+        "scorers + 2",
+        "names of scorers, `only`, `random`",
+        "deciding scorer of a route, see routing",
+    ),
+    "cause": ("causes", "constants in the source, about 20", "cause"),
+    "engine": ("engines", "engines of the services", "name of the engine; on Kubernetes, of its pod"),
+    "version": ("1", "one", "version of the program"),
+    "result": ("4", "`done`, `deadline`, `needed`, `failed`", "result of warming an engine's cache"),
+    "state": (
+        "7",
+        "`connecting`, `verifying`, `warming`, `serving`, `suspect`, `draining`, `broken`",
+        "state of an engine, as in the admin API",
+    ),
+}
+"""Of each label: how many values it has at most, which ones, and its meaning."""
+
+
+class ModelMetrics:
+    """What is counted for one model."""
+
+    __slots__ = (
+        "added_seconds", "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens",
+        "prompt_tokens", "queue_seconds", "request_seconds",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.prompt_tokens = Count()
+        self.cached_tokens = Count()
+        self.output_tokens = Count()
+        self.request_seconds = Spread(REQUEST_SECONDS)
+        self.first_token_seconds = Spread(FIRST_TOKEN_SECONDS)
+        self.between_tokens_seconds = Spread(BETWEEN_TOKENS_SECONDS)
+        self.queue_seconds = Spread(FIRST_TOKEN_SECONDS)
+        self.added_seconds = Spread(ADDED_SECONDS)
+
+
+class Metrics:
+    """All metrics of one gateway process, in a registry of their own."""
+
+    def __init__(self, models: Callable[[], Collection[str]] = tuple) -> None:
+        """Make them; `models` returns the names of models that are served."""
+        self.registry = CollectorRegistry()
+        self._served = models
+        self._models: dict[str, ModelMetrics] = {OTHER: ModelMetrics()}
+        self.requests = self._counter(
+            "requests", "Requests by endpoint, status code and model", "path", "code", "model"
+        )
+        self._of_models()
+        self.refusals = self._counter(
+            "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
+        )
+        self.routes = self._counter("route", "Routed requests by deciding scorer", "reason")
+        self.retries = self._counter(
+            "retries", "Attempts that failed before anything was sent to the client", "cause"
+        )
+        self.stream_errors = self._counter("stream_errors", "Answers that ended with an error", "cause")
+        self.aborts = self._counter("aborts", "Requests aborted in the engine", "cause")
+        self.resumes = self._counter(
+            "resumes", "Answers resumed after their engine was lost, by cause", "cause"
+        )
+        self.resume_failures = self._counter("resume_failures", "Answers that could not be resumed", "cause")
+        self.resume_seconds = self._histogram(
+            "resume_seconds",
+            "Time from the loss of an engine to the next token of the answer",
+            FIRST_TOKEN_SECONDS,
+        )
+        self.warmups = self._counter(
+            "warmups", "New engines whose cache was warmed before they served, by result", "result"
+        )
+        self.warmed_tokens = self._counter("warmed_tokens", "Tokens of prefixes replayed into new engines")
+        self.breaker = self._gauge(
+            "breaker_state", "State of an engine's circuit breaker: 0 closed, 1 half-open, 2 open", "engine"
+        )
+        self.breaker_opened = self._gauge(
+            "breaker_opened", "Number of times that an engine's circuit breaker has opened", "engine"
+        )
+        self.suspects = self._gauge("suspect_engines", "Engines that have been silent for too long")
+        self.waiting = self._gauge(
+            "waiting_requests",
+            "Requests that wait while no engine serves; more than 0 asks for an engine to be started",
+        )
+        self.prefix_blocks = self._gauge("prefix_index_blocks", "Blocks of 64 tokens in the prefix index")
+        self.prefix_forgotten = self._gauge(
+            "prefix_index_forgotten_blocks", "Blocks dropped from the prefix index because it was full"
+        )
+        self.in_flight = self._gauge("in_flight_requests", "Requests in progress by engine", "engine")
+        self.load_tokens = self._gauge("in_flight_tokens", "Tokens in progress by engine", "engine")
+        self.engines = self._gauge("engines", "Engines by state", "state")
+        self.queued = self._gauge("queued_requests", "Requests waiting for an engine")
+        self.synced = self._gauge("synced", "1 once the routing table is in sync")
+        self.api_keys_unusable = self._gauge(
+            "api_keys_unusable",
+            "1 while API key files hold no key or cannot be read, in which case the "
+            "previous keys stay in force",
+        )
+        self.watch_errors = self._counter("watch_errors", "Failed list and watch requests for pods")
+        self.certificate = self._gauge(
+            "tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which the TLS certificate of the API expires",
+        )
+        self.certificate.set(float("inf"))
+        self._from_the_start()
+        self._gauge("build_info", "Always 1; the label holds the version", "version").labels(__version__).set(
+            1
+        )
+        ProcessCollector(registry=self.registry)
+
+    def _from_the_start(self) -> None:
+        """Begin rare counters at 0: a series that begins with its first event shows no growth for it."""
+        for cause in LOSSES:
+            self.stream_errors.labels(cause)
+        for cause in ("no_engine", "too_many"):
+            self.resume_failures.labels(cause)
+        for result in ("done", "needed", "deadline", "failed"):
+            self.warmups.labels(result)
+
+    def of(self, model: str) -> ModelMetrics:
+        """Return what is counted for a model; for all that are not served, one and the same."""
+        return self._models.get(model) or self._new(model)
+
+    def ended(self, record: Record, path: str) -> None:
+        """Count a request that has ended; `path` is one of the API's, or `other`."""
+        model = record.model
+        counted = self.of(model)
+        label = model if model in self._models else OTHER
+        self.requests.labels(path, str(record.status), label).inc()
+        if record.status in REFUSED and record.error:
+            self.refusals.labels(record.error).inc()
+        if not record.tried and not record.model:
+            return
+        counted.request_seconds.observe(record.seconds)
+        if record.first_token is not None:
+            counted.first_token_seconds.observe(record.first_token - record.began)
+            added = record.added_seconds
+            if added is not None:
+                counted.added_seconds.observe(added)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _new(self, model: str) -> ModelMetrics:
+        if len(self._models) > MAX_MODELS or model not in self._served():
+            return self._models[OTHER]
+        found = self._models[model] = ModelMetrics()
+        return found
+
+    def _of_models(self) -> None:
+        for field, name, text in (
+            ("request_seconds", "request_seconds", "Time from a request's arrival to its last byte"),
+            (
+                "first_token_seconds",
+                "time_to_first_token_seconds",
+                "Time from a request's arrival to its first token",
+            ),
+            (
+                "between_tokens_seconds",
+                "inter_token_seconds",
+                "Time between two deliveries of tokens, per token",
+            ),
+            ("queue_seconds", "queue_seconds", "Time that a request waited for an engine"),
+            (
+                "added_seconds",
+                "added_seconds",
+                "Time that the gateway and the network add to a first token, without queue and engine",
+            ),
+            ("prompt_tokens", "prompt_tokens", "Prompt tokens of routed requests"),
+            ("cached_tokens", "cached_prompt_tokens", "Prompt tokens found in the engines' prefix caches"),
+            ("output_tokens", "output_tokens", "Tokens received from engines"),
+        ):
+            family = CountFamily if field.endswith("_tokens") else SpreadFamily
+            values = partial(self._column, field)
+            self.registry.register(family(PREFIX + name, text, "model", values))  # pyright: ignore
+
+    def _column(self, field: str) -> list[tuple[str, Any]]:
+        return [(model, getattr(counted, field)) for model, counted in self._models.items()]
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(PREFIX + name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, text, (), registry=self.registry, buckets=buckets)

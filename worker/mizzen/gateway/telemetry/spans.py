@@ -1,0 +1,97 @@
+"""Spans by OpenTelemetry's SDK. Imported only while tracing is on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mizzen import __version__
+from mizzen.gateway.telemetry.fast_metrics import OTHER
+from mizzen.gateway.telemetry.request_record import Attempt, Record
+from mizzen.gateway.telemetry.tracing import FLUSH_SECONDS, attributes, nanoseconds, parts
+
+MAX_HEADER_BYTES = 512
+"""Of `traceparent` and `tracestate`; longer ones are no trace context."""
+
+
+class OpenTelemetry:
+    """Makes spans and sends them in batches from a thread of its own; what it cannot send in time is dropped.
+
+    Which requests are traced follows the client's `traceparent`, and OTEL_TRACES_SAMPLER where it has none.
+    """
+
+    def __init__(self, url: str, service: str) -> None:
+        resource = Resource.create({"service.name": "mizzen-gateway", "service.version": __version__})
+        resource = Resource({"mizzen.service": service}).merge(resource) if service else resource
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=10)))
+        self._tracer = self._provider.get_tracer("mizzen.gateway", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, record: Record, headers: Mapping[bytes, bytes]) -> Span:
+        """See `Tracing`."""
+        carrier: dict[str, str] = {}
+        for name in ("traceparent", "tracestate"):
+            value = headers.get(name.encode(), b"")
+            if 0 < len(value) <= MAX_HEADER_BYTES and value.isascii():
+                carrier[name] = value.decode()
+        context = self._propagator.extract(carrier, Context())
+        start = nanoseconds(record, record.began)
+        root = self._tracer.start_span(record.method, context, SpanKind.SERVER, start_time=start)
+        if root.is_recording():
+            self._propagator.inject(carrier, set_span_in_context(root, Context()))
+            record.traceparent = carrier["traceparent"]
+        return root
+
+    def end(self, record: Record, root: Span, path: str) -> None:
+        """See `Tracing`."""
+        if root.is_recording():
+            if path != OTHER:  # what clients invent names no span: collectors count by names
+                root.update_name(f"{record.method} {path}")
+                root.set_attribute("http.route", path)
+            context = set_span_in_context(root, Context())
+            for phase in record.phases:
+                self._span(record, phase.name, context, phase.began, phase.ended)
+            for attempt in record.attempts:
+                self._attempt(record, attempt, context)
+            root.set_attributes(attributes(record))
+            if record.status >= 500 or record.error:
+                root.set_status(Status(StatusCode.ERROR, record.error or None))
+        root.end(nanoseconds(record, record.ended))
+
+    def close(self) -> None:
+        """See `Tracing`."""
+        # The SDK sends what is left for as long as the collector takes, whatever time it is given.
+        last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        last.join(FLUSH_SECONDS)
+
+    def _attempt(self, record: Record, attempt: Attempt, context: Context) -> None:
+        ended = record.ended if attempt.ended is None else attempt.ended
+        span = self._tracer.start_span(
+            "engine",
+            context,
+            SpanKind.CLIENT,
+            {"engine.name": attempt.engine, "route.reason": attempt.reason},
+            start_time=nanoseconds(record, attempt.sent),
+        )
+        inside = set_span_in_context(span, Context())
+        for name, began, end in parts(record, attempt):
+            self._span(record, name, inside, began, end)
+        if attempt.engine_seconds > 0:
+            span.set_attribute("engine.first_token_seconds", attempt.engine_seconds)
+        if attempt.error:
+            span.set_status(Status(StatusCode.ERROR, attempt.error))
+        span.end(nanoseconds(record, ended))
+
+    def _span(self, record: Record, name: str, context: Context, began: float, ended: float) -> None:
+        span = self._tracer.start_span(name, context, start_time=nanoseconds(record, began))
+        span.end(nanoseconds(record, ended))

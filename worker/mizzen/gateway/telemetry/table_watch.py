@@ -1,0 +1,148 @@
+"""The routing table as the admin API shows it, and the wait for another one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the parent of several processes has no services
+    from mizzen.gateway.auth.authentication import Tenants
+    from mizzen.gateway.engines.engine import Engine
+    from mizzen.gateway.services import Service
+
+MOST_WAITING = 64
+"""Requests of the admin API that may wait for a change at once; one more is answered at once."""
+LONGEST_WAIT_SECONDS = 600.0
+LOOK_SECONDS = 15.0
+"""How often it is seen whether a client that waits is still there."""
+PAUSE_SECONDS = 0.1
+"""A busy gateway's table is compared no more often than this for each client that waits."""
+
+
+class News:
+    """Wakes those who wait for a change of routing."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Event] = set()
+        self._closed = False
+
+    def tell(self) -> None:
+        """Tell that something may have changed; costs nothing while nobody waits."""
+        for event in self._waiting:
+            event.set()
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self._closed = True
+        self.tell()
+
+    async def wait(
+        self, seconds: float, changed: Callable[[], bool], gone: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Wait until `changed()`; returns whether it is so.
+
+        Args:
+            seconds: the longest wait.
+            changed: compares what the client knows with what is.
+            gone: tells whether the client has left.
+        """
+        if len(self._waiting) >= MOST_WAITING or self._closed:
+            return changed()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(seconds, LONGEST_WAIT_SECONDS)
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            while not changed():
+                left = deadline - loop.time()
+                if self._closed or left <= 0 or await gone():
+                    return False
+                if await _set(event, min(left, LOOK_SECONDS)) and not changed():
+                    event.clear()
+                    await asyncio.sleep(PAUSE_SECONDS)
+            return True
+        finally:
+            self._waiting.discard(event)
+
+
+async def _set(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def version(services: Iterable[Service], synced: bool, tenants: Tenants) -> str:
+    """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
+    parts = [str(synced), str(_api_keys(tenants))]
+    for service in services:
+        parts.append(f"{service.name} {service.waiting > 0} {service.table.keys}")
+        parts += sorted(
+            f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys} {one.problem}"
+            for one in service.table
+        )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def table(services: Iterable[Service], synced: bool, tenants: Tenants) -> dict[str, Any]:
+    """Return the routing table of some services, and how it is about the gateway's API keys."""
+    chosen = list(services)
+    return {
+        "synced": synced,
+        "version": version(chosen, synced, tenants),
+        "apiKeys": _api_keys(tenants),
+        "keys": sorted({name for service in chosen for name in service.table.keys}),
+        "waiting": sum(service.waiting for service in chosen),
+        "queued": sum(len(service.admission) for service in chosen),
+        "inFlight": sum(service.admission.in_flight for service in chosen),
+        "idleSeconds": round(min((service.admission.idle_seconds for service in chosen), default=0.0), 1),
+        "engines": [
+            {
+                "service": service.name,
+                "name": engine.name,
+                "uid": engine.found.uid,
+                "state": engine.state,
+                "revision": engine.revision,
+                "requests": engine.requests,
+                "problem": engine.problem,
+                "otherProtocol": engine.other_protocol,
+                "keys": engine.keys,
+                "stats": _stats(engine),
+            }
+            for service in chosen
+            for engine in service.table
+        ],
+    }
+
+
+def _api_keys(tenants: Tenants) -> dict[str, Any] | None:
+    """How many API keys are accepted, and what is wrong with the files; None where nobody needs one."""
+    return None if tenants.open else {"inForce": tenants.in_force, "problem": tenants.problem}
+
+
+def _stats(engine: Engine) -> dict[str, int] | None:
+    """What an engine said of its load last; None before it did."""
+    stats = engine.link.stats
+    if stats is None:
+        return None
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "waitingTokens": stats.waiting_tokens,
+        "pagesTotal": stats.pages_total,
+        "pagesUsed": stats.pages_used,
+    }
+
+
+def seconds_of(text: str | None) -> float:
+    """Return the seconds of the option `wait`; 0 without, or for what is no number of seconds."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        return 0.0
+    return min(seconds, LONGEST_WAIT_SECONDS) if math.isfinite(seconds) else 0.0

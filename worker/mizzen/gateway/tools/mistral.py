@@ -1,0 +1,128 @@
+"""Mistral's forms behind `[TOOL_CALLS]`, and the bare list that a grammar forces from other models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from mizzen.gateway.tools.json_scanner import ValueScanner, skip_whitespace
+from mizzen.gateway.tools.parser_base import MarkedParser
+
+MARKER, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MAX_HEAD = 256
+"""Characters of a call before its arguments."""
+_HEAD = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*", re.ASCII)
+_NAME_START = re.compile(r"[\w.-]", re.ASCII)
+
+
+class NamedReader:
+    """Reads `name{…}` and `name[CALL_ID]…[ARGS]{…}`; the interface is `CallReader`'s."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._head = ""
+        self._scanner = ValueScanner()
+        self.name: str | None = None
+        self.started = False
+        self.failed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the arguments have ended, or there is no call."""
+        return self.failed or self._scanner.done
+
+    @property
+    def whole(self) -> bool:
+        """Whether the arguments are all there."""
+        return self._scanner.done
+
+    @property
+    def raw(self) -> str:
+        """What was read, as long as no call has begun."""
+        return self._head
+
+    def add(self, text: str) -> tuple[str, str]:
+        """See `CallReader.add`."""
+        at = 0
+        if not self.started:
+            brace = text.find("{", 0, MAX_HEAD - len(self._head))
+            at = brace if brace >= 0 else min(len(text), MAX_HEAD - len(self._head))
+            self._head += text[:at]
+            if brace >= 0:
+                self._begin()
+            else:
+                self.failed = len(self._head) == MAX_HEAD
+            if not self.started:
+                return "", text[at:]
+        end = self._scanner.take(text, at)
+        return text[at:end], text[end:]
+
+    def _begin(self) -> None:
+        head = _HEAD.fullmatch(self._head)
+        self.name = head[1] if head is not None and head[1] in self._names else None
+        self.started = self.name is not None
+        self.failed = not self.started
+
+
+class BareListParser(MarkedParser):
+    """Reads an answer that is a list of calls, or one call."""
+
+    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(names, stop)
+        self._in_calls = not self.markers
+        self._in_list = False
+        self._opening = ""
+        """What has come behind a marker, or of a list, before its first call: content where none comes."""
+
+    def _between(self, text: str) -> str:
+        if not self._in_calls:
+            marker, rest = self._until_marker(text)
+            self._in_calls = marker == MARKER
+            return rest
+        at = skip_whitespace(text, 0)
+        if at and (self._opening or (self.markers and not self._in_list)):
+            self._opening += text[:at]
+        elif at:
+            self._found.content(text[:at])
+        if at:
+            return text[at:]
+        for marker in self.markers:
+            if text.startswith(marker):
+                return text[len(marker) :]
+        if any(marker.startswith(text) for marker in self.markers):
+            self._held = text
+            return ""
+        return self._in_call_list(text)
+
+    def _in_call_list(self, text: str) -> str:
+        first = text[0]
+        if first == "{":
+            self._read_object()
+            return text
+        if first == "[" and not self._in_list:
+            self._in_list, self._opening = True, self._opening + first
+            return text[1:]
+        if self._in_list and not self._opening and first in ",]":
+            self._in_calls = self._in_list = first == ","
+            return text[1:]
+        if self.markers and not self._in_list and _NAME_START.match(first):
+            self._reader = NamedReader(self._names)
+            return text
+        self._content("")
+        self._in_calls = self._in_list = False
+        return text
+
+    def _ended(self, failed: bool) -> None:
+        self._in_calls = self._in_list = self._in_list and not failed
+        self._opening = ""
+
+    def _content(self, text: str) -> None:
+        """Add text that is no call, and before it what may have opened one."""
+        super()._content(self._opening + text)
+        self._opening = ""
+
+
+class MistralParser(BareListParser):
+    """Reads `[TOOL_CALLS]` and behind it a list of JSON objects, or calls that begin with their names."""
+
+    markers = (MARKER, CALL_ID, ARGUMENTS)

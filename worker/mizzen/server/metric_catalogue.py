@@ -1,0 +1,200 @@
+"""Catalogue of the engine's metrics: names, help texts and their indices in the status block.
+
+Ranks write the block (`server/status.py`); `server/metrics.py` turns it into `/metrics`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from mizzen.core.request import FinishReason
+from mizzen.wire.messages import RefusalCode
+
+
+class Phase(enum.IntEnum):
+    """Phase of a rank. Startup phases come first, in order."""
+
+    SPAWN = 0
+    IMPORT = 1
+    CONFIG = 2
+    WEIGHTS = 3
+    KV = 4
+    GRAPHS = 5
+    WARMUP = 6
+    SERVING = 7
+    DRAINING = 8
+    ENDED = 9
+    FAILED = 10
+
+
+STARTUP_PHASES = (Phase.IMPORT, Phase.CONFIG, Phase.WEIGHTS, Phase.KV, Phase.GRAPHS, Phase.WARMUP)
+STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A value of the status block that is exported as one metric."""
+
+    field: str
+    name: str
+    """Metric name without the prefix; names of counters end in _total."""
+    help: str
+    sglang: str = ""
+    """SGLang's name of this metric, without the prefix; empty if there is none."""
+
+    @property
+    def counter(self) -> bool:
+        """Whether the metric is a counter; otherwise it is a gauge."""
+        return self.name.endswith("_total")
+
+
+METRICS = (
+    Metric("steps", "steps_total", "Number of steps (forward passes)"),
+    Metric("accepted", "requests_total", "Requests accepted from gateways", "num_requests_total"),
+    Metric(
+        "prompt_tokens", "prompt_tokens_total", "Prompt tokens of finished requests", "prompt_tokens_total"
+    ),
+    Metric(
+        "cached_tokens",
+        "cached_prompt_tokens_total",
+        "Prompt tokens of finished requests whose KV came from the prefix cache",
+        "cached_tokens_total",
+    ),
+    Metric("output_tokens", "output_tokens_total", "Generated tokens", "generation_tokens_total"),
+    Metric("running", "running_requests", "Running requests, each of which holds a slot", "num_running_reqs"),
+    Metric("waiting", "waiting_requests", "Requests waiting in the engine's queue", "num_queue_reqs"),
+    Metric(
+        "oldest_wait",
+        "oldest_wait_seconds",
+        "Longest time that a current request has waited for its first token",
+    ),
+    Metric(
+        "throughput",
+        "output_tokens_per_second",
+        "Tokens generated per second, over the last second",
+        "gen_throughput",
+    ),
+    Metric("waiting_tokens", "waiting_tokens", "Prompt tokens of requests waiting in the engine's queue"),
+    Metric("pages_total", "kv_pages", "Total number of KV cache pages"),
+    Metric("pages_used", "kv_pages_used", "Pages held by running requests"),
+    Metric(
+        "pages_cached", "kv_pages_cached", "Pages held only by the prefix cache, which are freed on demand"
+    ),
+    Metric("weights_bytes", "weights_bytes", "Memory used by weights"),
+    Metric("kv_bytes", "kv_bytes", "Memory used by the KV cache"),
+    Metric("graph_bytes", "graph_bytes", "Memory used by CUDA graphs, including the kernels loaded for them"),
+    Metric(
+        "other_bytes",
+        "other_bytes",
+        "Memory in use after loading, besides weights, KV cache and graphs: by CUDA, "
+        "steps and other processes",
+    ),
+    Metric(
+        "step_bytes",
+        "step_bytes",
+        "Memory reserved for slots, steps and graphs when the KV cache was sized; "
+        "measured, except for graphs",
+    ),
+    Metric(
+        "device_bytes",
+        "device_bytes",
+        "Total memory of the device: weights, KV cache, graphs, other and free",
+    ),
+    Metric("free_bytes", "device_free_bytes", "Free memory of the device after loading"),
+    Metric("malformed", "malformed_frames_total", "Frames that were not messages of the protocol"),
+    Metric(
+        "other_protocol",
+        "refused_protocols_total",
+        "Rejections of gateways that speak another protocol; each retries every few seconds",
+    ),
+    Metric("lost_peers", "lost_gateways_total", "Gateways that disappeared or did not read their frames"),
+    Metric("peers", "gateways", "Connected gateways"),
+    Metric("grammars_compiled", "grammars_compiled_total", "Compiled structured output grammars"),
+    Metric("grammars_refused", "grammars_refused_total", "Refused grammars: invalid or too expensive"),
+    Metric("grammar_hits", "grammar_cache_hits_total", "Requests whose grammar was already compiled"),
+    Metric("grammar_seconds", "grammar_compile_seconds_total", "Time spent compiling grammars"),
+    Metric(
+        "grammar_masks", "grammar_masks_total", "Masks of allowed tokens, one per constrained row and step"
+    ),
+    Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent filling masks"),
+    Metric(
+        "integrity", "integrity_violations_total", "Failed consistency checks of pages, slots and prefix tree"
+    ),
+)
+
+
+MEMORY = (
+    "weights_bytes",
+    "kv_bytes",
+    "graph_bytes",
+    "other_bytes",
+    "step_bytes",
+    "device_bytes",
+    "free_bytes",
+)
+"""Memory fields that are set once an engine is loaded; the first four add up to the memory in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A histogram: one count (not cumulative) per bucket and one for +Inf, then the sum."""
+
+    field: str
+    name: str
+    help: str
+    buckets: tuple[float, ...]
+    sglang: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of its fields in the status block."""
+        return (*(f"{self.field}_{i}" for i in range(len(self.buckets) + 1)), f"{self.field}_sum")
+
+
+HISTOGRAMS = (
+    Histogram(
+        "step_seconds",
+        "step_seconds",
+        "Time between the outputs of two steps, or from idle to the first output",
+        STEP_SECONDS,
+    ),
+    Histogram(
+        "first_token_seconds",
+        "time_to_first_token_seconds",
+        "Time from a request's arrival in the engine to its first token",
+        FIRST_TOKEN_SECONDS,
+        "time_to_first_token_seconds",
+    ),
+    Histogram(
+        "between_tokens_seconds",
+        "inter_token_seconds",
+        "Time between two steps that generate tokens of the same request",
+        BETWEEN_TOKENS_SECONDS,
+        "inter_token_latency_seconds",
+    ),
+    Histogram(
+        "request_seconds",
+        "request_seconds",
+        "Time from a request's arrival in the engine to its end",
+        REQUEST_SECONDS,
+        "e2e_request_latency_seconds",
+    ),
+)
+
+STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live")
+"""Phase of the rank, its start time and progress (bytes or items; 0 of 0 if not counted), time of the last
+iteration of the rank's loop, and number of live requests. Times are in monotonic seconds."""
+
+FIELDS: tuple[str, ...] = (
+    *STATE,
+    *(metric.field for metric in METRICS),
+    *(name for histogram in HISTOGRAMS for name in histogram.fields),
+    *(f"phase_seconds_{phase.name}" for phase in STARTUP_PHASES),
+    *(f"finished_{reason.name}" for reason in FinishReason),
+    *(f"refused_{code.name}" for code in RefusalCode),
+)
+INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}

@@ -1,0 +1,106 @@
+"""The process of another rank than 0: loads its part of the model, then runs the plans that come.
+
+python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON
+
+Started by the supervisor, or by `mizzen.offline`; ends with the plans, or with its parent. It takes no
+commands: rank 0 does, and ends the plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import signal
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mizzen.common.json_log import set_up_logging
+from mizzen.engine.config import EngineOptions
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.ranks.heartbeat import PulseWriter
+from mizzen.server.ranks.links import Links
+from mizzen.server.ranks.parent_death import die_with_parent
+from mizzen.server.ranks.phases import PhaseStatus
+from mizzen.server.status_block import StatusWriter
+from mizzen.wire.curve_keys import find_pair
+from mizzen.wire.ranks.plan_ring import RingReader
+from mizzen.wire.ranks.plan_tcp import PlanClient
+
+log = logging.getLogger(__name__)
+
+
+def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: PhaseStatus) -> None:
+    """Load a rank and run it until the end of plans.
+
+    Raises:
+        Exception: loading or a step failed.
+    """
+    from mizzen.engine.loading.loader import load_follower
+    from mizzen.engine.loading.placement import local_place, take_processors
+    from mizzen.parallel.process_group import Group
+
+    place = local_place(options, rank, links.rendezvous, links.address)
+    take_processors(place)
+    plans = plans_of(rank, links, keys)
+    pulse = PulseWriter(links.pulses, rank - links.first)
+    pulse.start()
+    follower = load_follower(options, lambda: Group(place), status.report, status.progress)
+    gc.collect()
+    gc.freeze()  # a collection over all of torch would hold up a step
+    pulse.serves()
+    status.phase(Phase.SERVING)
+    follower.run(plans, pulse)
+    pulse.close()
+    follower.close()
+    status.phase(Phase.ENDED)
+
+
+def plans_of(rank: int, links: Links, keys: str) -> RingReader | PlanClient:
+    """Return a rank's end of the plan channel: through memory in rank 0's pod, else over TCP."""
+    if not links.first:
+        return RingReader(links.ring, rank - 1)
+    return PlanClient(links.plans, find_pair(Path(keys), "engine", links.key) if links.key else None, rank)
+
+
+def options_of(values: dict[str, Any]) -> EngineOptions:
+    """Return the engine's options among those of a process."""
+    return EngineOptions(**{f.name: values[f.name] for f in fields(EngineOptions) if f.name in values})
+
+
+def main() -> int:
+    """Run the process; the command line is for programs, not for people."""
+    parser = argparse.ArgumentParser(description="a rank; started by rank 0 or by the supervisor")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--links", type=Links.from_json, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    for name in ("status-fd", "control-fd"):
+        parser.add_argument(f"--{name}", type=int, help="as for rank 0; not used")
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # whoever plans gets them too, and decides
+    die_with_parent(args.parent)
+    set_up_logging(process=f"rank{args.rank}")
+    status = PhaseStatus(StatusWriter(args.links.status, args.rank - args.links.first))
+    status.phase(Phase.IMPORT)
+    try:
+        follow(args.rank, args.links, options_of(args.config), args.config.get("keys") or "", status)
+    except BaseException as error:
+        status.fail(f"{type(error).__name__}: {error}")
+        log.exception("rank failed", extra={"fields": {"reason": str(error)}})
+        return status.exit_code(error)
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+    logging.shutdown()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

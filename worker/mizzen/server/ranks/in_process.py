@@ -1,0 +1,129 @@
+"""The ranks of an engine that runs in this process: starts the others, watches them, and ends them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.tp_worker import Lead
+from mizzen.engine.loading.placement import local_place
+from mizzen.parallel.process_group import Group, RanksFailed
+from mizzen.server.failed_rank import culprit
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.ranks.heartbeat import PulseReader, PulseWriter
+from mizzen.server.ranks.launch_guard import LaunchGuard, end_in_time
+from mizzen.server.ranks.links import create_links
+from mizzen.server.ranks.parent_death import Starter
+from mizzen.server.ranks.stall_detector import RankWatch
+from mizzen.server.status_block import StatusReader
+from mizzen.wire.ranks.plan_ring import RingWriter
+
+LOOK_SECONDS = 0.05
+RANK_SECONDS = 8.0
+STEP_SECONDS = 120.0
+END_SECONDS = 10.0
+KILL_SECONDS = 5.0
+
+
+class LocalRanks:
+    """Ranks 1 and up, as processes of this one. `close` when the engine is closed."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Start them; they load while rank 0 does."""
+        if options.nodes > 1:
+            raise ValueError(f"--nodes {options.nodes} is for `mizzen engine`: leave it at 1 here")
+        size = options.tensor
+        self._options = options
+        self._links = create_links(options)
+        self._readers = [StatusReader(self._links.status, rank) for rank in range(size)]
+        self._pulse = PulseWriter(self._links.pulses, 0)
+        self._pulses = PulseReader(self._links.pulses, size)
+        self._watch = RankWatch(size, RANK_SECONDS, STEP_SECONDS, itself=0)
+        self._looked = 0.0
+        self._fault: str | None = None
+        # The thread that makes this object may end long before the ranks do.
+        self._starter = Starter(lambda: [self._spawn(rank) for rank in range(1, size)])
+        self._processes = self._starter.made
+        self._guard = LaunchGuard(lambda: self._look(time.monotonic()))
+
+    def lead(self) -> Lead:
+        """Return how rank 0 reaches the others."""
+        self._pulse.start()
+        self._pulse.serves()
+        plans = RingWriter(self._links.ring)
+        return Lead(join=self._join, plans=plans, pulse=self._pulse, check=self.check, guard=self._guard)
+
+    def check(self) -> None:
+        """Look after the other ranks, a few times a second at most.
+
+        Raises:
+            RanksFailed: one ended or is stuck; all of them were ended.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if fault := self._look(now):
+            raise RanksFailed(fault)
+
+    def close(self) -> None:
+        """Let them end, which they do at the end of plans; those that do not are killed."""
+        self._guard.close()
+        self._pulse.close()
+        deadline = time.monotonic() + END_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+        self._kill()
+        self._starter.close()
+        self._links.close_met()
+
+    def _look(self, now: float) -> str | None:
+        """Return what is wrong with the other ranks, if anything is; they were ended then."""
+        # The first fault is the reason of all that follow, such as that the others were ended.
+        if self._fault is None:
+            self._fault = self._ended() or self._watch.look(self._pulses.read(), now)
+            if self._fault:
+                self._kill()
+                if self._options.device == "cuda":
+                    end_in_time()
+        return self._fault
+
+    def _join(self) -> Group:
+        return Group(local_place(self._options, 0, self._links.rendezvous), self.check)
+
+    def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "mizzen.server.ranks.follower", "--rank", str(rank)]
+        command += ["--parent", str(os.getpid()), "--links", self._links.to_json()]
+        command += ["--config", json.dumps(dataclasses.asdict(self._options))]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)
+
+    def _ended(self) -> str | None:
+        codes = {
+            rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None
+        }
+        if not codes:
+            return None
+        statuses = {rank: self._readers[rank].read() for rank in range(1, len(self._readers))}
+        rank = culprit(codes, statuses)
+        if statuses[rank]["phase"] == Phase.FAILED:
+            return f"rank {rank} failed: {statuses[rank].text}"
+        process = self._processes[rank - 1]
+        return f"rank {rank} (process {process.pid}) ended with code {codes[rank]} without being asked to"
+
+    def _kill(self) -> None:
+        alive = [process for process in self._processes if process.poll() is None]
+        for process in alive:
+            process.kill()
+        for process in alive:
+            try:
+                process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass  # in an uninterruptible call; it goes when that returns

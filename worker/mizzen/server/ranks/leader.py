@@ -1,0 +1,225 @@
+"""Rank 0's process, started by the supervisor: loads its part of the engine, plans, and serves the wire.
+
+python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID --config JSON [--links JSON]
+
+The other ranks of a model are `mizzen.server.ranks.follower`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+from mizzen.common.json_log import set_up_logging
+from mizzen.server.config import EngineConfig
+from mizzen.server.engine_api import Engine
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.model_files import read_files, tokenizer_hash
+from mizzen.server.ranks.heartbeat import PulseWriter
+from mizzen.server.ranks.links import Links
+from mizzen.server.ranks.parent_death import die_with_parent
+from mizzen.server.ranks.plan_channel import open_plans
+from mizzen.server.ranks.rank_status import RankStatus
+from mizzen.server.serving_loop import ServingLoop, SupervisorGone
+from mizzen.server.status_block import StatusWriter
+from mizzen.wire.curve_keys import KeyFolder
+from mizzen.wire.endpoint import require_safe
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import PROTOCOL, Welcome
+from mizzen.wire.server.engine_server import WireServer
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=EngineConfig)
+
+
+class Startup(Protocol):
+    """Told by what loads an engine how far it is."""
+
+    def report(self, name: str) -> None:
+        """A phase begins: config, weights, kv, graphs or warmup."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """So much of the phase is done, in bytes or pieces."""
+        ...
+
+
+Load = Callable[[C, Startup], Engine]
+"""Loads the engine of a configuration."""
+
+
+class Traceable(Engine, Protocol):
+    """An engine whose steps can be traced."""
+
+    def profile(self) -> None:
+        """Let a trace of the next steps be taken; safe in a signal handler."""
+        ...
+
+
+def engine_name(config: EngineConfig) -> str:
+    """Return the engine's name: the configured one, or host and process of the supervisor."""
+    return config.engine_id or f"{socket.gethostname()}-{os.getppid()}"
+
+
+def welcome(config: EngineConfig, engine: Engine, files: dict[str, bytes]) -> Welcome:
+    """Return how the engine introduces itself."""
+    info = engine.info
+    return Welcome(
+        protocol=PROTOCOL,
+        engine=engine_name(config),
+        incarnation=secrets.token_hex(8),
+        revision=config.revision,
+        model=config.served_name or Path(config.model).resolve().name,
+        tokenizer_hash=tokenizer_hash(files),
+        files={name: len(content) for name, content in files.items()},
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        end_token_ids=tuple(info.end_token_ids),
+        page_size=info.page_size,
+        max_running_requests=config.max_running_requests,
+        draining=False,
+        generates=info.generates,
+    )
+
+
+def wire_keys(config: EngineConfig) -> KeyFolder | None:
+    """Return the keys of the configuration, once the endpoint is known to be safe with them.
+
+    Raises:
+        ValueError: an unsafe or malformed endpoint, or a key file that cannot be used.
+    """
+    keys = KeyFolder(Path(config.keys), "engine") if config.keys else None
+    require_safe(config.wire_bind, keys)
+    return keys
+
+
+def serve(
+    config: C,
+    status: RankStatus,
+    control: int,
+    load: Load[C],
+    limits: WireLimits | None = None,
+) -> None:
+    """Load an engine and serve it until the supervisor ends it.
+
+    Raises:
+        Exception: loading or a step failed; gateways were told, and the reason is in the status block.
+    """
+    wire: WireServer | None = None
+    engine: Engine | None = None
+    try:
+        status.phase(Phase.CONFIG)
+        keys, files = wire_keys(config), read_files(Path(config.model))
+        engine = load(config, status)
+        greeting = welcome(config, engine, files)
+        waiting = config.max_waiting_requests
+        wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
+        status.memory(engine.info)
+        status.serving(wire.endpoint)
+        log.info("serving", extra={"fields": {"wire": wire.endpoint, "model": greeting.model}})
+        ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
+        status.phase(Phase.ENDED)
+    except BaseException as error:
+        status.fail(f"{type(error).__name__}: {error}")  # first of all: the rest may hang
+        if wire:
+            wire.out.end_all(0, "the engine failed")
+        raise
+    finally:
+        if wire:
+            wire.close()
+        if engine:
+            engine.close()
+
+
+def main(config_type: type[C], importer: Callable[[Links | None], Load[C]]) -> int:
+    """Run a rank process; the command line is the supervisor's, not a person's.
+
+    `importer` imports what is heavy and returns the function that loads the engine; it is told what ties the
+    ranks together, where there are several.
+    """
+    parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
+    for name in ("rank", "status-fd", "control-fd", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    parser.add_argument("--links", type=Links.from_json)
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor gets them too, and decides
+    die_with_parent(args.parent)
+    set_up_logging(process=f"rank{args.rank}")
+    status = RankStatus(StatusWriter(args.status_fd, args.rank))
+    status.phase(Phase.IMPORT)
+    try:
+        serve(config_type(**args.config), status, args.control_fd, _frozen(importer(args.links)))
+    except SupervisorGone:
+        return 1
+    except Exception as error:
+        log.exception("rank failed", extra={"fields": {"reason": str(error)}})
+        return status.exit_code(error)
+    return 0
+
+
+def _frozen(load: Load[C]) -> Load[C]:
+    """Keep what is loaded out of garbage collections: one over all of torch would hold up a step."""
+
+    def load_and_freeze(config: C, startup: Startup) -> Engine:
+        engine = load(config, startup)
+        gc.collect()
+        gc.freeze()
+        return engine
+
+    return load_and_freeze
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter apart, which takes seconds with torch in it."""
+    logging.shutdown()
+    os._exit(code)
+
+
+def _traceable(config: EngineConfig, engine: Traceable) -> Engine:
+    """Let SIGUSR2, which the supervisor passes on, take a trace, where there is a folder for it."""
+    if config.profile:
+        signal.signal(signal.SIGUSR2, lambda number, frame: engine.profile())
+    return engine
+
+
+def import_engine(links: Links | None) -> Load[EngineConfig]:
+    """Import the real engine; only this imports torch."""
+    from mizzen.engine.loading.loader import load_engine
+
+    if links is None:
+        return lambda config, startup: _traceable(
+            config, load_engine(config, startup.report, startup.progress)
+        )
+    from mizzen.engine.execution.tp_worker import Lead
+    from mizzen.engine.loading.placement import local_place, take_processors
+    from mizzen.parallel.process_group import Group
+
+    def load(config: EngineConfig, startup: Startup) -> Engine:
+        place = local_place(config, 0, links.rendezvous, links.address)
+        take_processors(place)
+        pulse = PulseWriter(links.pulses, 0)
+        pulse.start()
+        plans = open_plans(config, links)
+        lead = Lead(join=lambda: Group(place), plans=plans, pulse=pulse)
+        engine = load_engine(config, startup.report, startup.progress, lead=lead)
+        plans.wait(place.timeout_seconds)
+        pulse.serves()
+        return _traceable(config, engine)
+
+    return load
+
+
+if __name__ == "__main__":
+    leave(main(EngineConfig, import_engine))

@@ -1,0 +1,105 @@
+"""Rank processes as their supervisor holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from mizzen.server.config import EngineConfig
+from mizzen.server.ranks.links import Links
+from mizzen.server.serving_loop import Command
+
+KILL_SECONDS = 5.0
+
+
+class RankProcess:
+    """One rank: its process and the write end of its control pipe."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], control: int) -> None:
+        self.number = number
+        self.process = process
+        self.code: int | None = None
+        """Exit code, or minus the signal that killed it; None while it runs."""
+        self._control = control
+
+    def tell(self, command: Command) -> None:
+        """Write a command; one that ended hears nothing."""
+        try:
+            os.write(self._control, command.value)
+        except BrokenPipeError:
+            pass
+
+    def signal(self, number: int) -> None:
+        """Send a signal; one that ended gets none."""
+        if self.code is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        if self.code is None:
+            self.process.kill()
+            try:
+                self.code = self.process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass  # in an uninterruptible call; it goes when that returns
+        os.close(self._control)
+
+    def obituary(self) -> str:
+        """Say how an ended rank ended."""
+        who = f"rank {self.number} (process {self.process.pid})"
+        if self.code is None or self.code >= 0:
+            return f"{who} ended with exit code {self.code} without being asked to"
+        name = signal.Signals(-self.code).name
+        hint = "; out of memory, or killed from outside" if -self.code == signal.SIGKILL else ""
+        return f"{who} was killed by signal {-self.code} ({name}{hint})"
+
+
+def spawn(
+    module: str, rank: int, config: EngineConfig, block: int, links: Links | None = None
+) -> RankProcess:
+    """Start a rank that inherits the status block's descriptor, a control pipe and what ties it to others."""
+    read, write = os.pipe()
+    command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
+    command += ["--control-fd", str(read), "--parent", str(os.getpid())]
+    command += ["--config", json.dumps(dataclasses.asdict(config))]
+    inherited = {block, read}
+    if links is not None:
+        command += ["--links", links.to_json()]
+        inherited |= set(links.descriptors)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=sorted(inherited))
+    finally:
+        os.close(read)
+    return RankProcess(rank, process, write)
+
+
+def kill_all(ranks: list[RankProcess]) -> None:
+    """End ranks at once; none waits for another one, whose device may hold it up."""
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.kill()
+
+
+def reap(ranks: list[RankProcess]) -> None:
+    """Note which ranks have ended; as process 1, also collect orphans that the kernel gave to it."""
+    for rank in ranks:
+        if rank.code is None:
+            rank.code = rank.process.poll()
+    if os.getpid() == 1:
+        _reap_orphans({rank.process.pid for rank in ranks})
+
+
+def _reap_orphans(ours: set[int]) -> None:
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in ours:  # a rank's exit code is for its Popen, at the next turn
+            return
+        os.waitpid(ended.si_pid, 0)

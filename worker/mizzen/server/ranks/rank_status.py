@@ -1,0 +1,130 @@
+"""What a rank counts, and its phases, on their way into the status block."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mizzen.core.outputs import GrammarCounts, Load
+from mizzen.core.request import Finished, FinishReason
+from mizzen.server.engine_api import EngineInfo
+from mizzen.server.metric_catalogue import (
+    BETWEEN_TOKENS_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    INDEX,
+    MEMORY,
+    REQUEST_SECONDS,
+    STEP_SECONDS,
+    Phase,
+)
+from mizzen.server.ranks.phases import PhaseStatus
+from mizzen.server.status_block import StatusWriter
+from mizzen.wire.messages import RefusalCode
+from mizzen.wire.server.outbox import Outbox
+
+_STEPS = INDEX["steps"]
+_OUTPUT_TOKENS = INDEX["output_tokens"]
+_PROMPT_TOKENS = INDEX["prompt_tokens"]
+_CACHED_TOKENS = INDEX["cached_tokens"]
+_STEP_BUCKETS, _STEP_SUM = INDEX["step_seconds_0"], INDEX["step_seconds_sum"]
+_FIRST_BUCKETS, _FIRST_SUM = INDEX["first_token_seconds_0"], INDEX["first_token_seconds_sum"]
+_GAP_BUCKETS, _GAP_SUM = INDEX["between_tokens_seconds_0"], INDEX["between_tokens_seconds_sum"]
+_REQUEST_BUCKETS, _REQUEST_SUM = INDEX["request_seconds_0"], INDEX["request_seconds_sum"]
+_REASONS = {int(reason): INDEX[f"finished_{reason.name}"] for reason in FinishReason}
+
+
+RATE_SECONDS = 1.0
+"""The rate of tokens is of the last time as long as this."""
+
+
+class RankStatus(PhaseStatus):
+    """Counts in private memory; `publish` makes all of it visible at once."""
+
+    def __init__(self, writer: StatusWriter) -> None:
+        super().__init__(writer)
+        self._rate_at, self._rate_tokens = 0.0, 0.0
+
+    def serving(self, endpoint: str) -> None:
+        """Start-up is over; gateways may connect to an endpoint."""
+        self._writer.set_text(endpoint)
+        self.phase(Phase.SERVING)
+
+    def memory(self, info: EngineInfo) -> None:
+        """Say what the engine's memory is for."""
+        for name in MEMORY:
+            self._values[INDEX[name]] = getattr(info, name)
+
+    def step(self, seconds: float, tokens: int) -> None:
+        """Count a step that took some seconds and gave some tokens."""
+        values = self._values
+        values[_STEPS] += 1
+        values[_OUTPUT_TOKENS] += tokens
+        values[_STEP_BUCKETS + bisect_left(STEP_SECONDS, seconds)] += 1
+        values[_STEP_SUM] += seconds
+
+    def first_tokens(self, waits: NDArray[np.float64]) -> None:
+        """Count requests that got their first token, by the seconds [n] since their arrival."""
+        values = self._values
+        for seconds in waits.tolist():
+            values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
+            values[_FIRST_SUM] += seconds
+
+    def later_tokens(self, seconds: float, requests: int) -> None:
+        """Count requests that got tokens some seconds after their last ones."""
+        values = self._values
+        values[_GAP_BUCKETS + bisect_left(BETWEEN_TOKENS_SECONDS, seconds)] += requests
+        values[_GAP_SUM] += seconds * requests
+
+    def finished(self, ends: Sequence[Finished], seconds: Sequence[float]) -> None:
+        """Count ends of requests, and the seconds since the arrival of each."""
+        values = self._values
+        for end, lasted in zip(ends, seconds, strict=True):
+            values[_REQUEST_BUCKETS + bisect_left(REQUEST_SECONDS, lasted)] += 1
+            values[_REQUEST_SUM] += lasted
+            values[_REASONS[int(end.reason)]] += 1
+            values[_PROMPT_TOKENS] += end.prompt_tokens
+            values[_CACHED_TOKENS] += end.cached_tokens
+
+    def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
+        """Show everything to the supervisor, with the time of this turn of the loop."""
+        counters = out.counters
+        if now - self._rate_at >= RATE_SECONDS:
+            tokens = self._values[_OUTPUT_TOKENS]
+            self._set("throughput", (tokens - self._rate_tokens) / (now - self._rate_at))
+            self._rate_at, self._rate_tokens = now, tokens
+        for name, value in (
+            ("heartbeat", now),
+            ("live", len(out.table)),
+            ("accepted", counters.accepted),
+            ("malformed", counters.malformed),
+            ("other_protocol", counters.other_protocol),
+            ("lost_peers", counters.lost_peers),
+            ("peers", len(out.peers)),
+            ("integrity", integrity),
+            ("running", load.running),
+            ("waiting", load.waiting),
+            ("oldest_wait", out.table.oldest_wait(now)),
+            ("waiting_tokens", load.waiting_tokens),
+            ("pages_total", load.pages_total),
+            ("pages_used", load.pages_used),
+            ("pages_cached", load.pages_cached),
+            ("grammars_compiled", grammars.compiled),
+            ("grammars_refused", grammars.refused),
+            ("grammar_hits", grammars.hits),
+            ("grammar_seconds", grammars.compile_seconds),
+            ("grammar_masks", grammars.masks),
+            ("mask_seconds", grammars.mask_seconds),
+        ):
+            self._set(name, value)
+        for code in RefusalCode:
+            self._set(f"refused_{code.name}", counters.refused[code])
+        self._writer.publish()
+
+    def _set(self, name: str, value: float) -> None:
+        self._values[INDEX[name]] = value
+
+    def _get(self, name: str) -> float:
+        return self._values[INDEX[name]]

@@ -1,0 +1,160 @@
+"""The rank process of a simulated engine, and how its engine is made from a model folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.scheduler import Scheduler
+from mizzen.core.step_plan import StepPlan
+from mizzen.engine.engine import Engine
+from mizzen.engine.info import EngineInfo
+from mizzen.engine.simulated.engine import Context, Script, Speed, fixed, hashed, simulated_runner
+from mizzen.server.model_files import ModelFolderError
+from mizzen.server.ranks.leader import Load, Startup, leave, main
+from mizzen.server.ranks.links import Links
+from mizzen.server.simulate import SimulateConfig
+
+KV_CACHE_TOKENS = 1 << 18
+CONTEXT_LENGTH = 1 << 15
+"""Of folders without a config.json."""
+START_PARTS = 10
+"""Weights come in so many parts."""
+
+
+def read_sizes(folder: Path) -> tuple[int, int, tuple[int, ...]]:
+    """Return the vocabulary's size, the context length and the end tokens of a model folder.
+
+    Raises:
+        ModelFolderError: neither config.json nor tokenizer.json tells the size of the vocabulary.
+    """
+    model, generation = _json(folder / "config.json"), _json(folder / "generation_config.json")
+    vocab = model.get("vocab_size") or _tokenizer(folder).get_vocab_size()
+    ends = generation.get("eos_token_id", model.get("eos_token_id"))
+    end_tokens = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    return vocab, model.get("max_position_embeddings") or CONTEXT_LENGTH, end_tokens
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def _tokenizer(folder: Path) -> Any:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFolderError(f"{path} is missing")
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def make_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:
+    """Return what the simulated model says: the configured reply, or hashes of what came before, no end."""
+    if config.reply:
+        tokenizer = _tokenizer(Path(config.model))
+        ids = tokenizer.encode(config.reply, add_special_tokens=False).ids
+        return fixed(ids, end_tokens[0] if end_tokens else ids[-1])
+    choose = hashed(vocab_size)
+
+    def endless(context: Context) -> int:
+        token = choose(context)
+        while token in end_tokens:
+            token = (token + 1) % vocab_size
+        return token
+
+    return endless
+
+
+class Faults:
+    """Fails a step once so many tokens were given; called with every plan, in the device's thread."""
+
+    def __init__(self, config: SimulateConfig) -> None:
+        self._config = config
+        self._tokens = 0
+
+    def __call__(self, plan: StepPlan) -> float:
+        """Return no delay of its own.
+
+        Raises:
+            RuntimeError: the step is to fail.
+        """
+        config, self._tokens = self._config, self._tokens + plan.samples
+        if 0 < config.die_after_tokens <= self._tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 0 < config.fail_after_tokens <= self._tokens:
+            raise RuntimeError(f"asked to fail after {config.fail_after_tokens} tokens")
+        if 0 < config.hang_after_tokens <= self._tokens:
+            threading.Event().wait()
+        return 0.0
+
+
+def load_simulated(config: SimulateConfig, startup: Startup) -> Engine:
+    """Make a simulated engine, in the time and with the failure that its configuration asks for.
+
+    Raises:
+        RuntimeError: the start is to fail.
+        ValueError: the model folder or an option is wrong.
+    """
+    startup.report("config")
+    vocab_size, context_length, end_tokens = read_sizes(Path(config.model))
+    startup.report("weights")
+    for part in range(START_PARTS):
+        startup.progress(part, START_PARTS)
+        time.sleep(config.start_seconds / START_PARTS)
+    if config.fail_start:
+        raise RuntimeError(config.fail_start)
+    startup.report("kv")
+    scheduling = SchedulerConfig(
+        pages_total=max(1, (config.kv_cache_tokens or KV_CACHE_TOKENS) // config.page_size),
+        context_length=config.context_length or context_length,
+        end_token_ids=end_tokens,
+        page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
+        max_waiting_requests=config.max_waiting_requests,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        max_step_milliseconds=config.max_step_milliseconds,
+        steps_in_flight=config.steps_in_flight,
+        prefix_cache=config.prefix_cache,
+        eviction=config.eviction,
+        policy=config.policy,
+        check_integrity=config.check_integrity,
+    )
+    runner = simulated_runner(
+        slots=config.max_running_requests,
+        pages=scheduling.pages_total,
+        page_size=config.page_size,
+        context_length=scheduling.capacity_tokens,
+        script=make_script(config, vocab_size, end_tokens),
+        vocab_size=vocab_size,
+        speed=Speed(
+            step=config.step_milliseconds / 1e3, prefill_token=config.prefill_token_microseconds / 1e6
+        ),
+        delay=Faults(config),
+    )
+    info = EngineInfo(
+        context_length=scheduling.capacity_tokens,
+        vocab_size=vocab_size,
+        end_token_ids=end_tokens,
+        page_size=config.page_size,
+        pages_total=scheduling.pages_total,
+        weights_bytes=0,
+        kv_bytes=0,
+        dtype="none",
+        device="simulated",
+    )
+    return Engine(info, Scheduler(scheduling), runner)
+
+
+def import_simulated(links: Links | None) -> Load[SimulateConfig]:
+    """Return `load_simulated`; nothing heavy is to be imported, and there is one rank alone."""
+    return load_simulated
+
+
+if __name__ == "__main__":
+    leave(main(SimulateConfig, import_simulated))

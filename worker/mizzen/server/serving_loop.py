@@ -1,0 +1,186 @@
+"""Rank 0's loop: take what gateways sent, step the engine, send what it gave."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from mizzen.core.outputs import StepOutput
+from mizzen.core.request import Finished
+from mizzen.server.engine_api import Engine
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.ranks.rank_status import RankStatus
+from mizzen.server.ranks.silence_limit import StepPatience
+from mizzen.wire.server.engine_server import WireServer
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""The loop turns at least this often, so that a silent one is a hung one."""
+REPORT_SECONDS = 0.02
+"""Load, cache events and counters leave the rank at most this often while it is busy."""
+STALL_SECONDS = 0.001
+"""How long a busy engine that can launch nothing is left alone."""
+STRAGGLER_SECONDS = 0.2
+"""How long a drained engine still answers requests that were on their way."""
+
+
+class Command(bytes, enum.Enum):
+    """What a supervisor writes into a rank's control pipe."""
+
+    DRAIN = b"d"
+    """Take nothing new; finish what is there."""
+    END = b"e"
+    """Drain, then end; what still runs after the drain timeout ends with an error."""
+
+
+class SupervisorGone(RuntimeError):
+    """The control pipe was closed: nobody watches this rank any more."""
+
+
+class ServingLoop:
+    """Drives one engine and one wire from one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        wire: WireServer,
+        status: RankStatus,
+        control: int,
+        drain_timeout_seconds: float,
+    ) -> None:
+        """Take the read end of the control pipe, which becomes non-blocking."""
+        os.set_blocking(control, False)
+        self._engine = engine
+        self._wire = wire
+        self._status = status
+        self._control = control
+        self._drain_timeout = drain_timeout_seconds
+        self._waiting = 0
+        self._steps_patience = StepPatience()
+        self._steps = 0
+        self._last_output = 0.0
+        self._report_at = 0.0
+        self._draining_since: float | None = None
+        self._ending = False
+
+    def run(self) -> None:
+        """Serve until told to end.
+
+        Raises:
+            SupervisorGone: the control pipe was closed.
+            Exception: a step failed.
+        """
+        while True:
+            now = time.monotonic()
+            self._turn(now)
+            idle = not self._engine.busy
+            if idle or now >= self._report_at:
+                told = self._report()
+                if self._ending and self._drained():
+                    return
+                if idle:
+                    self._last_output = 0.0
+                    self._steps_patience.arrived()
+                    self._wire.wait(self._patience() if told else REPORT_SECONDS, self._control)
+
+    def _turn(self, now: float) -> None:
+        engine, wire = self._engine, self._wire
+        arrivals = wire.receive(now, self._waiting)
+        for request in arrivals.requests:
+            engine.submit(request)
+        for rid in arrivals.aborts:
+            engine.abort(rid)
+        if arrivals.requests:
+            self._steps_patience.arrived()
+        if not self._steps_patience.seconds:
+            wire.out.ask_patience()  # before the step: nobody tells anything while it runs
+        output = engine.step(now)
+        if output is not None:
+            self._emit(output, now)
+        elif engine.busy:
+            wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
+        if arrivals.requests:
+            self._waiting = engine.load().waiting
+        ended = engine.take_ended()
+        if ended:
+            lasted = self._ages(ended, time.monotonic())
+            wire.out.finish(ended, self._steps)
+            self._status.finished(ended, lasted)
+
+    def _emit(self, output: StepOutput, began: float) -> None:
+        now = time.monotonic()
+        self._steps = output.step
+        seconds = now - (self._last_output or began)
+        self._status.step(seconds, len(output.tokens))
+        self._last_output = now
+        lasted = self._ages(output.finished, now)  # before the send frees their ids
+        live = len(self._wire.out.table)
+        waits = self._wire.out.send(output, now)
+        self._steps_patience.step(seconds, len(output.rids), len(waits), live)
+        if len(waits):
+            self._status.first_tokens(waits)
+        # Who has had a token gets one with every step: the step's time is the time since the last one.
+        later = len(output.rids) - (len(waits) - len(output.reports.vectors))
+        if later > 0:
+            self._status.later_tokens(seconds, later)
+        if output.finished:
+            self._status.finished(output.finished, lasted)
+
+    def _ages(self, ends: Sequence[Finished], now: float) -> list[float]:
+        """Return the seconds since the arrival of requests that end, which the wire still knows."""
+        arrival = self._wire.out.table.arrival
+        return [float(now - arrival[end.rid]) for end in ends]
+
+    def _report(self) -> bool:
+        """Do all that need not happen every step; False when gateways do not know the newest load yet."""
+        now = time.monotonic()
+        self._report_at = now + REPORT_SECONDS
+        self._obey(now)
+        engine = self._engine
+        load = engine.load()
+        self._waiting = load.waiting
+        self._wire.out.blocks(engine.take_cache_events())
+        told = self._wire.out.stats(load, self._steps, now, self._steps_patience.seconds)
+        for fault in engine.take_integrity_faults():
+            log.error("integrity check failed", extra={"fields": {"fault": fault}})
+        self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
+        return told
+
+    def _obey(self, now: float) -> None:
+        try:
+            commands = os.read(self._control, 16)
+        except BlockingIOError:
+            return
+        if not commands:
+            raise SupervisorGone("the supervisor is gone")
+        if self._draining_since is None:
+            self._draining_since = now
+            self._wire.out.drain()
+            self._status.phase(Phase.DRAINING)
+            log.info("draining", extra={"fields": {"requests": len(self._wire.out.table)}})
+        if Command.END in commands and not self._ending:
+            self._ending = True
+            self._draining_since = now
+
+    def _drained(self) -> bool:
+        since = self._draining_since or 0.0
+        drained_for = time.monotonic() - since
+        left = len(self._wire.out.table)
+        if not left:
+            return drained_for >= min(STRAGGLER_SECONDS, self._drain_timeout)
+        if drained_for < self._drain_timeout:
+            return False
+        log.warning("drain timeout", extra={"fields": {"cut_requests": left}})
+        self._wire.out.end_all(self._steps, "the engine was shut down before the answer was complete")
+        return True
+
+    def _patience(self) -> float:
+        """Return how long an idle loop may sleep."""
+        if self._ending:
+            return STRAGGLER_SECONDS / 4
+        due = self._wire.next_timeout()
+        return IDLE_SECONDS if due is None else min(IDLE_SECONDS, max(0.0, due - time.monotonic()))

@@ -1,0 +1,98 @@
+"""The status block: what a rank tells its supervisor through shared memory.
+
+A fixed layout in an anonymous file whose descriptor the rank inherits. The rank publishes a whole snapshot at
+a time; the supervisor reads the last whole one whatever the rank does meanwhile, so that a hung collective,
+a stopped process or a busy interpreter cannot hide. A sequence number (odd while a snapshot is written) and a
+checksum tell whole snapshots from torn ones on any memory model.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from array import array
+from dataclasses import dataclass
+
+from mizzen.server.metric_catalogue import FIELDS, INDEX
+
+TEXT_BYTES = 2048
+_HEADER = struct.Struct("<QQ")  # sequence, checksum
+_VALUES = 8 * len(FIELDS)
+BLOCK_BYTES = _HEADER.size + _VALUES + TEXT_BYTES
+_TRIES = 200
+
+
+def create_block(ranks: int) -> int:
+    """Return a descriptor of zeroed memory for the blocks of all ranks; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("mizzen-status")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, BLOCK_BYTES * ranks)
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One rank's values by name (see `mizzen.server.metric_catalogue`), and its text: its address, or its error."""
+
+    values: array[float]
+    text: str
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[INDEX[name]]
+
+
+class StatusWriter:
+    """The rank's end. `values` is private until `publish`."""
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        self._start = rank * BLOCK_BYTES
+        self._sequence = 0
+        self.values = array("d", bytes(_VALUES))
+        self._text = bytes(TEXT_BYTES)
+
+    def set_text(self, text: str) -> None:
+        """Set the text of the next snapshot, cut to what fits."""
+        cut = text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore").encode()
+        self._text = cut.ljust(TEXT_BYTES, b"\0")
+
+    def publish(self) -> None:
+        """Make `values` and the text the snapshot that readers see."""
+        memory, start = self._memory, self._start
+        payload = self.values.tobytes() + self._text
+        checksum = zlib.crc32(payload)
+        body = start + _HEADER.size
+        _HEADER.pack_into(memory, start, self._sequence + 1, checksum)
+        memory[body : body + len(payload)] = payload
+        self._sequence += 2
+        _HEADER.pack_into(memory, start, self._sequence, checksum)
+
+
+class StatusReader:
+    """The supervisor's end of one rank's block."""
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        self._start = rank * BLOCK_BYTES
+        self._last = Snapshot(array("d", bytes(_VALUES)), "")
+
+    def read(self) -> Snapshot:
+        """Return the newest whole snapshot; all zero before the first."""
+        start = self._start
+        for _ in range(_TRIES):
+            raw = self._memory[start : start + BLOCK_BYTES]
+            sequence, checksum = _HEADER.unpack_from(raw)
+            if not sequence:
+                break
+            payload = raw[_HEADER.size :]
+            if sequence % 2 == 0 and zlib.crc32(payload) == checksum:
+                text = payload[_VALUES:].rstrip(b"\0").decode(errors="replace")
+                self._last = Snapshot(array("d", payload[:_VALUES]), text)
+                break
+        return self._last

@@ -1,0 +1,344 @@
+"""The gateway's side of the wire: one DEALER socket an engine, on asyncio.
+
+A connection lives from its handshake until it is lost: closed, silent for too long, forgotten by the engine,
+or speaking nonsense. What was known and asked of the engine ends with it, and the next connection starts with
+a socket of its own, so that nothing queued for the former one can reach the engine late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import zmq.asyncio
+from numpy.typing import NDArray
+
+from mizzen.wire.client.connection import Connection
+from mizzen.wire.client.file_download import Downloads
+from mizzen.wire.client.handles import Handles
+from mizzen.wire.client.key_offers import Offer
+from mizzen.wire.client.stream import EmbedReply, EngineOverloaded, EngineStream, StreamLost
+from mizzen.wire.codec import MalformedFrame
+from mizzen.wire.curve_keys import WireKeys
+from mizzen.wire.endpoint import require_safe
+from mizzen.wire.messages import (
+    FILE_PART_BYTES,
+    PROTOCOL,
+    Blocks,
+    Embed,
+    Embedding,
+    FetchFile,
+    File,
+    Generate,
+    Hello,
+    Message,
+    Outputs,
+    RefusalCode,
+    Refused,
+    Sampling,
+    Stats,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 2.0
+_HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCode.QUEUE_FULL: "full"}
+"""What a refused Hello says of its engine."""
+
+
+class Link:
+    """A connection to one engine that is made again whenever it is lost. All on one event loop."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        gateway: str,
+        context: zmq.asyncio.Context,
+        keys: WireKeys | None = None,
+        offers: Callable[[], Sequence[Offer]] | None = None,
+        timeout_seconds: float = 5.0,
+        lost_seconds: float = 90.0,
+        on_change: Callable[[], None] = lambda: None,
+        on_blocks: Callable[[Blocks], None] = lambda blocks: None,
+    ) -> None:
+        """Prepare; `run` connects.
+
+        An engine that says nothing for `timeout_seconds` is `silent`; after `lost_seconds` the connection is
+        given up. In between, it may be in a long step: what runs there is not lost by that.
+
+        `offers` are tried in turn where `endpoint` and `keys` alone are not all that may work: one at least.
+
+        `on_change` is called when the engine has come, gone, or says something else of itself or its load.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self.endpoint = endpoint
+        self.welcome: Welcome | None = None
+        """What the engine said of itself; None while there is no connection."""
+        self.stats: Stats | None = None
+        self.problem = ""
+        """Why there is no connection, once that is known."""
+        self.other_protocol = False
+        """Whether `problem` is that the engine speaks another protocol."""
+        self.silent = False
+        """Whether it is connected and has said nothing for longer than it should."""
+        self.malformed = 0
+        self._gateway = gateway
+        self._context = context
+        self._offers = offers or (lambda: (Offer(endpoint, keys),))
+        self._tried = 0
+        self._told = ""
+        self.offer = Offer(endpoint, keys)
+        """What the connection was made with, or tried last."""
+        self._timeout = timeout_seconds
+        self._lost = max(timeout_seconds, lost_seconds)
+        self._on_change = on_change
+        self._on_blocks = on_blocks
+        self._connection: Connection | None = None
+        self._files = Downloads(endpoint, self._send, 4 * timeout_seconds)
+        self._handles = Handles(self._send)
+        self._blocks_next: int | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the engine says that it takes nothing new."""
+        said = self.stats or self.welcome
+        return said is not None and said.draining
+
+    @property
+    def quiet_seconds(self) -> float:
+        """For how many seconds the engine has said nothing."""
+        return 0.0 if self._connection is None else self._connection.quiet_seconds
+
+    def ping(self) -> None:
+        """Ask for something small, so that an engine that lives is heard."""
+        files = self.welcome.files if self.welcome else {}
+        if files:
+            name = min(files, key=lambda one: files[one] % FILE_PART_BYTES)
+            try:
+                self._send(FetchFile(name, files[name] // FILE_PART_BYTES * FILE_PART_BYTES))
+            except (EngineOverloaded, StreamLost):
+                return  # silence is what is looked for
+
+    def give_up(self, lost: StreamLost) -> None:
+        """Abort all requests and replies whose handles are in use, and fail the handles."""
+        for handle in self._handles.all():
+            self._handles.abort(handle)
+            handle.fail(lost)
+
+    @property
+    def open_streams(self) -> int:
+        """Requests whose handles are in use."""
+        return len(self._handles)
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the connection is lost; until cancelled."""
+        wait = FIRST_BACKOFF_SECONDS
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._connect()
+                except StreamLost as lost:
+                    self.malformed += lost.cause == "malformed"
+                    self._tell(lost)
+                    self._reset(lost)
+                except Exception as error:  # a fault of ours must not end the link for good
+                    log.exception("engine connection failed", extra={"fields": {"endpoint": self.endpoint}})
+                    self._reset(StreamLost("internal", f"{type(error).__name__}: {error}"))
+                if time.monotonic() - began > 4 * MAX_BACKOFF_SECONDS:
+                    wait = FIRST_BACKOFF_SECONDS
+                if self._tried % len(self._offers()):
+                    continue  # the others first: one of them may be what the engine knows
+                await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
+                wait = min(2 * wait, MAX_BACKOFF_SECONDS)
+        finally:
+            self._reset(StreamLost("closed", "the gateway has left this engine"))
+
+    def _tell(self, lost: StreamLost) -> None:
+        fields = {"endpoint": self.endpoint, "cause": lost.cause, "reason": str(lost)}
+        if self.welcome is not None:
+            self._told = str(lost)
+            log.warning("engine connection lost", extra={"fields": fields})
+        elif self._tried % len(self._offers()) == 0 and self._told != str(lost):
+            self._told = str(lost)  # one that is not there yet is nothing to warn of
+            level = logging.INFO if lost.cause == "connection" else logging.WARNING
+            log.log(level, "engine does not answer", extra={"fields": fields})
+
+    def generate(
+        self,
+        prompt: bytes,
+        sampling: Sampling,
+        *,
+        salt: bytes = b"",
+        priority: int = 0,
+        queue_seconds: float = 0.0,
+        generated: int = 0,
+        tenant: int = 0,
+    ) -> EngineStream:
+        """Send a request (`prompt`: int32 token ids) without waiting.
+
+        The last `generated` tokens of the prompt are output already, which another engine gave: limits,
+        penalties and grammar count them, and `Sampling.max_tokens` stays the request's own.
+
+        Raises:
+            EngineOverloaded: the engine's queue of frames is full.
+            StreamLost: there is no connection.
+        """
+        rid = self._handles.free()
+        stream = EngineStream(
+            rid,
+            self._handles.abort,
+            generated=generated,
+            logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
+            prompt_logprobs=sampling.prompt_logprobs is not None,
+        )
+        self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant))
+        self._handles.add(stream)
+        return stream
+
+    async def embed(
+        self,
+        prompt: bytes,
+        pooling: str = "last",
+        normalize: bool = True,
+        *,
+        salt: bytes = b"",
+        priority: int = 0,
+        queue_seconds: float = 0.0,
+    ) -> tuple[NDArray[np.float32], int, int]:
+        """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids).
+
+        `pooling` is "last" or "mean"; `normalize` scales the vector to length 1. The other two numbers are
+        the prompt's tokens, and how many of them came from the prefix cache. Cancelling aborts the request.
+
+        Raises:
+            EngineRefused: the engine does not take the request.
+            EngineOverloaded: the engine's queue of frames is full.
+            StreamLost: there is no connection, it was lost, or the engine failed.
+        """
+        rid = self._handles.free()
+        reply = EmbedReply(rid)
+        self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds))
+        self._handles.add(reply)
+        try:
+            embedding = await reply.answer
+        finally:
+            if reply in self._handles:
+                self._handles.abort(reply)
+        vector = np.frombuffer(embedding.vector, "<f4")
+        return vector, embedding.prompt_tokens, embedding.cached_tokens
+
+    async def fetch_files(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the named files of the engine, those that it has.
+
+        Raises:
+            StreamLost: the connection was lost, or the engine did not answer in time.
+            MalformedFrame: the engine's parts do not make the file that it announced.
+        """
+        welcome = self.welcome
+        if welcome is None:
+            raise StreamLost("connection", f"not connected to {self.endpoint}")
+        return await self._files.fetch({name: welcome.files[name] for name in names if name in welcome.files})
+
+    # ── one connection ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _connect(self) -> None:
+        """Run one connection.
+
+        Raises:
+            StreamLost: always, in the end.
+        """
+        ways = self._offers()
+        self.offer = ways[self._tried % len(ways)]
+        self._tried += 1  # the next time another one, unless this one works
+        self._connection = Connection(
+            self.endpoint,
+            self._context,
+            self.offer,
+            timeout_seconds=self._timeout,
+            take=self._take,
+            on_silence=self._silence,
+        )
+        await self._connection.run(Hello(PROTOCOL, self._gateway))
+
+    def _silence(self, silent: bool) -> None:
+        self.silent = silent
+        self.problem = f"{self.endpoint} is silent" if silent else ""
+        if silent:
+            fields = {"endpoint": self.endpoint, "streams": len(self._handles)}
+            log.warning("engine is silent", extra={"fields": fields})
+        self._on_change()
+
+    def _send(self, message: Message) -> None:
+        if self._connection is None:
+            raise StreamLost("connection", f"not connected to {self.endpoint}")
+        self._connection.send(message)
+
+    # ── what the engine says ──────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Outputs):
+            self._handles.outputs(message)
+        elif isinstance(message, Stats):
+            self.stats = message
+            self._on_change()
+        elif isinstance(message, Blocks):
+            self._blocks(message)
+        elif isinstance(message, Refused):
+            self._refused(message)
+        elif isinstance(message, Embedding):
+            self._handles.embedding(message)
+        elif isinstance(message, File):
+            self._files.take(message)
+        elif isinstance(message, Welcome):
+            self._welcomed(message)
+
+    def _welcomed(self, message: Welcome) -> None:
+        if message.protocol != PROTOCOL:
+            text = f"{self.endpoint} speaks protocol {message.protocol}, this gateway {PROTOCOL}"
+            raise StreamLost("protocol", text)
+        if self.welcome is not None and self.welcome.incarnation != message.incarnation:
+            raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
+        self.welcome, self.problem, self._tried = message, "", 0
+        self.other_protocol = False
+        if self._connection is not None:
+            self._connection.patience = self._lost
+        self._on_change()
+
+    def _refused(self, message: Refused) -> None:
+        if message.code == RefusalCode.UNKNOWN_PEER:
+            raise StreamLost("forgotten", f"{self.endpoint}: {message.message}")
+        if message.rid is not None:
+            self._handles.refused(message.rid, message)
+        elif self.welcome is None:  # the Hello was refused
+            cause = _HELLO_REFUSED.get(message.code, "refused")
+            raise StreamLost(cause, f"{self.endpoint}: {message.message}")
+        else:
+            fields = {"endpoint": self.endpoint, "reason": message.message}
+            log.warning("engine refused a frame", extra={"fields": fields})
+
+    def _blocks(self, message: Blocks) -> None:
+        if len(message.stored) % 8 or len(message.evicted) % 8:
+            raise MalformedFrame("a column of Blocks is no array of 64-bit names")
+        if not message.reset and message.sequence != self._blocks_next:
+            raise StreamLost("gap", f"cache events {self._blocks_next} of {self.endpoint} are missing")
+        self._blocks_next = message.sequence + 1
+        self._on_blocks(message)
+
+    def _reset(self, lost: StreamLost) -> None:
+        self.welcome = self.stats = self._blocks_next = None
+        self.silent, self.problem, self.other_protocol = False, str(lost), lost.cause == "protocol"
+        self._handles.lost(lost)
+        self._files.fail(lost)
+        self._on_change()

@@ -1,0 +1,92 @@
+"""TCP between the pods of a group: one listens (ROUTER), the others connect (DEALER).
+
+Both ends have the engine's own CURVE keys, and nobody else is let in. Each has a ZMQ context of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import zmq
+
+from mizzen.wire.curve_keys import KeyPair, WireKeys
+from mizzen.wire.endpoint import heartbeats, require_safe, secure_client, secure_server
+from mizzen.wire.server.client_allow_list import AllowList
+
+HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
+Options = Mapping[zmq.SocketOption, int]
+
+
+class CannotListen(ValueError):
+    """An endpoint cannot be bound: another program has it, for now perhaps."""
+
+
+class GroupListener:
+    """The end that the others connect to. Used from one thread."""
+
+    def __init__(
+        self, endpoint: str, keys: KeyPair | None, *, linger_seconds: float, options: Options
+    ) -> None:
+        """Listen.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            CannotListen: another program has the port.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._allow = AllowList(self._context, [keys.public]) if keys else None
+        self._socket = socket = _socket(self._context, zmq.ROUTER, endpoint, linger_seconds, options)
+        if keys:
+            secure_server(socket, keys)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise CannotListen(f"cannot listen on {endpoint}: {error.strerror}") from None
+        self.endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        """Where the others connect; with the port that was chosen when `*` was asked for."""
+
+    def close(self) -> None:
+        """Stop listening, once what was sent is on its way."""
+        self._socket.close()
+        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
+
+
+class GroupMember:
+    """An end that connects. Used from one thread."""
+
+    def __init__(
+        self, endpoint: str, keys: KeyPair | None, name: bytes, *, linger_seconds: float, options: Options
+    ) -> None:
+        """Connect as `name` to an end that may not listen, and whose name may not resolve yet.
+
+        Raises:
+            UnsafeEndpoint: on another machine, and no keys.
+            ValueError: the endpoint is malformed.
+        """
+        require_safe(endpoint, keys)
+        self._linger = int(linger_seconds * 1000)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = _socket(self._context, zmq.DEALER, endpoint, linger_seconds, options)
+        self._socket.identity = name
+        if keys:
+            secure_client(self._socket, WireKeys(keys.public, keys.secret, keys.public))
+        self._socket.connect(endpoint)
+
+    def close(self) -> None:
+        """Leave, once what was sent is on its way."""
+        self._context.destroy(linger=self._linger)
+
+
+def _socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, linger: float, options: Options
+) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.linger = int(linger * 1000)
+    socket.ipv6 = "[" in endpoint
+    heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket

@@ -1,0 +1,186 @@
+"""Plans on their way from rank 0 to the other ranks, as bytes: one header, then packed columns.
+
+    magic, checksum, step, decode_version, sizes   (HEADER, little-endian)
+    decode | page slots, columns, pages | starts | chunk heads | chunk tokens   (arrays)
+
+Rank 0 alone draws tokens, and the others get them on the device. So a start tells what decides which rows
+the model runs and whose logits it computes, and nothing of how tokens are drawn; known tokens are told by
+their number.
+
+A plan costs a handful of copies and no Python object a request, except where requests start. A rank decodes
+what rank 0 encoded; both are the same program, but a torn or foreign message must not become a plan, so sizes
+and a checksum are checked.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mizzen.core.request import Int32, Pooling
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+
+MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
+NONE = -1
+"""Stands for an absent number, which is 0 or more."""
+
+HEADER = np.dtype(
+    [
+        ("magic", "<i8"),
+        ("checksum", "<i8"),
+        ("step", "<i8"),
+        ("decode_version", "<i8"),
+        ("decode", "<i4"),
+        ("pages", "<i4"),
+        ("starts", "<i4"),
+        ("chunks", "<i4"),
+        ("tokens", "<i8"),
+    ]
+)
+START = np.dtype(
+    [
+        ("slot", "<i4"),
+        ("length", "<i4"),
+        ("prompt_tokens", "<i4"),
+        ("prompt_logprobs", "<i2"),
+        ("pooling", "i1"),
+        ("asks", "?"),
+    ]
+)
+CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
+POOLINGS = (None, *Pooling)
+GREEDY = SamplingParams(temperature=0.0)
+"""How the other ranks draw the tokens that nobody reads."""
+
+
+class MalformedPlan(ValueError):
+    """Bytes are no plan."""
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Return a plan's bytes."""
+    starts = np.array([_start_row(start) for start in plan.starts], START)
+    chunks = np.array(
+        [(chunk.slot, chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.prefill], CHUNK
+    )
+    tokens = [_column(chunk.tokens) for chunk in plan.prefill]
+    pages = plan.pages
+    body = b"".join(
+        (
+            _column(plan.decode),
+            _column(pages.slots),
+            _column(pages.columns),
+            _column(pages.pages),
+            starts.tobytes(),
+            chunks.tobytes(),
+            *tokens,
+        )
+    )
+    header = np.zeros((), HEADER)
+    header["magic"] = MAGIC
+    header["step"], header["decode_version"] = plan.step, plan.decode_version
+    header["decode"], header["pages"] = len(plan.decode), len(pages.pages)
+    header["starts"], header["chunks"] = len(starts), len(chunks)
+    header["tokens"] = sum(map(len, tokens)) // 4
+    header["checksum"] = _checksum(header, body)
+    return header.tobytes() + body
+
+
+def decode_plan(frame: bytes | memoryview) -> StepPlan:
+    """Return the plan of `encode_plan`'s bytes, as the other ranks need it; its arrays are views of them.
+
+    Raises:
+        MalformedPlan: too short or too long, no plan, or damaged.
+    """
+    if len(frame) < HEADER.itemsize:
+        raise MalformedPlan(f"{len(frame)} bytes are no plan; its header has {HEADER.itemsize}")
+    header = np.frombuffer(frame, HEADER, 1)[0].copy()
+    if header["magic"] != MAGIC:
+        raise MalformedPlan("no plan: another magic number")
+    body = memoryview(frame)[HEADER.itemsize :]
+    if header["checksum"] != _checksum(header, body):
+        raise MalformedPlan(f"the plan of step {header['step']} is damaged")
+    reader = _Reader(body)
+    decode = reader.take("<i4", header["decode"])
+    pages = PageWrites(*(reader.take("<i4", header["pages"]) for _ in range(3)))
+    starts, chunks = reader.take(START, header["starts"]), reader.take(CHUNK, header["chunks"])
+    tokens = reader.take("<i4", header["tokens"])
+    if reader.left or chunks["tokens"].sum() != len(tokens):
+        raise MalformedPlan(f"the sizes of the plan of step {header['step']} do not add up")
+    return StepPlan(
+        step=int(header["step"]),
+        decode=decode,
+        decode_version=int(header["decode_version"]),
+        pages=pages,
+        starts=_starts(starts),
+        prefill=_chunks(chunks, tokens),
+    )
+
+
+def _checksum(header: np.ndarray | np.void, body: bytes | memoryview) -> int:
+    """Return the CRC-32 of a plan, over its header's fields after the checksum and its body."""
+    return zlib.crc32(body, zlib.crc32(header.tobytes()[16:]))
+
+
+class _Reader:
+    """Takes arrays from a buffer, one after another."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._buffer) - self._at
+
+    def take(self, kind: np.dtype | str, count: int) -> NDArray:
+        size = np.dtype(kind).itemsize * int(count)
+        if not 0 <= size <= self.left:
+            raise MalformedPlan(f"{count} entries of {kind} do not fit")
+        part = np.frombuffer(self._buffer[self._at : self._at + size], kind)
+        self._at += size
+        return part
+
+
+def _column(values: Int32) -> bytes:
+    return values.astype("<i4", copy=False).tobytes()
+
+
+def _start_row(start: SlotStart) -> tuple[int, ...]:
+    asks = start.asks
+    if asks is None:
+        return start.slot, start.length, 0, NONE, 0, False
+    logprobs = NONE if asks.prompt_logprobs is None else asks.prompt_logprobs
+    return start.slot, start.length, asks.prompt_tokens, logprobs, POOLINGS.index(asks.pooling), True
+
+
+def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
+    return tuple(
+        SlotStart(
+            slot=slot,
+            length=length,
+            sampling=GREEDY,
+            seed=0,
+            asks=Asks(
+                tokens=np.broadcast_to(np.int32(0), prompt_tokens),
+                prompt_tokens=prompt_tokens,
+                prompt_logprobs=None if logprobs == NONE else logprobs,
+                pooling=POOLINGS[pooling],
+            )
+            if asks
+            else None,
+        )
+        for slot, length, prompt_tokens, logprobs, pooling, asks in rows.tolist()
+    )
+
+
+def _chunks(rows: NDArray, tokens: Int32) -> tuple[PrefillChunk, ...]:
+    chunks, at = [], 0
+    for slot, start, count, last in rows.tolist():
+        part = tokens[at : at + count]
+        chunks.append(PrefillChunk(slot=slot, start=start, tokens=part, last=bool(last)))
+        at += count
+    return tuple(chunks)

@@ -1,0 +1,312 @@
+"""The engine's side of the wire: a ROUTER socket that the engine's own loop polls between steps.
+
+No event loop touches a frame. `receive` takes what has arrived, up to a bound, and returns requests and
+aborts; `out.send` turns a step's output into one frame a peer. Every queue is bounded: ZMQ's by high-water
+marks (a peer that falls behind is forgotten and its requests aborted), parts of files, which are large, by
+`Uploads`, the engine's waiting requests by `max_waiting`, of which one half is kept for the peers, in equal
+shares.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from mizzen.core.request import Request
+from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
+from mizzen.wire.curve_keys import KeyFolder, KeyPair, KeyRing, WireKeys
+from mizzen.wire.endpoint import heartbeats, require_safe
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import (
+    MAX_GRAMMAR_BYTES,
+    PROTOCOL,
+    Abort,
+    Embed,
+    Generate,
+    Hello,
+    RefusalCode,
+    Welcome,
+)
+from mizzen.wire.server.client_allow_list import AllowList
+from mizzen.wire.server.file_upload import Uploads
+from mizzen.wire.server.listeners import Doors
+from mizzen.wire.server.outbox import Outbox
+from mizzen.wire.server.peers import Peer, Strangers
+from mizzen.wire.server.request_validation import Intake, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What `receive` found: requests to submit, then request ids to abort."""
+
+    requests: list[Request] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+
+
+KEYS_SECONDS = 1.0
+"""How often a folder of keys is looked at for changes."""
+UPLOAD_SECONDS = 0.01
+"""How soon it is looked again whether a gateway takes the next part of a file."""
+
+
+class WireServer:
+    """The ROUTER sockets of an engine, one for each generation of its keys.
+
+    Used from one thread; times are seconds of one monotonic clock.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: KeyFolder | WireKeys | None,
+        welcome: Welcome,
+        files: Mapping[str, bytes],
+        *,
+        max_waiting: int,
+        limits: WireLimits | None = None,
+    ) -> None:
+        """Bind. Keys of a folder are followed: while there are two generations, both are accepted.
+
+        Raises:
+            UnsafeEndpoint: reachable from other machines, and no keys.
+            ValueError: the endpoint is malformed, or cannot be bound.
+        """
+        require_safe(endpoint, keys)
+        self._limits = limits or WireLimits()
+        self._welcome = welcome
+        self._max_waiting = max_waiting
+        self._intake = Intake(welcome.vocab_size, welcome.context_length, welcome.generates)
+        self._decode = engine_decoder()
+        self._timeouts: list[tuple[float, int, int]] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._given = endpoint
+        self._keys = keys
+        self._keys_at = 0.0
+        ring = keys.ring if keys else None
+        self._allow = AllowList(self._context, ring.peers) if ring else None
+        self._doors = Doors(endpoint, self._make_socket)
+        self.out = Outbox(self._doors, self._limits)
+        self._uploads = Uploads(files, self.out, self._limits)
+        self._strangers = Strangers(self._limits.peers)
+        self.endpoint = self._bind(ring)
+        """Where gateways connect; with the port that was chosen when `*` was asked for."""
+
+    def _make_socket(self) -> zmq.Socket[bytes]:
+        socket, limits = self._context.socket(zmq.ROUTER), self._limits
+        socket.router_mandatory = True
+        socket.sndhwm = limits.send_frames
+        socket.rcvhwm = limits.receive_frames
+        # Twice the longest request: a prompt, and its sampling, of which a grammar takes most.
+        socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
+        socket.ipv6 = "[" in self._given
+        heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
+        return socket
+
+    def _bind(self, ring: KeyRing | None) -> str:
+        number, pair = (ring.generation % 2, ring.own[0]) if ring else (0, None)
+        try:
+            endpoint = self._doors.open(number, pair)
+        except zmq.ZMQError as error:
+            self._context.term()
+            raise ValueError(f"cannot listen on {self._given}: {error.strerror}") from None
+        if ring is not None:
+            self._open_doors(ring)
+        return endpoint
+
+    def _follow_keys(self, now: float) -> None:
+        """Take changes of the folder of keys, and what could not be done at once."""
+        self._keys_at = now
+        if not isinstance(self._keys, KeyFolder):
+            return
+        self._keys.look()
+        ring = self._keys.ring
+        if self._allow is not None:
+            self._allow.allow(ring.peers)
+        self._open_doors(ring)
+
+    def _open_doors(self, ring: KeyRing) -> None:
+        """Listen with the keys of every generation, and no more with others once nothing runs there."""
+        wanted = {(ring.generation + index) % 2: pair for index, pair in enumerate(ring.own)}
+        for number, _ in self._doors:
+            if self._doors.pair(number) != wanted.get(number):
+                self._close_door(number)
+        there = dict(self._doors)
+        for number, pair in wanted.items():
+            if number not in there:
+                self._open_door(number, pair)
+
+    def _open_door(self, number: int, pair: KeyPair) -> None:
+        try:
+            endpoint = self._doors.open(number, pair)
+        except (zmq.ZMQError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)  # it is tried again
+            log.warning("cannot listen with other keys", extra={"fields": {"reason": reason}})
+            return
+        log.info("listening with other keys", extra={"fields": {"wire": endpoint}})
+
+    def _close_door(self, number: int) -> None:
+        peers = [peer for peer in self.out.peers if peer.identity[0] == number]
+        if any(peer.handles for peer in peers):
+            return
+        for peer in peers:
+            self.out.forget(peer)
+        self._doors.close(number, self._limits.linger_seconds)
+        log.info("older keys are accepted no more", extra={"fields": {"gateways": len(peers)}})
+
+    def wait(self, seconds: float, descriptor: int | None = None) -> None:
+        """Sleep until a frame or something on a file descriptor arrives, at most this long."""
+        if self._uploads.waiting:
+            seconds = min(seconds, UPLOAD_SECONDS)
+        self._doors.poll(max(0, int(seconds * 1000)), descriptor)
+
+    def receive(self, now: float, waiting: int) -> Arrivals:
+        """Take the frames that have arrived. `waiting` is how many requests wait in the engine."""
+        arrivals = Arrivals()
+        if now - self._keys_at >= KEYS_SECONDS:
+            self._follow_keys(now)
+        for number, socket in self._doors:
+            for _ in range(self._limits.frames_per_receive):
+                try:
+                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._take(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
+        if self._uploads.waiting:
+            self._uploads.send()
+        if self._timeouts:
+            self._expire(now)
+        arrivals.aborts = self.out.take_aborts()
+        return arrivals
+
+    def next_timeout(self) -> float | None:
+        """Return when the first queue timeout may be due."""
+        return self._timeouts[0][0] if self._timeouts else None
+
+    def close(self) -> None:
+        """Let the last frames leave, for a bounded time, and close."""
+        for number, _ in self._doors:
+            self._doors.close(number, self._limits.linger_seconds)
+        self._context.term()  # waits for what lingers; the allow-list's thread closes its own socket
+
+    def _take(
+        self, identity: bytes, frames: list[bytes], now: float, waiting: int, requests: list[Request]
+    ) -> None:
+        """Read one message; what is wrong with it is answered, and never raised."""
+        out = self.out
+        try:
+            if len(frames) != 1:
+                raise MalformedFrame(f"{len(frames)} frames in one message; the protocol has one")
+            message = self._decode(frames[0])
+        except MalformedFrame as error:
+            out.counters.malformed += 1
+            out.refuse(identity, None, RefusalCode.INVALID, f"malformed frame: {error}")
+            return
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return
+        peer = out.peers.get(identity)
+        if peer is None:
+            rid = message.rid if isinstance(message, Generate | Embed) else None
+            out.refuse(identity, rid, RefusalCode.UNKNOWN_PEER, "say Hello first")
+        elif isinstance(message, Generate | Embed):
+            self._submit(peer, message, now, waiting, requests)
+        elif isinstance(message, Abort):
+            if message.rid in peer.handles:
+                out.abort(peer.handles[message.rid])
+        else:
+            self._uploads.ask(peer, message)
+
+    def _hello(self, identity: bytes, message: Hello) -> None:
+        out = self.out
+        known = out.peers.get(identity)
+        if known:
+            out.forget(known)
+        name = message.gateway[:128]
+        if message.protocol != PROTOCOL:
+            self._refuse_protocol(identity, name, message.protocol)
+            return
+        peer = out.peers.add(identity, name)
+        if peer is None:
+            text = f"{self._limits.peers} gateways are connected; no more are taken"
+            out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
+            return
+        log.info("gateway connected", extra={"fields": {"gateway": peer.name, "gateways": len(out.peers)}})
+        replies = [msgspec.structs.replace(self._welcome, draining=out.draining), out.last_stats]
+        replies.append(out.all_blocks(peer))
+        for reply in replies:
+            if reply is not None and not out.send_to(peer, encode(reply)):
+                return
+
+    def _refuse_protocol(self, identity: bytes, name: str, protocol: int) -> None:
+        self.out.counters.other_protocol += 1
+        if self._strangers.new(name, protocol):
+            fields = {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
+            log.warning("gateway of another protocol refused", extra={"fields": fields})
+        text = f"protocol {protocol} is not spoken here; this engine speaks {PROTOCOL}"
+        self.out.refuse(identity, None, RefusalCode.INVALID, text)
+
+    def _submit(
+        self, peer: Peer, message: Generate | Embed, now: float, waiting: int, requests: list[Request]
+    ) -> None:
+        out, waiting = self.out, waiting + len(requests)
+        if message.rid in peer.handles:
+            # Refusing it by its handle would free the handle of the request that lives.
+            text = f"rid {message.rid} is in use by a request that still lives"
+            out.refuse(peer.identity, None, RefusalCode.INVALID, text)
+            return
+        try:
+            request = self._intake.request(message, now)
+        except InvalidRequest as error:
+            out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
+            return
+        if out.draining:
+            text = "the engine is draining; try another one"
+            out.refuse(peer.identity, message.rid, RefusalCode.DRAINING, text)
+            return
+        if self._full(peer, waiting):
+            text = f"{waiting} requests are waiting; at most {self._max_waiting} may"
+            out.refuse(peer.identity, message.rid, RefusalCode.QUEUE_FULL, text)
+            return
+        rid = out.table.add(peer.index, message.rid, now)
+        peer.handles[message.rid] = rid
+        peer.unstarted += 1
+        out.counters.accepted += 1
+        if message.queue_seconds:
+            self._limit_wait(rid, now + message.queue_seconds)
+        requests.append(msgspec.structs.replace(request, rid=rid))
+
+    def _limit_wait(self, rid: int, deadline: float) -> None:
+        table = self.out.table
+        if len(self._timeouts) > 2 * len(table) + 1024:  # mostly of requests that are long gone
+            self._timeouts = [entry for entry in self._timeouts if table.generation[entry[1]] == entry[2]]
+            heapq.heapify(self._timeouts)
+        heapq.heappush(self._timeouts, (deadline, rid, int(table.generation[rid])))
+
+    def _full(self, peer: Peer, waiting: int) -> bool:
+        """Tell whether a peer may not add to the queue: half of it is kept for all peers in equal shares."""
+        peers = self.out.peers
+        share = self._max_waiting // (2 * len(peers))
+        kept = sum(max(0, share - other.unstarted) for other in peers if other is not peer)
+        return waiting + kept >= self._max_waiting
+
+    def _expire(self, now: float) -> None:
+        """Refuse requests that waited too long for their first token."""
+        table = self.out.table
+        while self._timeouts and self._timeouts[0][0] <= now:
+            _, rid, generation = heapq.heappop(self._timeouts)
+            if table.generation[rid] != generation or table.started[rid]:
+                continue
+            peer = self.out.peers.at(int(table.owner[rid]))
+            if peer is None:
+                continue
+            handle, waited = int(table.handle[rid]), now - float(table.arrival[rid])
+            self.out.disown(peer, rid, handle)
+            text = f"no first token after {waited:.1f} s in the queue"
+            self.out.refuse(peer.identity, handle, RefusalCode.QUEUE_TIMEOUT, text)

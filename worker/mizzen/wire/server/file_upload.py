@@ -1,0 +1,88 @@
+"""The files of an engine, handed out part by part to gateways that take them.
+
+A part is large, and ZMQ bounds its queues in frames alone. So what a gateway has asked for waits here as long
+as parts for it are under way: those that ZMQ still keeps because the connection has not taken them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+import zmq
+
+from mizzen.wire.codec import encode
+from mizzen.wire.limits import WireLimits
+from mizzen.wire.messages import FILE_PART_BYTES, FetchFile, File, RefusalCode
+from mizzen.wire.server.outbox import Outbox
+from mizzen.wire.server.peers import Peer
+
+
+class Uploads:
+    """What is handed out at present, to all peers in turn. Used from the outbox's thread."""
+
+    def __init__(self, files: Mapping[str, bytes], out: Outbox, limits: WireLimits) -> None:
+        self._files = files
+        self._out = out
+        self._limits = limits
+        self._turns: deque[Peer] = deque()
+        """Peers with asks; some may be forgotten by now."""
+        self._under_way: dict[bytes, list[zmq.MessageTracker]] = {}
+        """By connection: another Hello does not make its queue shorter."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are asks that `send` may answer."""
+        return bool(self._turns)
+
+    def ask(self, peer: Peer, message: FetchFile) -> None:
+        """Keep an ask until `send` answers it; one that asks wrongly, or for too much at once, is refused."""
+        refuse, content = self._out.refuse, self._files.get(message.name)
+        if content is None:
+            text = f"no file {message.name[:128]!r}; there are {', '.join(sorted(self._files)) or 'none'}"
+            refuse(peer.identity, None, RefusalCode.INVALID, text)
+        elif message.offset % FILE_PART_BYTES or not 0 <= message.offset <= len(content):
+            text = f"offset {message.offset} of {message.name} is no multiple of {FILE_PART_BYTES} within it"
+            refuse(peer.identity, None, RefusalCode.INVALID, text)
+        elif len(peer.asks) >= self._limits.file_asks:
+            text = f"{len(peer.asks)} parts of files are asked for already; no more may be at once"
+            refuse(peer.identity, None, RefusalCode.QUEUE_FULL, text)
+        else:
+            if not peer.asks:
+                self._turns.append(peer)
+            peer.asks.append(message)
+
+    def send(self) -> None:
+        """Send a few parts, to peers that took theirs."""
+        left = self._limits.parts_per_receive
+        for _ in range(len(self._turns)):
+            if not left:
+                return
+            peer = self._turns.popleft()
+            if self._out.peers.get(peer.identity) is not peer:
+                continue
+            if self._takes(peer):
+                self._part(peer, peer.asks.popleft())
+                left -= 1
+            if peer.asks:
+                self._turns.append(peer)
+
+    def _takes(self, peer: Peer) -> bool:
+        kept = self._under_way.get(peer.identity, ())
+        return sum(not one.done for one in kept) < self._limits.parts_under_way
+
+    def _part(self, peer: Peer, ask: FetchFile) -> None:
+        content = self._files[ask.name]
+        part = content[ask.offset : ask.offset + FILE_PART_BYTES]
+        frame = encode(File(ask.name, ask.offset, len(content), part))
+        tracked = zmq.Frame(frame, track=True, copy=False)
+        self._tidy()
+        if self._out.send_to(peer, tracked):
+            self._under_way.setdefault(peer.identity, []).append(tracked.tracker)
+
+    def _tidy(self) -> None:
+        """Forget parts that were taken, or ended with their connection."""
+        for identity, parts in tuple(self._under_way.items()):
+            parts[:] = [one for one in parts if not one.done]
+            if not parts:
+                del self._under_way[identity]

@@ -1,0 +1,151 @@
+"""From `Generate` and `Embed` messages to requests: all that a gateway could get wrong is named here."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from mizzen.core.request import Int32, Pooling, Request
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.validation import generated_fault
+from mizzen.wire.messages import Embed, Generate, Sampling
+
+MAX_SALT_BYTES = 256
+MAX_STOP_TOKENS = 1024
+MAX_QUEUE_SECONDS = 86_400.0
+EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
+
+EMBEDS_ALONE = "model has no head to generate with: it embeds texts alone"
+
+
+class InvalidRequest(ValueError):
+    """A request would be refused by every engine of this model; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Checks requests for one model."""
+
+    vocab_size: int
+    context_length: int
+    generates: bool = True
+
+    def request(self, message: Generate | Embed, now: float) -> Request:
+        """Return the request that a message asks for; its rid is the gateway's handle, `now` its arrival.
+
+        Raises:
+            InvalidRequest: names the field, its value and what would be right.
+        """
+        self._common(message)
+        return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
+
+    def _generate(self, message: Generate, now: float) -> Request:
+        if not self.generates:
+            raise InvalidRequest(EMBEDS_ALONE)
+        sampling = self._sampling(message.sampling)
+        request = Request(
+            rid=message.rid,
+            prompt=self._prompt(message.prompt),
+            sampling=sampling,
+            seed=seed_in_force(sampling.seed),
+            salt=message.salt,
+            priority=message.priority,
+            generated=message.generated,
+            tenant=message.tenant,
+            arrival=now,
+        )
+        if fault := generated_fault(request):
+            raise InvalidRequest(fault)
+        return request
+
+    def _embed(self, message: Embed, now: float) -> Request:
+        if message.pooling not in list(Pooling):
+            raise InvalidRequest(f"pooling must be one of {', '.join(Pooling)}, not {message.pooling[:32]!r}")
+        return Request(
+            rid=message.rid,
+            prompt=self._prompt(message.prompt),
+            sampling=EMBEDDING,
+            salt=message.salt,
+            priority=message.priority,
+            pooling=Pooling(message.pooling),
+            normalize=message.normalize,
+            arrival=now,
+        )
+
+    def _common(self, message: Generate | Embed) -> None:
+        if not 0 <= message.rid < 2**32:
+            raise InvalidRequest(f"rid must be between 0 and {2**32 - 1}, not {message.rid}")
+        if len(message.salt) > MAX_SALT_BYTES:
+            raise InvalidRequest(f"salt has {len(message.salt)} bytes; at most {MAX_SALT_BYTES} are allowed")
+        if not -(2**31) <= message.priority < 2**31:
+            raise InvalidRequest(f"priority must be a 32-bit integer, not {message.priority}")
+        seconds = message.queue_seconds
+        if not (math.isfinite(seconds) and 0 <= seconds <= MAX_QUEUE_SECONDS):
+            raise InvalidRequest(f"queue_seconds must be between 0 and {MAX_QUEUE_SECONDS:g}, not {seconds}")
+
+    def _prompt(self, packed: bytes) -> Int32:
+        if len(packed) % 4:
+            raise InvalidRequest(f"prompt has {len(packed)} bytes, no multiple of 4 (int32 token ids)")
+        prompt = np.frombuffer(packed, dtype="<i4")
+        if not len(prompt):
+            raise InvalidRequest("prompt is empty; at least one token is needed")
+        if len(prompt) >= self.context_length:
+            raise InvalidRequest(
+                f"prompt has {len(prompt)} tokens, the context length is {self.context_length}: "
+                "the prompt must be shorter than the context"
+            )
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= self.vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequest(f"prompt holds the token id {wrong}; ids go from 0 to {self.vocab_size - 1}")
+        return prompt
+
+    def _sampling(self, sampling: Sampling) -> SamplingParams:
+        stops = sampling.stop_token_ids
+        if len(stops) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(stops)} entries; at most {MAX_STOP_TOKENS} are allowed"
+            )
+        most = sampling.max_tokens
+        try:
+            params = SamplingParams(
+                temperature=sampling.temperature,
+                top_k=min(sampling.top_k, self.vocab_size),  # more than all is all
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                seed=sampling.seed,
+                max_tokens=None if most is None else min(most, self.context_length),
+                ignore_eos=sampling.ignore_eos,
+                stop_token_ids=stops,
+                frequency_penalty=sampling.frequency_penalty,
+                presence_penalty=sampling.presence_penalty,
+                repetition_penalty=sampling.repetition_penalty,
+                min_tokens=min(sampling.min_tokens, self.context_length),
+                logit_bias=sampling.logit_bias,
+                logprobs=sampling.logprobs,
+                prompt_logprobs=sampling.prompt_logprobs,
+                logprob_token_ids=sampling.logprob_token_ids,
+                grammar=_grammar(sampling.grammar),
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        if fault := params.token_fault(self.vocab_size):
+            raise InvalidRequest(fault)
+        return params
+
+
+def _grammar(given: tuple[str, str] | None) -> Grammar | None:
+    if given is None:
+        return None
+    kind, text = given
+    if kind not in list(GrammarKind):
+        raise InvalidRequest(f"grammar must be one of {', '.join(GrammarKind)}, not {kind[:32]!r}")
+    return Grammar(GrammarKind(kind), text)
+
+
+def seed_in_force(seed: int | None) -> int:
+    """Return the seed of a request (0 <= seed < 2**64); None draws one."""
+    return secrets.randbits(64) if seed is None else seed % 2**64
