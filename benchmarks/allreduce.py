@@ -1,11 +1,11 @@
-"""Time of an all-reduce over the GPUs of this machine, by size and method, in CUDA graphs; also fused with the norm.
+"""Time of an all-reduce over the GPUs of this machine, alone and fused with a norm, by size and method.
 
     python benchmarks/allreduce.py --ranks 2 [--json]
 
-Starts one process per GPU. Each size is reduced many times in one captured graph; the time of one all-reduce is
-the graph's time divided by their number, for the slowest rank, as the median of the rounds. The limit is the
-minimum number of bytes that a GPU must receive, twice (ranks - 1) / ranks of the message, at the given bandwidth
-of its links in one direction.
+Starts one process per GPU. Each size is reduced many times in one captured graph; the time of one all-reduce
+is the graph's time divided by their number, for the slowest rank, as the median of the rounds. The limit is
+the minimum number of bytes that a GPU must receive, twice (ranks - 1) / ranks of the message, at the given
+bandwidth of its links in one direction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from arguments import Help, above_zero, positive
 from ran_on import machine
 
-from mizzen.parallel.cuda_collectives import KIB, DeviceCollectives
+from mizzen.parallel.cuda_collectives import KIB, CudaCollectives
 from mizzen.parallel.process_group import Group, Place
 
 SIZES = [KIB << power for power in range(3, 17)]
@@ -71,12 +71,12 @@ def microseconds(group: Group, work: Callable[[], object], rounds: int) -> float
     return max(float(word) for word in group.exchange("time", str(mine)))
 
 
-def collectives_of(group: Group, method: str) -> DeviceCollectives:
+def collectives_of(group: Group, method: str) -> CudaCollectives:
     """Return collectives of the group's ranks that use one all-reduce method."""
     existing = group.collectives
-    if not isinstance(existing, DeviceCollectives):
+    if not isinstance(existing, CudaCollectives):
         raise TypeError("the ranks have no GPUs")
-    return DeviceCollectives(existing.group, group.place.device, method)
+    return CudaCollectives(existing.group, group.place.device, method)
 
 
 def log_progress(group: Group, work: str) -> None:
@@ -117,9 +117,9 @@ def fused(group: Group, rounds: int) -> Times:
             mine: dict[str, float] = {}
             log_progress(group, f"all-reduce and norm of {rows} x {columns}")
             for method, one in fusing.items():
-                if one.add_norm(x, residual, weight, 1e-6) is not None:
+                if one.all_reduce_add_norm(x, residual, weight, 1e-6) is not None:
                     mine[method] = microseconds(
-                        group, lambda c=one, r=residual, x=x, w=weight: c.add_norm(x, r, w, 1e-6), rounds
+                        group, lambda c=one, r=residual, x=x, w=weight: c.all_reduce_add_norm(x, r, w, 1e-6), rounds
                     )
             for method, two in plain.items():
                 if two.serves(x):
@@ -146,7 +146,7 @@ def check(group: Group) -> None:
             torch.distributed.all_reduce(total)
             stream = (total + residual.float()).to(torch.bfloat16)
             expected = F.rms_norm(stream.float(), (columns,), weight.float(), 1e-6)
-            normed = collectives.add_norm(x, residual, weight, 1e-6)
+            normed = collectives.all_reduce_add_norm(x, residual, weight, 1e-6)
             log_progress(group, f"nothing yet: checked {method}, {rows} x {columns}")
             if normed is None:
                 continue
@@ -191,24 +191,24 @@ def print_results(args: argparse.Namespace, sums: Times, with_norm: Times) -> No
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--ranks", type=positive, default=2, help="GPUs in the all-reduce")
-    made.add_argument("--rounds", type=positive, default=9, help="the median of so many is told")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument("--ranks", type=positive, default=2, help="GPUs in the all-reduce")
+    parser.add_argument("--rounds", type=positive, default=9, help="number of rounds; the median counts")
+    parser.add_argument(
         "--part", choices=("all", "sums", "norm", "check"), default="all", help="measure only this part"
     )
-    made.add_argument(
+    parser.add_argument(
         "--bandwidth", type=above_zero, default=450.0, help="GB/s of a GPU's links in one direction"
     )
-    made.add_argument("--json", action="store_true", help="end with one JSON object")
-    made.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    made.add_argument("--rendezvous", help=argparse.SUPPRESS)
-    args = made.parse_args()
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.rank is not None:
         run_rank(args)
         return
     if args.ranks > (here := torch.cuda.device_count()):
-        made.error(f"--ranks {args.ranks} needs {args.ranks} GPUs, but this machine has {here}")
+        parser.error(f"--ranks {args.ranks} needs {args.ranks} GPUs, but this machine has {here}")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *sys.argv, "--rendezvous", f"file://{Path(folder)}/meet"]
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(args.ranks)]

@@ -4,13 +4,14 @@
     python benchmarks/attention.py --heads 16 --kv-heads 2 --head-dim 256 --window 4096 --page-size 64
     python benchmarks/attention.py --batch 8 64 101 --context 1000 --long 30000 --chunk
 
-Decodes are measured from the QKV projection to the attended values, as a layer runs them: query and key norms,
-RoPE, storing the new token, attention. They run in a captured graph over several layers if the backend supports
-capture, with more KV than the GPU's caches hold. Prefill chunks (`--chunk`, after `--prefix` cached tokens) are
-attention alone, launched one by one. The limits are the bytes of the KV for decodes and the operations for chunks.
+Decodes are measured from the QKV projection to the attended values, as a layer runs them: query and key
+norms, RoPE, storing the new token, attention. They run in a captured graph over several layers if the backend
+supports capture, with more KV than the GPU's caches hold. Prefill chunks (`--chunk`, after `--prefix` cached
+tokens) are attention alone, launched one by one. The limits are the bytes of the KV for decodes and the
+operations for chunks.
 
-With `--long` the first row of each batch has another context length than the others, and `split` is also measured in
-the form that captured graphs use for such batches, with length-aware splits (`split by lengths`).
+With `--long` the first row of each batch has another context length than the others, and `split` is also
+measured in the form that captured graphs use for such batches, with length-aware splits (`split by lengths`).
 
 The backend that `auto` picks is marked; the last lines name faster backends, if there are any.
 """
@@ -26,15 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 from arguments import Help, jsonable, natural, positive
-from engine_choices import read, smoke
+from engine_choices import is_smoke_run, parse_args
 from layer_attention import Bench, Decodes, chunk_seconds
-from limits import add_roof, roof_of
+from limits import add_roofline_options, roofline_of
 from ran_on import machine
 from shapes import SHAPES, config_of
 from tables import Table
 
 from gpu import need_device
-from mizzen.attention.base import Geometry, UnevenDecode
+from mizzen.attention.base import Geometry, LengthSplitDecode
 from mizzen.attention.registry import FACTORIES, choose
 from mizzen.core.request import Int32
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -96,22 +97,22 @@ def decode_names(args: argparse.Namespace) -> tuple[str, ...]:
 def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
     """Return the variant of the backend `auto` that captured graphs use for a batch of these lengths."""
     backend = FACTORIES[auto](bench.geometry, bench.kv)
-    able = isinstance(backend, UnevenDecode) and backend.uneven_slots
-    return auto + BY_LENGTHS if able and backend.uneven(len(lengths), lengths) else auto
+    supported = isinstance(backend, LengthSplitDecode) and backend.concurrent_splits
+    return auto + BY_LENGTHS if supported and backend.uneven(len(lengths), lengths) else auto
 
 
 def decode_limit(args: argparse.Namespace, geometry: Geometry, lengths: Int32) -> float:
     """Return the minimum seconds of a batch of decodes: those of reading its KV."""
     token_bytes = 2 * geometry.kv_heads * geometry.head_dim * (1 if args.kv_cache_dtype == "fp8" else 2)
     seen = np.minimum(lengths, geometry.windows[0] or math.inf)
-    return float(seen.sum()) * token_bytes / roof_of(args)[0]
+    return float(seen.sum()) * token_bytes / roofline_of(args)[0]
 
 
 def chunk_limit(args: argparse.Namespace, geometry: Geometry, count: int) -> float:
     """Return the minimum seconds of a chunk after the prefix: those of its operations."""
     seen = geometry.windows[0] or math.inf
     pairs = sum(min(position + 1, seen) for position in range(args.prefix, args.prefix + count))
-    return 4 * geometry.heads * geometry.head_dim * pairs / roof_of(args)[1]
+    return 4 * geometry.heads * geometry.head_dim * pairs / roofline_of(args)[1]
 
 
 def measure(
@@ -129,7 +130,7 @@ def measure(
             def decode(name: str, bench: Bench = bench, lengths: Int32 = lengths) -> float:
                 base = name.removesuffix(BY_LENGTHS)
                 backend = FACTORIES[base](bench.geometry, bench.kv)
-                return Decodes(bench, backend, lengths, norm, uneven=name != base).seconds(args.rounds)
+                return Decodes(bench, backend, lengths, norm, by_length=name != base).seconds(args.rounds)
 
             work = f"{args.long} and {batch - 1} x {context}" if args.long else f"{batch} x {context}"
             results[f"decode {work}"] = compare_backends(table, decode_names(args), auto, least, work, decode)
@@ -162,31 +163,43 @@ def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose layer is measured")
-    made.add_argument("--heads", type=positive, help="query heads, if not the shape's")
-    made.add_argument("--kv-heads", type=positive, help="KV heads, if not the shape's")
-    made.add_argument("--head-dim", type=positive, help="size of a head, if not the shape's")
-    made.add_argument("--window", type=positive, help="sliding window in tokens, the token itself included")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose layer is measured"
+    )
+    parser.add_argument("--heads", type=positive, help="query heads, if not the shape's")
+    parser.add_argument("--kv-heads", type=positive, help="KV heads, if not the shape's")
+    parser.add_argument("--head-dim", type=positive, help="size of a head, if not the shape's")
+    parser.add_argument("--window", type=positive, help="sliding window in tokens, the token itself included")
+    parser.add_argument(
         "--batch", type=positive, nargs="*", default=[1, 8, 32, 64, 256], help="rows of decodes"
     )
-    made.add_argument("--context", type=positive, nargs="+", default=[1096], help="tokens of each row")
-    made.add_argument("--long", type=positive, help="context of each batch's first row, if different")
-    made.add_argument("--chunk", type=positive, nargs="*", default=[1024, 8192], help="tokens of a prefill chunk")
-    made.add_argument("--prefix", type=natural, default=0, help="cached tokens before the chunk")
-    made.add_argument("--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends to measure for decodes")
-    made.add_argument("--prefill", nargs="+", choices=ATTENTION_PREFILL[1:], help="backends to measure for prefill")
-    made.add_argument("--page-size", type=positive, default=16, help="tokens in a KV page")
-    made.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="numbers of the KV")
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--rounds", type=positive, default=5, help="the median of so many is told")
-    add_roof(made)
-    made.add_argument("--json", action="store_true", help="end with one JSON object")
-    args = read(made, batch=[1, 4], context=[128], chunk=[64])
+    parser.add_argument("--context", type=positive, nargs="+", default=[1096], help="tokens of each row")
+    parser.add_argument("--long", type=positive, help="context of each batch's first row, if different")
+    parser.add_argument(
+        "--chunk", type=positive, nargs="*", default=[1024, 8192], help="tokens of a prefill chunk"
+    )
+    parser.add_argument("--prefix", type=natural, default=0, help="cached tokens before the chunk")
+    parser.add_argument(
+        "--decode", nargs="+", choices=ATTENTION_DECODE[1:], help="backends to measure for decodes"
+    )
+    parser.add_argument(
+        "--prefill", nargs="+", choices=ATTENTION_PREFILL[1:], help="backends to measure for prefill"
+    )
+    parser.add_argument("--page-size", type=positive, default=16, help="tokens in a KV page")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="precision of the KV cache"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only checks that everything works"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="number of rounds; the median counts")
+    add_roofline_options(parser)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parse_args(parser, batch=[1, 4], context=[128], chunk=[64])
     need_device(args.device)
-    if smoke(args):
-        torch.set_num_threads(1)  # more would only wait for one another
+    if is_smoke_run(args):
+        torch.set_num_threads(1)  # more threads would only wait for each other
     geometry, norm = geometry_of(args)
     table = Table(
         f"{geometry.heads} heads over {geometry.kv_heads} of {geometry.head_dim}, page size {args.page_size}"

@@ -1,11 +1,11 @@
-"""Throughput on this CPU beside Transformers' `generate`, on the same weights, threads and prompts.
+"""Throughput on this CPU compared with Transformers' `generate`, on the same weights, threads and prompts.
 
     python benchmarks/cpu_vs_transformers.py [--json]
 
 A batch of 16 prompts of 544 tokens is continued by 64 tokens each, greedily, in float32. Two cases: all
-prompts share their first 512 tokens, which Mizzen holds in its prefix cache; and no two prompts share
+prompts share their first 512 tokens, which Mizzen keeps in its prefix cache; and no two prompts share
 anything. Both engines are warm; Transformers runs with SDPA and its KV cache. Runs of both alternate, so that
-what else the machine does hits both, and the medians are compared. The figures count output tokens.
+other load on the machine affects both, and the medians are compared. The figures count output tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GOALS = {"shared": 2.0, "distinct": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Sizes of a run."""
+    """Sizes of a run, in requests and tokens."""
 
     batch: int = 16
     shared: int = 512
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama of 33 million parameters: as large as lets all rounds end within two minutes on two cores."""
+    """A Llama with 33 million parameters, small enough to finish all rounds in two minutes on two cores."""
 
     vocab_size: int = 8192
     hidden_size: int = 512
@@ -54,6 +54,7 @@ class Shape:
 
 
 def make_model(folder: Path, shape: Shape) -> transformers.LlamaForCausalLM:
+    """Save a model with random weights to a folder and return it."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**asdict(shape), attn_implementation="sdpa")
     model = transformers.LlamaForCausalLM(config).float().eval()
@@ -62,6 +63,7 @@ def make_model(folder: Path, shape: Shape) -> transformers.LlamaForCausalLM:
 
 
 def make_prompts(work: Workload, shape: Shape, seed: int, shared: bool) -> list[list[int]]:
+    """Return random prompts, with the shared prefix if `shared`."""
     rng = np.random.default_rng(seed)
     length = work.shared + work.own
     prompts = rng.integers(3, shape.vocab_size, (work.batch, length))
@@ -73,6 +75,7 @@ def make_prompts(work: Workload, shape: Shape, seed: int, shared: bool) -> list[
 def run_transformers(
     model: transformers.LlamaForCausalLM, prompts: list[list[int]], work: Workload
 ) -> list[list[int]]:
+    """Return the answers of Transformers."""
     ids = torch.tensor(prompts)
     with torch.inference_mode():
         out = model.generate(
@@ -88,25 +91,27 @@ def run_transformers(
 
 
 def run_mizzen(llm: LLM, prompts: list[list[int]], work: Workload) -> list[list[int]]:
+    """Return the answers of Mizzen."""
     params = SamplingParams(temperature=0, max_tokens=work.output, ignore_eos=True)
     return [answer.token_ids for answer in llm.generate(prompts, params, progress=False)]
 
 
 def timed(run: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
+    """Return the seconds of a call and its answers."""
     begin = time.perf_counter()
     tokens = run()
     return time.perf_counter() - begin, tokens
 
 
 def same_share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of answers that are the same token for token."""
+    """Return the share of answers that are equal token by token."""
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def measure(
     llm: LLM, model: transformers.LlamaForCausalLM, work: Workload, shape: Shape, case: str
 ) -> dict[str, float]:
-    """Alternate runs of both; every round has prompts of its own, so that only shared prefixes are cached."""
+    """Alternate runs of both engines; every round has its own prompts, so only shared prefixes are cached."""
     shared = case == "shared"
     warm = make_prompts(work, shape, seed=1, shared=shared)
     run_mizzen(llm, warm, work)
@@ -143,7 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), shape)
         results["parameters"] = sum(weights.numel() for weights in model.parameters())
-        # Room for all rounds of both cases, as an engine that sizes its cache from free memory has.
+        # Enough KV for all rounds of both cases, like an engine that sizes its cache from free memory.
         capacity = 8 * work.batch * (work.shared + work.own + work.output)
         with LLM(
             folder,

@@ -3,11 +3,11 @@
     python benchmarks/decode.py --shape qwen3-0.6b [--batch 1 8 32 128 256] [--context 1000] [--json]
     python benchmarks/decode.py --shape qwen3-0.6b --batch 256 --ask penalties
 
-Prompts of `--context` tokens are prefilled first and stay in the prefix cache, so that all rows of a batch start within
-a few steps. The result is the mean time of a step between the 32nd output token of the last row and the 160th of the
-first. The limit is computed with the context in the middle of that span, the prompt and 96 tokens. With `--long` the
-first row of each batch has a prompt of that length.
-`--profile` runs some more steps under PyTorch's profiler and reports by how much each kernel delays a step.
+Prompts of `--context` tokens are prefilled first and stay in the prefix cache, so that all rows of a batch
+start within a few steps. The result is the mean time of a step between the 32nd output token of the last row
+and the 160th of the first. The limit is computed with the context in the middle of that span, the prompt and
+96 tokens. With `--long` the first row of each batch has a prompt of that length. `--profile` runs some more
+steps under PyTorch's profiler and reports by how much each kernel delays a step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from arguments import not_negative, positive
-from engine_choices import engine_options, parsed
+from engine_choices import engine_options, parse_checked_args
 from step_parts import Part, print_kernels, trace_kernels
 from tables import Table
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import check_ended, drain, fail, load, median, parser, room, run, started
+from gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started, token_bound
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
@@ -54,7 +54,7 @@ def start(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> None
 def step(llm: LLM, rows: int) -> tuple[int, int] | None:
     """Run a step; return the fewest and the most output tokens of its rows, or None if rows are missing."""
     output = llm.engine.step(0.0)
-    llm.engine.take_cache_events()
+    llm.engine.drain_cache_events()
     if output is None or len(output.rids) < rows:
         return None
     return int(output.offsets.min()), int(output.offsets.max())
@@ -64,7 +64,7 @@ def explain_split_batch(llm: LLM, prompts: list[np.ndarray]) -> str:
     """Return the reason why the rows of a batch never decoded all at once, and the option to change."""
     batch, least = len(prompts), max(map(len, prompts)) + FIRST + 2
     if least > llm.engine.info.context_length:
-        bound, more = room(llm)
+        bound, more = token_bound(llm)
         problem = f"a prompt and {FIRST + 2} further tokens exceed {bound}: "
         return problem + ", or ".join(filter(None, ["lower --context or --long", more]))
     most = llm.options.max_running_requests
@@ -145,24 +145,26 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument(
+    parser = benchmark_parser(__doc__)
+    parser.add_argument(
         "--batch",
         type=positive,
         nargs="+",
         default=[1, 8, 32, 128, 256],
         help="rows of a step",
     )
-    made.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
-    made.add_argument("--long", type=positive, help="prompt tokens of the first row, if different")
-    made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
-    made.add_argument("--ask", choices=tuple(FEATURES), default="nothing", help="sampling features that each request uses")
-    made.add_argument("--profile", action="store_true", help="report by how much each kernel delays a step")
-    args = parsed(made, batch=[1, 4], context=64)
+    parser.add_argument("--context", type=positive, default=1000, help="tokens of a prompt")
+    parser.add_argument("--long", type=positive, help="prompt tokens of the first row, if different")
+    parser.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
+    parser.add_argument(
+        "--ask", choices=tuple(FEATURES), default="nothing", help="sampling features that each request uses"
+    )
+    parser.add_argument("--profile", action="store_true", help="report by how much each kernel delays a step")
+    args = parse_checked_args(parser, batch=[1, 4], context=64)
     if args.profile and args.device != "cuda":
-        made.error("--profile needs --device cuda")
+        parser.error("--profile needs --device cuda")
     if engine_options(args)["prefix_cache"] == "none":
-        made.error(CACHED)
+        parser.error(CACHED)
     run(args, measure, without={"prefix cache off": CACHED})
 
 

@@ -134,7 +134,8 @@ def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """Return the engine options of a run; `more` are the benchmark's own, and `--engine` overrides all.
 
-    Every reader of an engine option must use this function, so that limits and titles match the engine that runs.
+    Every reader of an engine option must use this function, so that limits and titles match the engine that
+    runs.
     """
     # GEMMs of the tiny shape are too short to share: threads would only wait for each other.
     one_thread = {"threads": 1} if is_smoke_run(args) else {}

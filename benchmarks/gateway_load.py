@@ -1,23 +1,24 @@
-"""What one core of the gateway carries, what it adds to answers, and what it costs at rest.
+"""Throughput of one core of the gateway, the latency that it adds, and its cost while idle.
 
     python benchmarks/gateway_load.py --json
 
-The gateway is the real command. The engines speak the real wire at scripted speeds in processes of their own,
-and the client, a process too, knows from each prompt what must come and checks every byte. The tokenizer is
-byte-level BPE with 128,000 entries, made on the first run and kept in the temporary folder. With two cores or
-more, the gateway has one to itself and all else shares the others.
+The gateway is the real command. The engines speak the real wire protocol at scripted speeds in their own
+processes. The client, also a process, knows from each prompt the answer that must come and checks every byte.
+The tokenizer is byte-level BPE with 128,000 entries, trained on the first run and kept in the temporary
+folder. With two cores or more, the gateway has one to itself, and everything else shares the others.
 
-    streams    200 tokens in, 100 out, streamed, as many at once as one core takes without putting tokens of a
-               stream together: requests and chunks (events with text) over the CPU-seconds of all processes
-               and threads of the gateway
-    full       the same with more at once than it takes, when tokens that came meanwhile share a chunk
-    added      the same at 60 % of `streams`, arriving at random: of each token, from the engine's sending to
-               the client's having it, and for the first of a request also from the client's sending to the
-               engine's receiving (`added_ms`; `added_first_token_ms` is of the first tokens alone).
-               Of a letter that is cut across tokens the last one counts: text comes in whole letters
+    streams    200 tokens in, 100 out, streamed, with as many streams as one core can serve without merging
+               tokens of a stream: requests and chunks (events with text) over the CPU-seconds of all
+               processes and threads of the gateway
+    full       the same with more streams than that, so that tokens that arrived meanwhile share a chunk
+    added      the same at 60 % of `streams`, with random arrivals: for each token, the time from the engine's
+               sending to the client's receiving, and for the first token of a request also the time from the
+               client's sending to the engine's receiving (`added_ms`; `added_first_token_ms` is of the first
+               tokens only). Of the tokens of a split character only the last counts, because text comes in
+               complete characters
     long       prompts of 100,000 tokens over CPU-seconds
     idle       CPU of a gateway with 100 engines and no request
-    held       2,000 streams at once, each a token a second, for a minute
+    held       2,000 streams at once for a minute, one token per second each
     churn      resident memory while streams come and go (`--churn-seconds 3600` for an hour)
 """
 
@@ -51,8 +52,8 @@ GOALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What all phases share."""
+class Setup:
+    """Setups shared by all phases."""
 
     arguments: argparse.Namespace
     vocabulary: Vocabulary
@@ -61,7 +62,7 @@ class Setting:
     other_cores: set[int]
 
     def script(self, step_seconds: float) -> Script:
-        """Return how engines behave that give a token every so many seconds."""
+        """Return the script of engines that generate a token every `step_seconds`."""
         return Script(
             files=self.vocabulary.files,
             replies=self.replies,
@@ -70,19 +71,19 @@ class Setting:
         )
 
     def engines(self, count: int, processes: int, step_seconds: float) -> Engines:
-        """Start engines."""
+        """Start `count` engines in the given number of processes."""
         return Engines(count, processes, self.script(step_seconds), self.other_cores)
 
     def gateway(self, engines: Engines) -> GatewayProcess:
-        """Start a gateway for engines."""
+        """Start a gateway that serves the engines."""
         options = ["--max-in-flight", "2500", *self.arguments.gateway_option]
         return GatewayProcess(engines.endpoints, self.gateway_cores, options)
 
     def run(self, gateway: GatewayProcess, **plan: Any) -> tuple[Result, float]:
-        """Run a plan; return what came, and the gateway's CPU-seconds meanwhile.
+        """Run a client plan; return its result and the gateway's CPU-seconds in the measured span.
 
         Raises:
-            SystemExit: an answer was wrong.
+            SystemExit: an answer was incorrect.
         """
         client = ClientProcess(Plan(port=gateway.port, **plan), self.other_cores)
         with CpuMeter(gateway) as meter:
@@ -90,14 +91,14 @@ class Setting:
             result = client.result()
         if result.failed:
             lines = "\n  ".join(result.failures)
-            sys.exit(f"{result.failed} of {result.failed + result.good} answers are wrong:\n  {lines}")
+            sys.exit(f"{result.failed} of {result.failed + result.good} answers are incorrect:\n  {lines}")
         return result, meter.seconds(result.began, result.ended)
 
 
-def streams(setting: Setting, gateway: GatewayProcess, concurrency: int) -> dict[str, float]:
-    """Measure throughput with so many streams at once."""
-    options = setting.arguments
-    result, cpu = setting.run(
+def streams(setup: Setup, gateway: GatewayProcess, concurrency: int) -> dict[str, float]:
+    """Measure throughput with `concurrency` streams at once."""
+    options = setup.arguments
+    result, cpu = setup.run(
         gateway,
         prompt_tokens=200,
         output_tokens=options.output_tokens,
@@ -116,20 +117,20 @@ def streams(setting: Setting, gateway: GatewayProcess, concurrency: int) -> dict
     }
 
 
-def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: float) -> dict[str, Any]:
-    """Measure what the gateway adds at a rate of requests."""
-    engines.take()
-    result, cpu = setting.run(
+def added_latency(setup: Setup, gateway: GatewayProcess, engines: Engines, rate: float) -> dict[str, Any]:
+    """Measure the latency that the gateway adds at a rate of requests per second."""
+    engines.take_timings()
+    result, cpu = setup.run(
         gateway,
         prompt_tokens=200,
-        output_tokens=setting.arguments.output_tokens,
+        output_tokens=setup.arguments.output_tokens,
         rate=rate,
         warm_seconds=2.0,
-        seconds=setting.arguments.seconds,
+        seconds=setup.arguments.seconds,
         timings=True,
     )
-    there = engines.take()
-    first, tokens = latencies(setting, result, there)
+    timings = engines.take_timings()
+    first, tokens = latencies(setup, result, timings)
     return {
         "added_ms": percentiles(tokens),
         "added_first_token_ms": percentiles(first),
@@ -139,8 +140,8 @@ def added(setting: Setting, gateway: GatewayProcess, engines: Engines, rate: flo
     }
 
 
-def letter_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
-    """Tell for each token of a text whether a letter ends with it, bool [tokens]."""
+def character_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
+    """Return for each token of a text whether a character ends with it, bool [tokens]."""
     alphabet, ends, missing = byte_alphabet(), np.zeros(len(replies), bool), 0
     for at, token in enumerate(replies.tolist()):
         for character in vocabulary.tokenizer.id_to_token(token):
@@ -150,20 +151,20 @@ def letter_ends(vocabulary: Vocabulary, replies: Any) -> np.ndarray:
     return ends
 
 
-def latencies(setting: Setting, result: Result, there: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what was added to requests' first tokens, and to all tokens, in milliseconds."""
+def latencies(setup: Setup, result: Result, timings: dict[int, Timing]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the latency added to the first tokens of requests, and to all tokens, in milliseconds."""
     first, tokens = [], []
-    ends = letter_ends(setting.vocabulary, setting.replies)
-    for came in result.came:
-        timing = there.get(came.key)
-        if timing is None or len(timing.sent) != len(came.tokens):
+    ends = character_ends(setup.vocabulary, setup.replies)
+    for arrival in result.arrivals:
+        timing = timings.get(arrival.key)
+        if timing is None or len(timing.sent) != len(arrival.tokens):
             continue
-        delays = came.tokens - timing.sent
-        delays[0] += timing.received - came.sent
-        start = reply_start(came.key, len(setting.replies))
-        whole = ends[start : start + len(delays)]
-        tokens.append(delays[whole])
-        if whole[0]:
+        delays = arrival.tokens - timing.sent
+        delays[0] += timing.received - arrival.sent
+        start = reply_start(arrival.key, len(setup.replies))
+        complete = ends[start : start + len(delays)]
+        tokens.append(delays[complete])
+        if complete[0]:
             first.append(delays[0])
     return np.array(first) * 1000, np.concatenate(tokens) * 1000
 
@@ -173,9 +174,9 @@ def percentiles(values: np.ndarray) -> dict[str, float]:
     return {"p50": float(np.percentile(values, 50)), "p99": float(np.percentile(values, 99))}
 
 
-def long_prompts(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
+def long_prompts(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
     """Measure prompts of 100,000 tokens."""
-    result, cpu = setting.run(
+    result, cpu = setup.run(
         gateway,
         prompt_tokens=100_000,
         output_tokens=4,
@@ -187,9 +188,9 @@ def long_prompts(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
     return {"prompts_100k_per_second_per_core": result.requests / cpu, "checked_answers": result.good}
 
 
-def idle(setting: Setting) -> dict[str, float]:
+def idle(setup: Setup) -> dict[str, float]:
     """Measure a gateway with 100 engines and no request."""
-    with setting.engines(100, 4, 0.01) as engines, setting.gateway(engines) as gateway:
+    with setup.engines(100, 4, 0.01) as engines, setup.gateway(engines) as gateway:
         time.sleep(3)
         with CpuMeter(gateway) as meter:
             began = time.monotonic()
@@ -198,10 +199,10 @@ def idle(setting: Setting) -> dict[str, float]:
         return {"idle_100_engines_cores": meter.seconds(began, ended) / (ended - began)}
 
 
-def held(setting: Setting) -> dict[str, float]:
+def held(setup: Setup) -> dict[str, float]:
     """Hold 2,000 streams for a minute."""
-    with setting.engines(10, 10, 1.0) as engines, setting.gateway(engines) as gateway:
-        result, cpu = setting.run(
+    with setup.engines(10, 10, 1.0) as engines, setup.gateway(engines) as gateway:
+        result, cpu = setup.run(
             gateway,
             prompt_tokens=200,
             output_tokens=64,
@@ -210,8 +211,8 @@ def held(setting: Setting) -> dict[str, float]:
             warm_seconds=4.0,
             seconds=64.0,
         )
-        if result.most_at_once < 2000:
-            sys.exit(f"only {result.most_at_once} streams were held at once")
+        if result.max_open < 2000:
+            sys.exit(f"only {result.max_open} streams were open at once")
         return {
             "held_streams": result.good,
             "held_seconds": 60.0,
@@ -220,15 +221,15 @@ def held(setting: Setting) -> dict[str, float]:
         }
 
 
-def churn(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
-    """Measure how memory grows while streams come and go, half the time against the other half."""
-    seconds, rate = setting.arguments.churn_seconds, setting.arguments.churn_rate
+def churn(setup: Setup, gateway: GatewayProcess) -> dict[str, float]:
+    """Measure memory growth while streams come and go, the second half against the first."""
+    seconds, rate = setup.arguments.churn_seconds, setup.arguments.churn_rate
     pace: dict[str, Any] = {"rate": rate} if rate else {"concurrency": 64}
     before = gateway.memory()
     requests, marks = 0, [before]
     for part in range(max(2, round(seconds / 60))):
         span = min(60.0, seconds / 2)
-        result, _ = setting.run(
+        result, _ = setup.run(
             gateway, prompt_tokens=200, output_tokens=20, seconds=span, seed=50 + part, **pace
         )
         requests += result.good
@@ -244,50 +245,50 @@ def churn(setting: Setting, gateway: GatewayProcess) -> dict[str, float]:
     }
 
 
-def measure(setting: Setting) -> dict[str, Any]:
-    """Run the phases that were asked for."""
-    phases, found = setting.arguments.phase or PHASES, {}
+def measure(setup: Setup) -> dict[str, Any]:
+    """Run the phases of the command line."""
+    phases, results = setup.arguments.phase or PHASES, {}
     if {"streams", "full", "added", "long", "churn"} & set(phases):
-        options = setting.arguments
+        options = setup.arguments
         with (
-            setting.engines(options.engines, options.engines, options.step_ms / 1000) as engines,
-            setting.gateway(engines) as gateway,
+            setup.engines(options.engines, options.engines, options.step_ms / 1000) as engines,
+            setup.gateway(engines) as gateway,
         ):
             if "streams" in phases:
-                runs = [streams(setting, gateway, options.concurrency) for _ in range(options.repeat)]
-                found |= tell(max(runs, key=lambda run: run["chunks_per_second_per_core"]))
+                runs = [streams(setup, gateway, options.concurrency) for _ in range(options.repeat)]
+                results |= print_figures(max(runs, key=lambda run: run["chunks_per_second_per_core"]))
             if "full" in phases:
-                print("more than it takes:")
-                found["full"] = tell(streams(setting, gateway, 4 * options.concurrency))
+                print("more streams than one core serves:")
+                results["full"] = print_figures(streams(setup, gateway, 4 * options.concurrency))
             if "added" in phases:
                 full = min(
-                    found.get("requests_per_second_per_core", 150.0),
-                    found.get("chunks_per_second_per_core", 15_000.0) / options.output_tokens,
+                    results.get("requests_per_second_per_core", 150.0),
+                    results.get("chunks_per_second_per_core", 15_000.0) / options.output_tokens,
                 )
                 rate = options.rate or 0.6 * full
-                runs = [added(setting, gateway, engines, rate) for _ in range(options.repeat)]
-                found |= {"added": tell(min(runs, key=lambda run: run["added_ms"]["p99"]))}
-                found |= {key: found["added"].pop(key) for key in ("added_ms", "added_first_token_ms")}
+                runs = [added_latency(setup, gateway, engines, rate) for _ in range(options.repeat)]
+                results |= {"added": print_figures(min(runs, key=lambda run: run["added_ms"]["p99"]))}
+                results |= {key: results["added"].pop(key) for key in ("added_ms", "added_first_token_ms")}
             if "long" in phases:
-                found |= tell(long_prompts(setting, gateway))
+                results |= print_figures(long_prompts(setup, gateway))
             if "churn" in phases:
-                found |= tell(churn(setting, gateway))
+                results |= print_figures(churn(setup, gateway))
     if "idle" in phases:
-        found |= tell(idle(setting))
+        results |= print_figures(idle(setup))
     if "held" in phases:
-        found |= tell(held(setting))
-    return found
+        results |= print_figures(held(setup))
+    return results
 
 
-def tell(figures: dict[str, Any]) -> dict[str, Any]:
-    """Print figures with their goals."""
+def print_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Print figures with their goals and return them."""
     for name, value in figures.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
         for part, number in parts:
             key = f"{name}.{part}" if part else name
             goal = GOALS.get(key)
-            beside = "" if goal is None else f"   goal {goal:g}, {number / goal:.0%} of it"
-            print(f"{key:38} {number:12.3f}{beside}", flush=True)
+            suffix = "" if goal is None else f"   goal {goal:g}, {number / goal:.0%} of it"
+            print(f"{key:38} {number:12.3f}{suffix}", flush=True)
     return figures
 
 
@@ -297,26 +298,38 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument("--phase", action="append", choices=PHASES, help="only this one; repeatable")
-    parser.add_argument("--seconds", type=float, default=6.0, help="counted time of streams and added")
+    parser.add_argument("--phase", action="append", choices=PHASES, help="run only this phase; repeatable")
+    parser.add_argument("--seconds", type=float, default=6.0, help="measured seconds of streams and added")
     parser.add_argument("--repeat", type=int, default=2, help="runs of streams and added; the best counts")
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between an engine's tokens")
     parser.add_argument("--concurrency", type=int, default=140, help="streams at once")
-    parser.add_argument("--output-tokens", type=int, default=100, help="of streams, full and added")
-    parser.add_argument("--rate", type=float, default=0.0, help="of added; 60 %% of a core's by default")
+    parser.add_argument(
+        "--output-tokens", type=int, default=100, help="output tokens of streams, full and added"
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="requests per second of added; by default 60 %% of those of one core",
+    )
     parser.add_argument("--churn-seconds", type=float, default=20.0)
-    parser.add_argument("--churn-rate", type=float, default=0.0, help="of churn; 64 at once by default")
+    parser.add_argument(
+        "--churn-rate",
+        type=float,
+        default=0.0,
+        help="streams per second of churn; by default 64 streams at once",
+    )
     parser.add_argument(
         "--gateway-option",
         action="append",
         default=[],
-        help="handed to the gateway, such as --gateway-option=--x",
+        help="option for the gateway, such as --gateway-option=--x",
     )
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     vocabulary = Vocabulary()
-    setting = Setting(
+    setup = Setup(
         arguments,
         vocabulary,
         np.array(vocabulary.replies(), np.int32),
@@ -324,9 +337,9 @@ def main() -> None:
         set(cores[:-1]) or {cores[0]},
     )
     print(f"{len(cores)} cores; tokenizer of {vocabulary.tokenizer.get_vocab_size()} entries", flush=True)
-    found = measure(setting)
+    results = measure(setup)
     if arguments.json:
-        print(json.dumps(found | {"goals": GOALS}))
+        print(json.dumps(results | {"goals": GOALS}))
 
 
 if __name__ == "__main__":

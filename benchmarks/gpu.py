@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from arguments import Help, jsonable, positive
 from engine_choices import ON_GPUS, VARIANTS, engine_option, engine_options, off_already, with_variant
-from limits import Limits, add_limits, limits_of
+from limits import Limits, add_limit_options, limits_of
 from ran_on import headline, machine, sm_clock
 from rank_logs import quiet_ranks
 from shapes import SHAPES, shape_folder
@@ -32,11 +32,18 @@ FEWER_PROMPTS = "use fewer prompts at once, or raise --engine max_waiting_reques
 def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentParser:
     """Return a parser with the shared options; use `engine_choices.parse_checked_args` to parse them."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=Help)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default=default, help="shape of the model, which has random weights")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
+    parser.add_argument(
+        "--shape",
+        choices=sorted(SHAPES),
+        default=default,
+        help="shape of the model, which has random weights",
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only checks that everything works"
+    )
     parser.add_argument("--tensor", type=positive, default=1, help="GPUs that share the model")
-    parser.add_argument("--rounds", type=positive, default=3, help="the median of so many is told")
-    add_limits(made)
+    parser.add_argument("--rounds", type=positive, default=3, help="number of rounds; the median counts")
+    add_limit_options(parser)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     parser.add_argument("--page-size", type=positive, default=16, help="tokens in a KV page")
     parser.add_argument(
@@ -45,13 +52,17 @@ def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.A
     parser.add_argument(
         "--attention-decode", default="auto", help=f"backend of decodes: {', '.join(ATTENTION_DECODE)}"
     )
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="numbers of the KV")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="precision of the KV cache"
+    )
     parser.add_argument("--depth", type=positive, default=2, help="steps in flight")
     parser.add_argument("--no-overlap", action="store_true", help="the same as --depth 1")
     parser.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel")
     parser.add_argument("--no-fusion", action="store_true", help="run unfused operations")
     parser.add_argument("--no-prefix-cache", action="store_true", help="prefill every prompt completely")
-    parser.add_argument("--chunk", type=positive, help="maximum prefill tokens per step; by default that of LLM")
+    parser.add_argument(
+        "--chunk", type=positive, help="maximum prefill tokens per step; by default that of LLM"
+    )
     parser.add_argument(
         "--engine",
         type=engine_option,
@@ -119,7 +130,7 @@ def left_out(args: argparse.Namespace, without: Mapping[str, str]) -> dict[str, 
 
 
 def variants(args: argparse.Namespace, without: Mapping[str, str]) -> list[str]:
-    """Return the variants to measure: with `--ablate` all except those that `left_out` names."""
+    """Return the variants to measure: with `--ablate` all except the result of `left_out`."""
     out = left_out(args, without)
     return [name for name in VARIANTS if name not in out] if args.ablate else ["all on"]
 
@@ -201,7 +212,7 @@ def advice(llm: LLM, message: str) -> str:
 
 def check_ended(llm: LLM, work: str) -> None:
     """Exit with the reason if a request was rejected: it did not run, so its time means nothing."""
-    for ended in llm.engine.take_ended():
+    for ended in llm.engine.drain_finished():
         if ended.reason is FinishReason.ERROR:
             fail(f"{work}: prompt rejected: {ended.message}: {advice(llm, ended.message)}")
 
@@ -211,7 +222,7 @@ def drain(llm: LLM, work: str) -> None:
     while llm.engine.busy:
         llm.engine.step(0.0)
     check_ended(llm, work)
-    llm.engine.take_cache_events()
+    llm.engine.drain_cache_events()
 
 
 def median(values: list[float]) -> float:

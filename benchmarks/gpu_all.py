@@ -3,9 +3,9 @@
     python benchmarks/gpu_all.py [--json]
     python benchmarks/gpu_all.py --device cpu --shape tiny
 
-Each benchmark runs in its own process, and its output is passed on. A Markdown table of all rows comes last, and with
-`--json` one JSON object after it. A benchmark that fails does not stop the others; failures are listed at the end.
-The second command checks in less than a minute that all benchmarks work.
+Each benchmark runs in its own process, and its output is passed on. A Markdown table of all rows comes last,
+and with `--json` one JSON object after it. A benchmark that fails does not stop the others; failures are
+listed at the end. The second command checks in less than a minute that all benchmarks work.
 """
 
 from __future__ import annotations
@@ -84,14 +84,18 @@ def describe_machine(machine: dict[str, Any]) -> str:
 
 def main() -> int:
     """Run all benchmarks; return 1 if any failed."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--shape", help="shape for every benchmark, instead of its own")
-    made.add_argument("--rounds", type=positive, help="rounds of every benchmark; by default its own")
-    made.add_argument("--json", action="store_true", help="end with one JSON object")
-    args = made.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only checks that everything works"
+    )
+    parser.add_argument("--shape", help="shape for every benchmark, instead of its own")
+    parser.add_argument("--rounds", type=positive, help="rounds of every benchmark; by default its own")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parser.parse_args()
     results = {command: run_benchmark(command, args.rounds) for command in commands(args.device, args.shape)}
-    rows = [{"command": command, **row} for command, result in results.items() if result for row in result["rows"]]
+    rows = [
+        {"command": command, **row} for command, result in results.items() if result for row in result["rows"]
+    ]
     machines = {command: result["machine"] for command, result in results.items() if result}
     failed = [command for command, result in results.items() if result is None]
     for line in dict.fromkeys(map(describe_machine, machines.values())):

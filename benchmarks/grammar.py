@@ -1,18 +1,19 @@
-"""What structured output costs: time of a decode step with and without grammars, and of a compilation.
+"""Cost of structured output: time of a decode step with and without grammars, and of a compilation.
 
-Penalties and log probabilities stand beside it.
+Also measures penalties and log probabilities.
 
     python benchmarks/grammar.py --shape qwen3-0.6b [--batch 64] [--only logprobs,penalties] [--json]
     python benchmarks/grammar.py --device cpu --layers 2 [--json]
     python benchmarks/grammar.py --host [--batch 64] [--json]
 
-Random weights, and a real vocabulary of 128,000 entries, made once and kept in a folder for temporary files,
-with whole words added where the shape has room for more (real models leave some hundred ids without a token).
-All rows of a batch have the grammar, and none of the grammars can end. The mean time of a step is taken while
-all rows decode; of several rounds the median is told. `mask_ms` is the part of it that the engine's loop
-spends on masks: on a GPU it passes while the model runs. `--host` runs no model: tokens are drawn at random
-among those allowed, and what a step's matches and masks take is told, by the clock and of all processors. The
-clock counts with `--mask-threads`, where so many processors are idle; with one thread both are the same.
+Weights are random. The vocabulary is a real one of 128,000 entries, created once and kept in the folder for
+temporary files, with whole words added if the shape has room for more (real models leave a few hundred ids
+without a token). All rows of a batch use the grammar, and none of the grammars can end. The result is the
+mean time of a step while all rows decode, as the median of the rounds. `mask_ms` is the part that the
+engine's loop spends on token masks; on a GPU it overlaps with the model. `--host` runs no model: it picks
+random tokens among those allowed and reports the time of a step's matching and masks, as wall time and as CPU
+time of all threads. Wall time matters with `--mask-threads` if that many cores are idle; with one thread both
+are the same.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from arguments import natural, not_negative, plain, positive
-from engine_choices import engine_options, parsed
+from arguments import jsonable, natural, not_negative, positive
+from engine_choices import engine_options, parse_checked_args
 from gateway_parts.vocabulary import Vocabulary
 from ran_on import machine
 from shapes import SHAPES
 
-from gpu import fail, loaded, median, need_device, parser, started
+from gpu import benchmark_parser, fail, loaded, median, need_device, started
 from mizzen import LLM, Grammar, GrammarKind, SamplingParams
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.request import Request
-from mizzen.engine.execution.slot_state import Uploader
+from mizzen.engine.uploader import Uploader
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.vocabulary import byte_alphabet
@@ -45,9 +46,9 @@ from mizzen.engine.grammar.xgrammar_backend import Builder, Target
 
 PROMPT, FIRST, LAST = 100, 16, 112
 LEAST_VOCABULARY = 128_256
-"""The tokenizer has 128,000 entries, and some ids are left over."""
+"""Minimum vocabulary size of the model: the tokenizer's 128,000 entries and some unused ids."""
 SPARE_IDS = 256
-"""Of the model, that have no token."""
+"""Number of the model's ids without a token."""
 RECORDS = r"""
 root ::= record "\n" root
 record ::= "{\"id\":" [1-9] [0-9]{2,5} ",\"name\":\"" name "\",\"ok\":" ("true" | "false") "}"
@@ -81,7 +82,7 @@ GRAMMARS = {
     "ebnf": Grammar(GrammarKind.EBNF, RECORDS),
     "tools": Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": TOOLS})),
 }
-WISHES: dict[str, dict[str, Any]] = {
+FEATURES: dict[str, dict[str, Any]] = {
     "penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.2, "repetition_penalty": 1.1},
     "logprobs": {"logprobs": 5},
     "logprobs of 20": {"logprobs": 20},
@@ -91,29 +92,29 @@ WISHES: dict[str, dict[str, Any]] = {
 
 def save_tokenizer(folder: Path, vocab_size: int) -> None:
     """Write the files of a tokenizer that has nearly as many entries as the model."""
-    made = Vocabulary()
-    files = dict(made.files)
+    vocabulary = Vocabulary()
+    files = dict(vocabulary.files)
     content = json.loads(files["tokenizer.json"])
     entries: dict[str, int] = content["model"]["vocab"]
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    for word in made.language.words:
+    for word in vocabulary.language.words:
         if len(entries) >= vocab_size - SPARE_IDS:
             break
         text = "".join(letters[byte] for byte in f" {word}".encode())
         entries.setdefault(text, len(entries))
     files["tokenizer.json"] = json.dumps(content).encode()
-    for name, one in files.items():
-        (folder / name).write_bytes(one)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
 
 
 def vocab_size_of(shape: str) -> int:
-    """Return the entries of a shape's vocabulary; tiny has one of a real size, too."""
+    """Return the vocabulary size of a shape; "tiny" gets a real size, too."""
     return max(SHAPES[shape]["vocab_size"], LEAST_VOCABULARY)
 
 
 @contextmanager
 def load(args: Any) -> Iterator[LLM]:
-    """Load the chosen shape with random weights and a real vocabulary."""
+    """Load the shape of the command line with random weights and a real vocabulary."""
     config = dict(SHAPES[args.shape]) | {"vocab_size": vocab_size_of(args.shape)}
     if args.layers:
         config["num_hidden_layers"] = args.layers
@@ -132,9 +133,9 @@ def load(args: Any) -> Iterator[LLM]:
             yield llm
 
 
-def step_seconds(llm: LLM, wishes: dict[str, Any], batch: int, temperature: float) -> tuple[float, float]:
-    """Run a batch; return the mean time of a step while all its rows decode, and that of its masks."""
-    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, ignore_eos=True, **wishes)
+def step_seconds(llm: LLM, features: dict[str, Any], batch: int, temperature: float) -> tuple[float, float]:
+    """Run a batch; return the mean seconds of a step while all its rows decode, and those of its masks."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=LAST + 8, ignore_eos=True, **features)
     rng = np.random.default_rng(0)
     for rid in range(batch):
         prompt = rng.integers(0, 100_000, PROMPT).astype(np.int32)
@@ -142,32 +143,34 @@ def step_seconds(llm: LLM, wishes: dict[str, Any], batch: int, temperature: floa
     marks: list[tuple[float, float]] = []
     while llm.engine.busy:
         output = llm.engine.step(0.0)
-        llm.engine.take_cache_events()
-        for ended in llm.engine.take_ended():
+        llm.engine.drain_cache_events()
+        for ended in llm.engine.drain_finished():
             fail(f"batch {batch}: a request failed: {ended.message}")
         if output is None or len(output.rids) < batch:
             continue
         if output.offsets.min() >= FIRST and output.offsets.max() <= LAST:
             marks.append((time.perf_counter(), llm.engine.grammar_counts.mask_seconds))
     if len(marks) < 2:
-        fail(f"KV has no room for a batch of {batch}, or max_running_requests is below: lower --batch")
+        fail(f"no KV cache room for a batch of {batch}, or max_running_requests is smaller: lower --batch")
     (begin, masks_begin), (end_at, masks_end) = marks[0], marks[-1]
     count = len(marks) - 1
     return (end_at - begin) / count, (masks_end - masks_begin) / count
 
 
-def asked_of(only: str | None) -> dict[str, dict[str, Any]]:
-    """Return what is asked, by name: first nothing, then all or what is named."""
-    asked = {name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()}
-    asked |= WISHES
+def features_to_measure(only: str | None) -> dict[str, dict[str, Any]]:
+    """Return sampling parameters by name: first none, then all features or those in `only`."""
+    features: dict[str, dict[str, Any]] = {
+        name: {} if grammar is None else {"grammar": grammar} for name, grammar in GRAMMARS.items()
+    }
+    features |= FEATURES
     if only is None:
-        return asked
-    return {name: asked[name] for name in dict.fromkeys(["none", *only.split(",")])}
+        return features
+    return {name: features[name] for name in dict.fromkeys(["none", *only.split(",")])}
 
 
 def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
-    """Return how long a request waits for each grammar when nobody asked for it before."""
-    found: dict[str, float] = {}
+    """Return the seconds that a request waits for each grammar's first compilation."""
+    seconds: dict[str, float] = {}
     for name in names:
         grammar = GRAMMARS.get(name)
         if grammar is None:
@@ -178,12 +181,12 @@ def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
         first = time.perf_counter() - began
         began = time.perf_counter()
         llm.generate([[1, 2, 3]], once, progress=False)
-        found[name] = first - (time.perf_counter() - began)
-    return found
+        seconds[name] = first - (time.perf_counter() - began)
+    return seconds
 
 
 def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads: int) -> dict[str, float]:
-    """Return what a step costs the host, in microseconds, while every row has the grammar."""
+    """Return the host time of a step in microseconds while every row uses the grammar."""
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder), vocab_size)
         target = Target(folder=folder, vocab_size=vocab_size, end_token_ids=(vocab_size - 1,))
@@ -191,21 +194,21 @@ def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads
     counts, rng, slots = GrammarCounts(), np.random.default_rng(0), np.arange(batch)
     masks = GrammarMasks(vocab_size, Uploader(torch.device("cpu")), counts, threads=threads)
     for slot in range(batch):
-        masks.start(slot, CompiledGrammar(grammar.kind, grammar.text, compiled, slot), np.empty(0, np.int32))
+        masks.start_slot(slot, CompiledGrammar(grammar.kind, grammar.text, compiled, slot), np.empty(0, np.int32))
     wall, spent = [], []
     for _ in range(steps):
         began, used = time.perf_counter(), time.process_time()
-        bits = masks.bits(slots, slots).numpy()
+        bits = masks.update_bitmasks(slots, slots).numpy()
         wall.append(time.perf_counter() - began)
         spent.append(time.process_time() - used)
         rows = (np.unpackbits(bits[slot].view(np.uint8), bitorder="little") for slot in slots.tolist())
-        drawn = np.array([rng.choice(np.flatnonzero(row)) for row in rows])
-        masks.sampled(slots, lambda drawn=drawn: drawn)
+        tokens = np.array([rng.choice(np.flatnonzero(row)) for row in rows])
+        masks.add_launched_step(slots, lambda tokens=tokens: tokens)
     masks.close()
-    told = np.array(wall[FIRST:]) * 1e6
+    microseconds = np.array(wall[FIRST:]) * 1e6
     return {
-        "us": float(np.median(told)),
-        "p90_us": float(np.percentile(told, 90)),
+        "us": float(np.median(microseconds)),
+        "p90_us": float(np.percentile(microseconds, 90)),
         "processor_us": float(np.median(spent[FIRST:]) * 1e6),
         "mean_processor_us": float(np.mean(spent[FIRST:]) * 1e6),
     }
@@ -213,36 +216,40 @@ def host_step(vocab_size: int, grammar: Grammar, batch: int, steps: int, threads
 
 def host(args: Any) -> dict[str, dict[str, float]]:
     """Measure all grammars without a model."""
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for name, grammar in GRAMMARS.items():
         if grammar is None:
             continue
         vocab_size = vocab_size_of(args.shape)
-        found[name] = one = host_step(vocab_size, grammar, args.batch, LAST, args.mask_threads)
+        results[name] = result = host_step(vocab_size, grammar, args.batch, LAST, args.mask_threads)
         print(
-            f"batch {args.batch} {name:>12}: {one['us']:8.0f} us a step by the clock "
-            f"(p90 {one['p90_us']:.0f}), "
-            f"{one['processor_us']:.0f} us of processors (mean {one['mean_processor_us']:.0f})"
+            f"batch {args.batch} {name:>12}: {result['us']:8.0f} us wall time a step "
+            f"(p90 {result['p90_us']:.0f}), "
+            f"{result['processor_us']:.0f} us of CPU time (mean {result['mean_processor_us']:.0f})"
         )
-    return found
+    return results
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--host", action="store_true", help="no model: the host's part of a step alone")
-    made.add_argument("--batch", type=positive, default=64, help="requests that decode together")
-    made.add_argument("--mask-threads", type=positive, default=1, help="with --host")
-    made.add_argument("--only", help="of what is asked, these names alone, by commas")
-    made.add_argument("--layers", type=natural, default=0, help="run so many layers of the shape alone")
-    made.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
-    args = parsed(made, batch=1, rounds=1)
-    known = {*GRAMMARS, *WISHES}
+    parser = benchmark_parser(__doc__)
+    parser.add_argument(
+        "--host", action="store_true", help="measure only the host part of a step, without a model"
+    )
+    parser.add_argument("--batch", type=positive, default=64, help="requests that decode together")
+    parser.add_argument("--mask-threads", type=positive, default=1, help="threads for masks, with --host")
+    parser.add_argument("--only", help="comma-separated names of the features to measure")
+    parser.add_argument(
+        "--layers", type=natural, default=0, help="run only this number of the shape's layers"
+    )
+    parser.add_argument("--temperature", type=not_negative, default=0.6, help="0 is greedy")
+    args = parse_checked_args(parser, batch=1, rounds=1)
+    known = {*GRAMMARS, *FEATURES}
     if args.only is not None and (unknown := set(args.only.split(",")) - known):
-        made.error(f"--only {', '.join(sorted(unknown))}: it must be of {', '.join(sorted(known))}")
+        parser.error(f"--only {', '.join(sorted(unknown))}: must be among {', '.join(sorted(known))}")
     if args.host:
-        found = host(args)
+        results = host(args)
         if args.json:
-            print(json.dumps({"host": found}))
+            print(json.dumps({"host": results}))
         return
     need_device(args.device)
     steps: dict[str, dict[str, float]] = {}
@@ -250,12 +257,12 @@ def main() -> None:
         llm.generate(
             [[1, 2, 3]], SamplingParams(max_tokens=1, grammar=Grammar(GrammarKind.REGEX, "a")), progress=False
         )
-        asked = asked_of(args.only)
-        compiling = compile_seconds(llm, asked)
-        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+        features = features_to_measure(args.only)
+        compiling = compile_seconds(llm, features)
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in features}
         for _ in range(args.rounds):
-            for name, wishes in asked.items():
-                rounds[name].append(step_seconds(llm, wishes, args.batch, args.temperature))
+            for name, parameters in features.items():
+                rounds[name].append(step_seconds(llm, parameters, args.batch, args.temperature))
         base = median([took for took, _ in rounds["none"]])
         for name, measured in rounds.items():
             took, mask = (median(list(column)) for column in zip(*measured, strict=True))
@@ -265,10 +272,10 @@ def main() -> None:
                 f"({took / base - 1:+.1%}), masks {mask * 1e3:5.2f} ms, "
                 f"first compilation {compiling.get(name, 0.0):.2f} s"
             )
-        found = {"steps": steps, "compile_seconds": compiling, **started(llm)}
+        results = {"steps": steps, "compile_seconds": compiling, **started(llm)}
     if args.json:
-        told = {"options": vars(args), "machine": machine(args.device), **found}
-        print(json.dumps(plain(told), default=str))
+        output = {"options": vars(args), "machine": machine(args.device), **results}
+        print(json.dumps(jsonable(output), default=str))
 
 
 if __name__ == "__main__":

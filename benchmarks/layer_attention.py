@@ -16,13 +16,13 @@ from mizzen.attention.base import (
     AttentionBackend,
     Chunk,
     DecodeRows,
-    DeviceDecode,
+    DevicePlannedDecode,
     Geometry,
     PagedKV,
     Pages,
-    RefreshedDecode,
+    HostPlannedDecode,
     Run,
-    UnevenDecode,
+    LengthSplitDecode,
 )
 from mizzen.core.request import Int32
 
@@ -109,14 +109,14 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes after the QKV projection; `uneven` splits contexts by their lengths."""
+    """A batch of decodes after the QKV projection; `by_length` splits contexts by their lengths."""
 
     def __init__(
-        self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, uneven: bool = False
+        self, bench: Bench, backend: AttentionBackend, lengths: Int32, norm: bool, *, by_length: bool = False
     ) -> None:
-        if uneven and not (isinstance(backend, UnevenDecode) and backend.uneven_slots):
+        if by_length and not (isinstance(backend, LengthSplitDecode) and backend.concurrent_splits):
             raise ValueError("it does not split contexts by their lengths")
-        self.bench, self.backend, self.uneven = bench, backend, uneven
+        self.bench, self.backend, self.by_length = bench, backend, by_length
         geometry, device, page = bench.geometry, bench.device, bench.kv.page_size
         rows, end = len(lengths), lengths - 1
         self.slots = np.arange(rows)
@@ -139,10 +139,10 @@ class Decodes:
             if attend.projected is not None:
                 attend.projected(layer, flat, self.norms, 1e-6, self.cos, self.sin, self.out)
             elif bench.device.type == "cuda":
-                from mizzen.kernels.attention.qk_norm_rope import prepare_heads
+                from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
                 stored = (self.slot_mapping, bench.kv.keys[layer], bench.kv.values[layer])
-                q = prepare_heads(flat, self.norms, 1e-6, self.cos, self.sin, *stored)
+                q = qk_norm_rope(flat, self.norms, 1e-6, self.cos, self.sin, *stored)
                 run(layer, q, None, None, self.out)
             else:
                 heads = bench.geometry.heads
@@ -154,27 +154,27 @@ class Decodes:
         rows = DecodeRows(slots=self.slots, lengths=self.lengths, pages=self.bench.pages)
         self.run_layers(self.backend.plan_decode(rows))
 
-    def capture(self, backend: DeviceDecode) -> Callable[[], None]:
+    def capture(self, backend: DevicePlannedDecode) -> Callable[[], None]:
         """Capture all layers in a graph and return its replay function."""
         slots = torch.from_numpy(self.slots.astype(np.int32)).to(self.bench.device)
         lengths = torch.ones_like(slots)
         self.graph_inputs = (slots, lengths)
         graph, table = torch.cuda.CUDAGraph(), self.bench.pages.device
         plan = backend.plan_decode_on_device
-        if self.uneven and isinstance(backend, UnevenDecode):
-            plan = backend.plan_uneven_on_device
+        if self.by_length and isinstance(backend, LengthSplitDecode):
+            plan = backend.plan_length_splits_on_device
         self.run_layers(plan(slots, lengths, table))  # loads kernels
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             self.run_layers(plan(slots, lengths, table))
         lengths.copy_(torch.from_numpy(self.lengths))
-        if isinstance(backend, RefreshedDecode):
+        if isinstance(backend, HostPlannedDecode):
             backend.refresh(len(self.slots), self.lengths)
         return graph.replay
 
     def seconds(self, rounds: int) -> float:
         """Return the seconds of one layer."""
-        step = self.capture(self.backend) if isinstance(self.backend, DeviceDecode) else self.run_eagerly
+        step = self.capture(self.backend) if isinstance(self.backend, DevicePlannedDecode) else self.run_eagerly
         return seconds_of(step, self.bench.device, rounds) / self.bench.layers
 
 

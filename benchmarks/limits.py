@@ -13,15 +13,15 @@ from arguments import above_zero, not_negative
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
-"""Microseconds of an all-reduce of one row by number of H200s, fastest method of `allreduce.py`; 8 taken as 4."""
+"""Microseconds of an all-reduce of one row by number of H200s (`allreduce.py`, fastest method; 8 as 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Minimum times of a model on GPUs, from the bytes moved and the operations done (in bfloat16).
 
-    Several GPUs share weights, KV and operations evenly. Only `collectives` counts their communication, because it
-    costs no time if it overlaps with computation. On other devices all limits are NaN.
+    Several GPUs share weights, KV and operations evenly. Only `collectives` counts their communication,
+    because it costs no time if it overlaps with computation. On other devices all limits are NaN.
     """
 
     config: ModelConfig
@@ -60,8 +60,8 @@ class Limits:
     def decode(self, batch: int, context: float) -> float:
         """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each.
 
-        The times of the GEMMs and of reading the KV are added: in a layer each waits for the other, and the KV of a
-        large batch does not fit in any cache of the GPU, so it cannot be prefetched.
+        The times of the GEMMs and of reading the KV are added: in a layer each waits for the other, and the
+        KV of a large batch does not fit in any cache of the GPU, so it cannot be prefetched.
         """
         weights = self.body + self.head
         gemms = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
@@ -74,12 +74,12 @@ class Limits:
         return 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
 
     def prefill(self, *prompts: int, start: int = 0) -> float:
-        """Return the minimum seconds of prefilling prompts of the given lengths after `start` shared cached tokens.
+        """Return the minimum seconds of prefilling prompts after `start` cached tokens that all share.
 
-        That is the longer of the time of their operations and of the minimum reads: all weights once, and the KV of
-        the `start` tokens once. Operations and reads are not added: while a step is limited by GEMMs, the next
-        layer's KV can be prefetched, whose 33 MB for 8192 tokens of an 8B model fit in the GPU's L2 cache. If the
-        step is limited by reads, as with the short rest of a prompt, weights and KV do add up.
+        That is the longer of the time of their operations and of the minimum reads: all weights once, and the
+        KV of the `start` tokens once. Operations and reads are not added: while a step is limited by GEMMs,
+        the next layer's KV can be prefetched, whose 33 MB for 8192 tokens of an 8B model fit in the GPU's L2
+        cache. If the step is limited by reads, as with the short rest of a prompt, weights and KV do add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
         bytes_read = self.element * (self.body + self.head) + start * self.token_bytes
@@ -98,8 +98,8 @@ class Limits:
     def collectives(self, rows: int, sampled: int) -> float:
         """Return the minimum seconds of communication in a step of `rows` rows that samples `sampled` tokens.
 
-        That is one all-reduce for the embedding and two per layer, without overlap, and the transfer of the logits
-        to one GPU.
+        That is one all-reduce for the embedding and two per layer, without overlap, and the transfer of the
+        logits to one GPU.
         """
         if self.gpus == 1:
             return 0.0
@@ -109,12 +109,10 @@ class Limits:
 
 def add_roofline_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the limits of one GPU: its bandwidth and its operations per second."""
-    made.add_argument(
+    parser.add_argument(
         "--bandwidth", type=above_zero, default=4.28, help="TB/s of memory bandwidth for the limit"
     )
-    made.add_argument(
-        "--tflops", type=above_zero, default=799, help="TFLOP/s for the limit"
-    )
+    parser.add_argument("--tflops", type=above_zero, default=799, help="TFLOP/s for the limit")
 
 
 def roofline_of(args: argparse.Namespace) -> tuple[float, float]:
@@ -127,8 +125,10 @@ def roofline_of(args: argparse.Namespace) -> tuple[float, float]:
 def add_limit_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the limits of one or several GPUs."""
     add_roofline_options(parser)
-    made.add_argument("--links", type=above_zero, default=450, help="GB/s that a GPU receives from the others")
-    made.add_argument(
+    parser.add_argument(
+        "--links", type=above_zero, default=450, help="GB/s that a GPU receives from the others"
+    )
+    parser.add_argument(
         "--least-sum",
         type=not_negative,
         help="minimum microseconds of an all-reduce; by default as measured",

@@ -2,10 +2,10 @@
 
     python benchmarks/mixed.py --shape qwen3-8b [--streams 32] [--prompt 8192] [--prompts 8] [--json]
 
-Streams decode continuously. Long prompts arrive one after the other, each as soon as the previous one has its token.
-Reports the time between two tokens of a stream at p50, p90 and p99, and the prompts' mean rate.
-`--max-step-milliseconds` determines the prefill chunks. The limit of the time between tokens is that of a decode step
-of the streams alone, and the limit of the rate is that of prompts alone.
+Streams decode continuously. Long prompts arrive one after the other, each as soon as the previous one has its
+token. Reports the time between two tokens of a stream at p50, p90 and p99, and the prompts' mean rate.
+`--max-step-milliseconds` determines the prefill chunks. The limit of the time between tokens is that of a
+decode step of the streams alone, and the limit of the rate is that of prompts alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from arguments import number, positive
-from engine_choices import parsed
+from engine_choices import parse_checked_args
 from tables import Table
 
-from gpu import check_ended, drain, fail, load, median, parser, run, started
+from gpu import benchmark_parser, check_ended, drain, fail, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Request
@@ -43,7 +43,7 @@ def step(llm: LLM, streams: int) -> StepOutput | None:
         fail(f"the engine is idle although {streams} streams should run: {SHORTEN}")
     output = llm.engine.step(time.monotonic())
     check_ended(llm, f"prompts with {streams} streams")
-    llm.engine.take_cache_events()
+    llm.engine.drain_cache_events()
     for ended in output.finished if output is not None else ():
         if ended.rid < streams:
             fail(f"a stream ended after {ended.output_tokens} tokens, before the prompts: {SHORTEN}")
@@ -60,7 +60,9 @@ def run_streams(
     last_token: dict[int, float] = {}
     while len(last_token) < streams:
         output = step(llm, streams)
-        last_token.update(dict.fromkeys(output.rids.tolist() if output is not None else (), time.perf_counter()))
+        last_token.update(
+            dict.fromkeys(output.rids.tolist() if output is not None else (), time.perf_counter())
+        )
     gaps: list[float] = []
     begin, done = time.perf_counter(), 0
     submit(llm, streams, prompts[0], 1)
@@ -118,15 +120,17 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
-    made.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
-    made.add_argument("--prompts", type=positive, default=8, help="number of prompts that arrive one after the other")
-    made.add_argument(
+    parser = benchmark_parser(__doc__, default="qwen3-8b")
+    parser.add_argument("--batch", "--streams", type=positive, default=32, help="streams")
+    parser.add_argument("--context", "--prompt", type=positive, default=8192, help="tokens of a prompt")
+    parser.add_argument(
+        "--prompts", type=positive, default=8, help="number of prompts that arrive one after the other"
+    )
+    parser.add_argument(
         "--max-step-milliseconds", type=number, default=25.0, help="target duration of steps with prefill"
     )
     own = {"max_step_milliseconds": "max_step_milliseconds"}
-    run(parsed(made, own, batch=4, context=256, prompts=2), measure)
+    run(parse_checked_args(parser, own, batch=4, context=256, prompts=2), measure)
 
 
 if __name__ == "__main__":

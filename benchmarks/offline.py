@@ -2,12 +2,12 @@
 
     python benchmarks/offline.py --shape qwen3-0.6b [--json]
 
-Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, ignoring end tokens:
-142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so none is in the
-prefix cache; the first round is not measured. The limit adds the limits of all steps: prefill of all prompts by
-operations, and as many decode steps as the longest output has tokens, each with the rows that are left and their
-context. `--batch` sets another number of requests, `--context` prompts of one length, and `--output` answers of one
-length.
+Prompts of 100 to 1024 random tokens are continued by 100 to 1024 tokens each at temperature 0.6, ignoring end
+tokens: 142,827 prompt tokens and 133,966 output tokens. Every round has new prompts of the same lengths, so
+none is in the prefix cache; the first round is not measured. The limit adds the limits of all steps: prefill
+of all prompts by operations, and as many decode steps as the longest output has tokens, each with the rows
+that are left and their context. `--batch` sets another number of requests, `--context` prompts of one length,
+and `--output` answers of one length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from arguments import positive
-from engine_choices import parsed
+from engine_choices import parse_checked_args
 from limits import Limits
 from tables import Table
 
@@ -34,7 +34,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 
 
 def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
-    """Return prompt and output lengths, drawn in the order in which the workload's definition draws them and the ids."""
+    """Return prompt and output lengths, in the random order of the workload's definition."""
     random.seed(0)
     prompts = []
     for _ in range(args.batch):
@@ -44,7 +44,9 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
         prompts.append(count)
     outputs = [random.randint(SHORTEST, LONGEST) for _ in range(args.batch)]
     if args.batch == SEQUENCES and (sum(prompts), sum(outputs)) != (PROMPT_TOKENS, OUTPUT_TOKENS):
-        raise RuntimeError(f"the workload differs from its definition: {sum(prompts)} and {sum(outputs)} tokens")
+        raise RuntimeError(
+            f"the workload differs from its definition: {sum(prompts)} and {sum(outputs)} tokens"
+        )
     return (
         [args.context] * args.batch if args.context else prompts,
         [args.output] * args.batch if args.output else outputs,
@@ -117,11 +119,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser(__doc__)
-    made.add_argument("--batch", type=positive, default=SEQUENCES, help="requests")
-    made.add_argument("--context", type=positive, help="tokens of every prompt")
-    made.add_argument("--output", type=positive, help="tokens of every answer")
-    run(parsed(made, batch=8, context=32, output=16), measure)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--batch", type=positive, default=SEQUENCES, help="requests")
+    parser.add_argument("--context", type=positive, help="tokens of every prompt")
+    parser.add_argument("--output", type=positive, help="tokens of every answer")
+    run(parse_checked_args(parser, batch=8, context=32, output=16), measure)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""What many services cost the operator: time to ready, writes, CPU and memory at rest, and failing over.
+"""Cost of many services for the operator: time to ready, writes, CPU and memory at rest, and fail-over.
 
     python benchmarks/operator_scale.py --services 1000 --json
 
-etcd and kube-apiserver are real, and so is the operator, with the rights that the chart gives it, on one core
-of its own. Simulated are the node, the Deployment controller and the gateways' admin API: pods run as soon as
-they are there (benchmarks/operator_parts/node.py).
+etcd and kube-apiserver are real, and so is the operator, which has the rights of the chart and a core of its
+own. The node, the Deployment controller and the gateways' admin API are simulated: pods run as soon as they
+exist (benchmarks/operator_parts/node.py).
 
-    burst      all services are applied at once: from the first request until the last one is Ready, as a
-               client of the API server sees it; and the operator's CPU time meanwhile
-    apply      one at a time, beside those that are there: from the request until the engine's pod is there
-    idle       a while without changes: the operator's writes (the API server's audit log, by user agent; but
-               for its Lease), CPU time and resident memory (/proc)
-    failover   two operators: from the leader's SIGTERM, and from its SIGKILL, until the other one has made a
-               pod that was asked for in between
-    kills      the operator is killed at random moments while groups are scaled, killed and replaced, and
-               starts anew: at the end each service has its pods, each once
+    burst      all services are applied at once: time from the first request until the last service is Ready,
+               as seen by a client of the API server, and the operator's CPU time meanwhile
+    apply      services are applied one at a time, in addition to the existing ones: time from the request
+               until the engine's pod exists
+    idle       some time without changes: the operator's writes (from the API server's audit log, by user
+               agent, except for its Lease), CPU time and resident memory (/proc)
+    failover   two operators: time from the leader's SIGTERM, and from its SIGKILL, until the other one has
+               created a pod that was requested meanwhile
+    kills      the operator is killed and restarted at random moments while groups are scaled, killed and
+               replaced: at the end each service must have each of its pods exactly once
 """
 
 from __future__ import annotations
@@ -47,49 +48,49 @@ GOALS = {
 }
 NAMESPACES = 10
 AT_ONCE = 32
-LOOK_SECONDS = 2.0
-"""How often it is seen whether what should run does."""
+CHECK_SECONDS = 2.0
+"""Interval of the checks that the operator still runs."""
 PODS = "mizzen.dev/component=engine"
 
 
 class Watcher:
-    """What a client of the API server sees of services and their engines' pods, and when."""
+    """Watches services and their engine pods as a client of the API server, and records when they change."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._api = cluster, cluster.api
         self.ready: dict[str, float] = {}
         self.pods: dict[str, dict[str, Any]] = {}
         self.created: dict[str, float] = {}
-        """When the first pod of a service was seen."""
-        self._news = asyncio.Event()
+        """Time when the first pod of each service was seen."""
+        self._changed = asyncio.Event()
         self._tasks = [asyncio.create_task(self._services()), asyncio.create_task(self._pods())]
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop the watches."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def until(self, condition: Any, seconds: float, what: str) -> None:
-        """Wait until a condition of what is seen holds.
+    async def wait_until(self, condition: Any, seconds: float, description: str) -> None:
+        """Wait until a condition on the watched objects holds.
 
         Raises:
-            TimeoutError: names what was waited for.
+            TimeoutError: the condition did not hold in time; the message has its description.
             RuntimeError: the newest operator has ended.
         """
         deadline = time.monotonic() + seconds
         while not condition():
-            self._news.clear()
+            self._changed.clear()
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"not within {seconds:.0f} s: {what}")
+                raise TimeoutError(f"not within {seconds:.0f} s: {description}")
             try:
-                await asyncio.wait_for(self._news.wait(), min(left, LOOK_SECONDS))
+                await asyncio.wait_for(self._changed.wait(), min(left, CHECK_SECONDS))
             except TimeoutError:
                 self._cluster.check()
 
     def live(self, name: str) -> list[dict[str, Any]]:
-        """Engine pods of a service that are there to stay."""
+        """Return the engine pods of a service that are not being deleted."""
         return [
             pod
             for pod in self.pods.values()
@@ -106,7 +107,7 @@ class Watcher:
                 self.ready.setdefault(meta["name"], time.monotonic())
             else:
                 self.ready.pop(meta["name"], None)
-            self._news.set()
+            self._changed.set()
 
     async def _pods(self) -> None:
         async for kind, body in self._api.watch("/api/v1/pods", labelSelector=PODS):
@@ -116,7 +117,7 @@ class Watcher:
             else:
                 self.pods[meta["uid"]] = body
                 self.created.setdefault(meta["labels"]["mizzen.dev/service"], time.monotonic())
-            self._news.set()
+            self._changed.set()
 
 
 class Run:
@@ -126,10 +127,10 @@ class Run:
         self.cluster = cluster
         self.arguments = arguments
         self.namespaces = [f"bench-{number}" for number in range(NAMESPACES)]
-        self.found: dict[str, Any] = {"services": arguments.services}
+        self.results: dict[str, Any] = {"services": arguments.services}
 
     async def run(self) -> dict[str, Any]:
-        """Run the phases; returns what was found."""
+        """Run the phases of the command line; return their figures."""
         await self.cluster.prepare(self.namespaces)
         self.cluster.start_node()
         self.operator = self.start()
@@ -137,13 +138,13 @@ class Run:
         try:
             for phase in PHASES:
                 if phase in self.arguments.phases:
-                    before = set(self.found)
+                    before = set(self.results)
                     await getattr(self, phase)()
-                    for name in [name for name in self.found if name not in before]:
-                        say(name, self.found[name])
+                    for name in [name for name in self.results if name not in before]:
+                        print_figure(name, self.results[name])
         finally:
             await self.watcher.close()
-        return self.found
+        return self.results
 
     def start(self, *options: str, identity: str = "") -> OperatorProcess:
         """Start an operator with the run's options."""
@@ -166,32 +167,32 @@ class Run:
     async def burst(self) -> None:
         """Apply all services at once."""
         names = [f"s{number}" for number in range(self.arguments.services)]
-        turns = asyncio.Semaphore(AT_ONCE)
+        limiter = asyncio.Semaphore(AT_ONCE)
 
         async def apply(name: str) -> None:
-            async with turns:
+            async with limiter:
                 await self.apply_one(name)
 
         began, cpu = time.monotonic(), self.operator.cpu_seconds()
         load = load_seconds()
         await asyncio.gather(*map(apply, names))
-        self.found["applied_s"] = round(time.monotonic() - began, 2)
+        self.results["applied_s"] = round(time.monotonic() - began, 2)
         wanted = set(names)
-        await self.watcher.until(
+        await self.watcher.wait_until(
             lambda: len(self.watcher.ready) >= len(wanted) and wanted <= set(self.watcher.ready),
             self.arguments.limit_seconds,
             "all services are ready",
         )
-        self.found["all_ready_s"] = round(max(self.watcher.ready[n] for n in names) - began, 2)
-        self.found["burst_cpu_s"] = round(self.operator.cpu_seconds() - cpu, 2)
-        self.found["burst_machine_busy_cores"] = busy(load, began)
+        self.results["all_ready_s"] = round(max(self.watcher.ready[n] for n in names) - began, 2)
+        self.results["burst_cpu_s"] = round(self.operator.cpu_seconds() - cpu, 2)
+        self.results["burst_machine_busy_cores"] = busy_cores(load, began)
         writes = Counter(
             f"{event['verb']} {event['objectRef']['resource']}"
             + (f"/{event['objectRef']['subresource']}" if "subresource" in event["objectRef"] else "")
             for event in self.cluster.audited()
         )
-        self.found["burst_writes"] = sum(writes.values())
-        self.found["burst_writes_by_kind"] = dict(writes.most_common())
+        self.results["burst_writes"] = sum(writes.values())
+        self.results["burst_writes_by_kind"] = dict(writes.most_common())
 
     async def apply(self) -> None:
         """Apply services one at a time."""
@@ -200,15 +201,19 @@ class Run:
             name = f"one-{number}"
             began = time.monotonic()
             await self.apply_one(name)
-            await self.watcher.until(lambda name=name: name in self.watcher.created, 60, f"a pod of {name}")
+            await self.watcher.wait_until(
+                lambda name=name: name in self.watcher.created, 60, f"a pod of {name}"
+            )
             took.append(1000 * (self.watcher.created[name] - began))
-            await self.watcher.until(lambda name=name: name in self.watcher.ready, 120, f"{name} is ready")
+            await self.watcher.wait_until(
+                lambda name=name: name in self.watcher.ready, 120, f"{name} is ready"
+            )
         took.sort()
         for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):  # nearest rank
-            self.found[f"apply_to_pods_{name}_ms"] = round(took[math.ceil(share * len(took)) - 1], 1)
+            self.results[f"apply_to_pods_{name}_ms"] = round(took[math.ceil(share * len(took)) - 1], 1)
 
     async def idle(self) -> None:
-        """Look at the operator while nothing changes."""
+        """Measure the operator while nothing changes."""
         await asyncio.sleep(self.arguments.settle_seconds)
         seconds = self.arguments.idle_seconds
         size, cpu, began = self.cluster.audit_size(), self.operator.cpu_seconds(), time.monotonic()
@@ -217,12 +222,12 @@ class Run:
         events = list(self.cluster.audited(size))
         for event in events[:5]:
             print("a write at rest:", event["verb"], event["requestURI"], file=sys.stderr)
-        self.found["idle_writes_per_minute"] = round(60 * len(events) / took, 2)
-        self.found["idle_cpu_percent"] = round(100 * (self.operator.cpu_seconds() - cpu) / took, 2)
-        self.found["rss_mb"] = round(self.operator.rss_mb(), 1)
+        self.results["idle_writes_per_minute"] = round(60 * len(events) / took, 2)
+        self.results["idle_cpu_percent"] = round(100 * (self.operator.cpu_seconds() - cpu) / took, 2)
+        self.results["rss_mb"] = round(self.operator.rss_mb(), 1)
 
     async def failover(self) -> None:
-        """End the leader in both ways while another operator waits."""
+        """Stop the leader by SIGTERM and by SIGKILL while another operator stands by."""
         await self.apply_one("failover", replicas=0)
         for number, name in ((signal.SIGTERM, "graceful"), (signal.SIGKILL, "killed")):
             other = self.start()
@@ -231,16 +236,16 @@ class Run:
             self.operator.process.send_signal(number)
             groups = 1 if name == "graceful" else 2
             await self.patch("failover", {"replicas": groups})
-            await self.watcher.until(
+            await self.watcher.wait_until(
                 lambda groups=groups: len(self.watcher.live("failover")) >= groups, 120, f"a pod after {name}"
             )
-            self.found[f"failover_{name}_s"] = round(time.monotonic() - began, 2)
+            self.results[f"failover_{name}_s"] = round(time.monotonic() - began, 2)
             self.operator.end(number)
             self.operator = other
 
     async def kills(self) -> None:
-        """Kill the operator again and again while there is something to do."""
-        chance = random.Random(self.arguments.seed)
+        """Kill the operator repeatedly while it has work to do."""
+        rng = random.Random(self.arguments.seed)
         identity = "killed"
         self.operator.end()
         names = [f"kill-{number}" for number in range(8)]
@@ -248,20 +253,20 @@ class Run:
         for name in names:
             await self.apply_one(name)
         for _ in range(self.arguments.kills):
-            name = chance.choice(names)
-            if chance.random() < 0.5:
-                await self.patch(name, {"replicas": chance.randint(0, 4)})
-            elif chance.random() < 0.5:
-                await self.patch(name, {"engine": {"maxRunningRequests": chance.randint(1, 256)}})
+            name = rng.choice(names)
+            if rng.random() < 0.5:
+                await self.patch(name, {"replicas": rng.randint(0, 4)})
+            elif rng.random() < 0.5:
+                await self.patch(name, {"engine": {"maxRunningRequests": rng.randint(1, 256)}})
             else:
-                await self._kill_pod(chance.choice(names), chance)
-            await asyncio.sleep(chance.uniform(0.0, 2.5))
+                await self._kill_pod(rng.choice(names), rng)
+            await asyncio.sleep(rng.uniform(0.0, 2.5))
             self.operator.end(signal.SIGKILL)
             self.operator = self.start(identity=identity)
         for name in names:
             await self.patch(name, {"replicas": 2})
 
-        def right() -> bool:
+        def all_correct() -> bool:
             return all(
                 name in self.watcher.ready
                 and sorted(pod["metadata"]["labels"]["mizzen.dev/group"] for pod in self.watcher.live(name))
@@ -270,40 +275,40 @@ class Run:
             )
 
         try:
-            await self.watcher.until(right, 180, "each service has its two groups, each once")
+            await self.watcher.wait_until(all_correct, 180, "each service has its two groups, each once")
             wrong = 0
         except TimeoutError:
             wrong = sum(len(self.watcher.live(name)) != 2 or name not in self.watcher.ready for name in names)
-        self.found["kills"] = self.arguments.kills
-        self.found["services_wrong_after_kills"] = wrong
+        self.results["kills"] = self.arguments.kills
+        self.results["services_wrong_after_kills"] = wrong
 
-    async def _kill_pod(self, name: str, chance: random.Random) -> None:
+    async def _kill_pod(self, name: str, rng: random.Random) -> None:
         pods = self.watcher.live(name)
         if pods:
-            meta = chance.choice(pods)["metadata"]
+            meta = rng.choice(pods)["metadata"]
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
             await self.cluster.api.quietly("DELETE", path, {"gracePeriodSeconds": 0})
 
 
 def load_seconds() -> float:
-    """CPU time that all processes of the machine have used."""
+    """Return the CPU seconds that all processes of the machine have used."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def busy(load: float, began: float) -> float:
-    """Cores that the whole machine has used since then."""
+def busy_cores(load: float, began: float) -> float:
+    """Return the mean number of cores that the machine has used since `began`."""
     return round((load_seconds() - load) / (time.monotonic() - began), 2)
 
 
-def say(name: str, value: Any) -> None:
-    """Print a figure, beside its goal if it has one."""
+def print_figure(name: str, value: Any) -> None:
+    """Print a figure, with its goal if it has one."""
     goal = f"   (goal: at most {GOALS[name]:g})" if name in GOALS else ""
     print(f"{name:28} {value}{goal}", flush=True)
 
 
 async def main(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run everything in a temporary folder."""
+    """Run the benchmark in a temporary folder."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -313,33 +318,35 @@ async def main(arguments: argparse.Namespace) -> dict[str, Any]:
             return await Run(cluster, arguments).run()
         finally:
             if arguments.keep_logs:
-                for one in cluster.operators:
-                    (arguments.keep_logs / one.log.name).write_bytes(one.log.read_bytes())
+                for operator in cluster.operators:
+                    (arguments.keep_logs / operator.log.name).write_bytes(operator.log.read_bytes())
             await cluster.close()
 
 
 def parse() -> argparse.Namespace:
-    """Read the options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=["burst", "apply", "idle"])
     parser.add_argument("--applies", type=int, default=100, help="services applied one at a time")
-    parser.add_argument("--settle-seconds", type=float, default=10.0, help="rest before a look at rest")
+    parser.add_argument("--settle-seconds", type=float, default=10.0, help="pause before measuring at rest")
     parser.add_argument("--idle-seconds", type=float, default=120.0)
     parser.add_argument("--limit-seconds", type=float, default=900.0, help="the burst fails after this time")
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the random kills")
-    parser.add_argument("--requests-per-second", type=int, default=400, help="the operator's token bucket")
-    parser.add_argument("--operator-option", action="append", default=[], help="passed on to the operator")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random kills")
+    parser.add_argument(
+        "--requests-per-second", type=int, default=400, help="rate of the operator's token bucket"
+    )
+    parser.add_argument("--operator-option", action="append", default=[], help="option for the operator")
     parser.add_argument("--keep-logs", type=Path, help="an existing folder for the operators' logs")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    given = parse()
-    result = asyncio.run(main(given))
-    if given.json:
+    options = parse()
+    result = asyncio.run(main(options))
+    if options.json:
         print(json.dumps({**result, "goals": GOALS}))

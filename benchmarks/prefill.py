@@ -2,10 +2,10 @@
 
     python benchmarks/prefill.py --shape qwen3-8b [--work 16x1024 4x4096 1x8192 1x32768] [--json]
 
-A workload COUNTxLENGTH is COUNT prompts of LENGTH tokens, each continued by one token. The time runs from the submission
-to the last prompt's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192` measures every
-combination. `--profile` runs each workload once more under PyTorch's profiler and reports by how much each kernel
-delays its end.
+A workload COUNTxLENGTH is COUNT prompts of LENGTH tokens, each continued by one token. The time runs from the
+submission to the last prompt's token. No prompt is in the prefix cache. `--batch 1 4 --context 1024 8192`
+measures every combination. `--profile` runs each workload once more under PyTorch's profiler and reports by
+how much each kernel delays its end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from arguments import given_options, positive
-from engine_choices import parsed
+from engine_choices import parse_checked_args
 from step_parts import print_kernels, trace_kernels
 from tables import Table
 from torch.profiler import ProfilerActivity, profile
 
-from gpu import drain, load, median, parser, run, started
+from gpu import benchmark_parser, drain, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
@@ -90,17 +90,21 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--work", type=parse_prompts, nargs="+", default=DEFAULT, help="prompts by tokens of each")
-    made.add_argument("--batch", type=positive, nargs="+", help="prompts at once, instead of --work")
-    made.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt, instead of --work")
-    made.add_argument("--profile", action="store_true", help="report by how much each kernel delays the end")
-    args = parsed(made, work=[Prompts(4, 64), Prompts(1, 512)])
+    parser = benchmark_parser(__doc__, default="qwen3-8b")
+    parser.add_argument(
+        "--work", type=parse_prompts, nargs="+", default=DEFAULT, help="prompts by tokens of each"
+    )
+    parser.add_argument("--batch", type=positive, nargs="+", help="prompts at once, instead of --work")
+    parser.add_argument("--context", type=positive, nargs="+", help="tokens of a prompt, instead of --work")
+    parser.add_argument(
+        "--profile", action="store_true", help="report by how much each kernel delays the end"
+    )
+    args = parse_checked_args(parser, work=[Prompts(4, 64), Prompts(1, 512)])
     if args.profile and args.device != "cuda":
-        made.error("--profile needs --device cuda")
+        parser.error("--profile needs --device cuda")
     if args.batch or args.context:
-        if "work" in given_options(made):
-            made.error("--work conflicts with --batch and --context: leave one of them out")
+        if "work" in given_options(parser):
+            parser.error("--work conflicts with --batch and --context: leave one of them out")
         args.work = [Prompts(count, size) for size in args.context or [1024] for count in args.batch or [1]]
     run(args, measure)
 

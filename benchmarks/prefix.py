@@ -2,15 +2,15 @@
 
     python benchmarks/prefix.py --shape qwen3-8b [--shared 8192] [--own 64] [--json]
 
-A prompt with a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then with the
-whole prefix cached (a hit). The time runs from the submission to the first token. The limit is the longer of the
-operations of the computed tokens and of reading all weights and the prefix's KV. With `--batch N`, N prompts that
-share the prefix hit at once, and the time is that of the last prompt's token.
+A prompt with a long prefix and a short rest runs first with nothing of it in the prefix cache (a miss), then
+with the whole prefix cached (a hit). The time runs from the submission to the first token. The limit is the
+longer of the operations of the computed tokens and of reading all weights and the prefix's KV. With `--batch
+N`, N prompts that share the prefix hit at once, and the time is that of the last prompt's token.
 
     python benchmarks/prefix.py --shape qwen3-8b --groups 50 --each 10
 
-runs 50 groups of 10 prompts all at once, where the prompts of a group share a prefix. It reports the share of prompt
-tokens that came from the cache, and the throughput with and without the cache.
+runs 50 groups of 10 prompts all at once, where the prompts of a group share a prefix. It reports the share of
+prompt tokens that came from the cache, and the throughput with and without the cache.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 from arguments import given_options, natural, positive
-from engine_choices import engine_options, parsed
+from engine_choices import engine_options, parse_checked_args
 from prefix_groups import measure_groups
 from tables import Table
 
-from gpu import drain, fail, load, median, parser, run, started
+from gpu import benchmark_parser, drain, fail, load, median, run, started
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Request
 
@@ -34,7 +34,7 @@ ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]:
-    """Run prompts of one length; return the seconds until the last prompt's token, and their cached tokens."""
+    """Run prompts of one length; return the seconds until the last token, and each prompt's cached tokens."""
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
@@ -54,7 +54,7 @@ def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
 
 
 def reusable(context: int, own: int, page_size: int) -> int:
-    """Return the tokens in whole pages of the prefix that a hit reuses; a prompt's last token is always computed."""
+    """Return the number of prefix tokens that a hit reuses: whole pages, without a prompt's last token."""
     return min(context, context + own - 1) // page_size * page_size
 
 
@@ -108,22 +108,26 @@ def row_name(args: argparse.Namespace, kind: str, count: int) -> str:
 
 
 def main() -> None:
-    made = parser(__doc__, default="qwen3-8b")
-    made.add_argument("--context", "--shared", type=positive, default=8192, help="tokens of the prefix")
-    made.add_argument("--own", type=natural, default=64, help="tokens of each prompt after the prefix")
-    made.add_argument("--batch", type=positive, default=1, help="prompts that hit at once")
-    made.add_argument("--groups", type=positive, help="measure this number of groups, with and without the cache")
-    made.add_argument("--each", type=positive, default=10, help="prompts of a group")
-    args = parsed(made, context=512, own=16)
+    parser = benchmark_parser(__doc__, default="qwen3-8b")
+    parser.add_argument("--context", "--shared", type=positive, default=8192, help="tokens of the prefix")
+    parser.add_argument("--own", type=natural, default=64, help="tokens of each prompt after the prefix")
+    parser.add_argument("--batch", type=positive, default=1, help="prompts that hit at once")
+    parser.add_argument(
+        "--groups", type=positive, help="measure this number of groups, with and without the cache"
+    )
+    parser.add_argument("--each", type=positive, default=10, help="prompts of a group")
+    args = parse_checked_args(parser, context=512, own=16)
     options = engine_options(args)
-    if args.groups is None and "each" in given_options(made):
-        made.error("--each is the number of prompts per group: give --groups, too")
-    if args.groups and "batch" in given_options(made):
-        made.error("--batch has no effect with --groups, whose prompts all start at once: leave it out")
+    if args.groups is None and "each" in given_options(parser):
+        parser.error("--each is the number of prompts per group: give --groups, too")
+    if args.groups and "batch" in given_options(parser):
+        parser.error("--batch has no effect with --groups, whose prompts all start at once: leave it out")
     if options["prefix_cache"] == "none":
-        made.error(NEEDED)
+        parser.error(NEEDED)
     if not reusable(args.context, args.own, options["page_size"]):
-        made.error(f"a prefix of --context {args.context} tokens does not fill a page of {options['page_size']}")
+        parser.error(
+            f"a prefix of --context {args.context} tokens does not fill a page of {options['page_size']}"
+        )
     run(args, measure, without={"prefix cache off": NEEDED})
 
 

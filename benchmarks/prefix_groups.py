@@ -30,7 +30,8 @@ def draw_prompts(args: argparse.Namespace, highest: int, seed: int) -> list[np.n
 def least_seconds(args: argparse.Namespace, limits: Limits, *, cached: bool) -> float:
     """Return the minimum seconds of all prompts.
 
-    With the cache, all but the first prompt of a group compute only their own tokens, in steps after the first one's.
+    With the cache, all but the first prompt of a group compute only their own tokens, in steps after the
+    first one's.
     """
     full, rests = [args.context + args.own] * args.groups, [args.own] * (args.groups * (args.each - 1))
     if not cached or not rests:

@@ -2,10 +2,10 @@
 
     python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]
 
-Each GEMM runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by the library
-that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`skinny` is the small-M GEMM, `wide` the
-swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit is the longer of reading
-the weights and of the operations.
+Each GEMM runs in a captured graph over several weights of its shape, more than the GPU's caches hold: by the
+library that PyTorch calls, and by each kernel of `mizzen.kernels` that supports it (`skinny` is the small-M
+GEMM, `wide` the swap-AB GEMM). The kernel that a layer uses is marked. gate-up includes SwiGLU. The limit is
+the longer of reading the weights and of the operations.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from arguments import Help, plain, positive
-from engine_choices import read, smoke
+from arguments import Help, jsonable, positive
+from engine_choices import is_smoke_run, parse_args
 from layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
-from limits import add_roof, roof_of
+from limits import add_roofline_options, roofline_of
 from ran_on import machine
 from shapes import SHAPES, config_of
 from tables import Table
 
 from gpu import need_device
-from mizzen.layers.linear import WIDEST_BEFORE_ATTENTION, widest_product
+from mizzen.layers.linear import MAX_BATCH_BEFORE_ATTENTION, max_small_batch
 from mizzen.models.config import ModelConfig
 
 Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
-"""Function of (weight [rows, columns], x [tokens, columns], out) that multiplies x with the transposed weight."""
+"""Function (weight [rows, columns], x [tokens, columns], out) that computes x times the transposed weight."""
 
 
 def gemm_shapes(config: ModelConfig, ranks: int) -> dict[str, tuple[int, int]]:
@@ -90,10 +90,10 @@ def chosen_kernel(name: str, weight: torch.Tensor, rows: int) -> str:
         return "library"
     from mizzen.kernels.gemm import small_m
 
-    most = widest_product(weight, gate=name == "gate-up")
+    most = max_small_batch(weight, gate=name == "gate-up")
     if name == "qkv":
         size = weight.numel()
-        most = min(most, next((limit for weights, limit in WIDEST_BEFORE_ATTENTION if size <= weights), 0))
+        most = min(most, next((limit for weights, limit in MAX_BATCH_BEFORE_ATTENTION if size <= weights), 0))
     if rows > most:
         return "library"
     return "gemv" if rows == 1 else "skinny" if rows <= small_m.widest(weight) else "wide"
@@ -118,26 +118,26 @@ def measure_one(
     gate, (height, columns), device = name == "gate-up", weights[0].shape, weights[0].device
     x = torch.randn(rows, columns, dtype=weights[0].dtype, device=device)
     out = torch.empty(rows, height // (1 + gate), dtype=x.dtype, device=device)
-    bandwidth, flops = roof_of(args)
+    bandwidth, flops = roofline_of(args)
     least = max(2 * height * columns / bandwidth, 2 * rows * height * columns / flops)
-    taken = chosen(name, weights[0], rows)
-    found: dict[str, Any] = {"limit_us": least * 1e6, "chosen": taken, "kernels": {}}
-    for way, product in candidates(weights[0], rows, gate).items():
+    chosen = chosen_kernel(name, weights[0], rows)
+    result: dict[str, Any] = {"limit_us": least * 1e6, "chosen": chosen, "kernels": {}}
+    for kernel, gemm in candidates(weights[0], rows, gate).items():
 
-        def step(product: Product = product) -> None:
+        def step(gemm: Gemm = gemm) -> None:
             for weight in weights:
-                product(weight, x, out)
+                gemm(weight, x, out)
 
-        took = seconds_of(captured(step, device), device, args.rounds) / len(weights)
-        note = "chosen" if way == taken else ""
-        share = table.row(f"{name}, {rows} rows, {way}", took * 1e6, least * 1e6, "us", note)
-        found["kernels"][way] = {"us": took * 1e6, "share": share}
-    return found
+        took = seconds_of(capture(step, device), device, args.rounds) / len(weights)
+        note = "chosen" if kernel == chosen else ""
+        share = table.row(f"{name}, {rows} rows, {kernel}", took * 1e6, least * 1e6, "us", note)
+        result["kernels"][kernel] = {"us": took * 1e6, "share": share}
+    return result
 
 
 def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict[str, dict[str, Any]]:
-    """Measure all products for each number of rows."""
-    device, found = torch.device(args.device), dict[str, dict[str, Any]]()
+    """Measure all GEMMs for each number of rows."""
+    device, results = torch.device(args.device), dict[str, dict[str, Any]]()
     for name, (height, columns) in gemm_shapes(config, args.tensor).items():
         size = height * columns * dtype_of(device).itemsize
         count = min(LAYERS, max(2, math.ceil(COLD_BYTES / size))) if args.device == "cuda" else 1
@@ -146,31 +146,37 @@ def measure(args: argparse.Namespace, config: ModelConfig, table: Table) -> dict
             for _ in range(count)
         ]
         for rows in args.batch:
-            found[f"{name} {rows}"] = measure_one(args, table, name, weights, rows)
-    return found
+            results[f"{name} {rows}"] = measure_one(args, table, name, weights, rows)
+    return results
 
 
 def main() -> None:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
-    made.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose GEMMs are measured")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="qwen3-8b", help="model whose GEMMs are measured"
+    )
+    parser.add_argument(
         "--tensor", type=positive, default=1, help="GPUs that share the model; the shard of one is measured"
     )
-    made.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows")
-    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tells whether all works")
-    made.add_argument("--rounds", type=positive, default=5, help="the median of so many is told")
-    add_roof(made)
-    made.add_argument("--json", action="store_true", help="end with one JSON object")
-    args = read(made, batch=[1, 8])
+    parser.add_argument(
+        "--batch", type=positive, nargs="+", default=[1, 8, 16, 32, 64, 128, 256], help="rows"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu only checks that everything works"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="number of rounds; the median counts")
+    add_roofline_options(parser)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    args = parse_args(parser, batch=[1, 8])
     need_device(args.device)
-    if smoke(args):
-        torch.set_num_threads(1)  # more would only wait for one another
+    if is_smoke_run(args):
+        torch.set_num_threads(1)  # more threads would only wait for each other
     table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))
     with torch.inference_mode():
-        found = measure(args, config_of(args.shape), table)
+        results = measure(args, config_of(args.shape), table)
     if args.json:
-        told = {"options": vars(args), "machine": machine(args.device), "rows": table.rows}
-        print(json.dumps(plain({**told, "products": found})))
+        header = {"options": vars(args), "machine": machine(args.device), "rows": table.rows}
+        print(json.dumps(jsonable({**header, "products": results})))
 
 
 if __name__ == "__main__":

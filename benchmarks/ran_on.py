@@ -1,7 +1,7 @@
-"""What a figure was measured on: GPU, driver, versions, commit and clocks.
+"""Description of the machine of a benchmark: GPU, driver, versions, commit and clocks.
 
-Nothing here fails: what cannot be told is None. The GPU is asked through NVML alone, for asking CUDA would
-make a context that the measured engine does not expect.
+Nothing here raises; an unknown value is returned as None. The GPU is queried only through NVML, because a
+CUDA query would create a context that the measured engine does not expect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def nvml(device: str) -> tuple[Any, Any] | None:
-    """Return NVML and its handle of the first GPU that this process sees; None where there is none."""
+    """Return NVML and its handle of the first visible GPU, or None without a GPU or NVML."""
     if device != "cuda":
         return None
     with suppress(Exception):
@@ -32,39 +32,41 @@ def nvml(device: str) -> tuple[Any, Any] | None:
 
 
 def text(value: str | bytes) -> str:
-    """Return what NVML says as text, which its older versions give as bytes."""
+    """Return a string of NVML as text; older versions return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_name(device: str) -> str | None:
-    """Return the first GPU's name; without NVML it is known once this process uses the GPU."""
-    found = nvml(device)
+    """Return the name of the first GPU; without NVML it is known only once this process uses the GPU."""
+    handle = nvml(device)
     with suppress(Exception):
-        if found is not None:
-            return text(found[0].nvmlDeviceGetName(found[1]))
+        if handle is not None:
+            return text(handle[0].nvmlDeviceGetName(handle[1]))
         if device == "cuda" and torch.cuda.is_initialized():
             return torch.cuda.get_device_name()
     return None
 
 
 def driver(device: str) -> str | None:
-    """Return the version of the GPU's driver."""
-    found = nvml(device)
+    """Return the version of the GPU driver."""
+    handle = nvml(device)
     with suppress(Exception):
-        return None if found is None else text(found[0].nvmlSystemGetDriverVersion())
+        return None if handle is None else text(handle[0].nvmlSystemGetDriverVersion())
     return None
 
 
 def sm_clock(device: str) -> int | None:
-    """Return the clock of the first GPU's multiprocessors in MHz, as it is now."""
-    found = nvml(device)
+    """Return the current SM clock of the first GPU in MHz."""
+    handle = nvml(device)
     with suppress(Exception):
-        return None if found is None else int(found[0].nvmlDeviceGetClockInfo(found[1], 1))  # 1: of the SMs
+        return (
+            None if handle is None else int(handle[0].nvmlDeviceGetClockInfo(handle[1], 1))
+        )  # 1: of the SMs
     return None
 
 
 def commit() -> str | None:
-    """Return the commit that this is a checkout of, with -dirty where something was changed since."""
+    """Return the commit of this checkout, with `-dirty` if it has changes."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(Exception):
         folder = Path(__file__).parent
@@ -74,7 +76,7 @@ def commit() -> str | None:
 
 
 def machine(device: str, before: int | None = None) -> dict[str, Any]:
-    """Return what a benchmark ran on; `before` is the clock that it began with."""
+    """Return the description of the machine; `before` is the SM clock in MHz at the start."""
     return {
         "gpu": gpu_name(device),
         "driver": driver(device),
@@ -87,7 +89,7 @@ def machine(device: str, before: int | None = None) -> dict[str, Any]:
 
 
 def headline(device: str, clock: int | None) -> str:
-    """Return what stands behind a table's title: the GPU and its clock, as far as they are known."""
+    """Return the suffix of a table's title: the GPU and its clock, as far as known."""
     name = gpu_name(device)
     speed = f"SM clock {clock} MHz" if clock is not None else None
     return "".join(f", {part}" for part in (name, speed) if part)

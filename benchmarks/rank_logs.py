@@ -1,7 +1,7 @@
-"""Keeps a table clear of what the ranks of its engine log: warnings and errors alone are passed on.
+"""Filters the logs of the measured engine's ranks, so that only warnings and errors reach the terminal.
 
-Ranks are processes that log to the error output they are started with. A process of its own reads it, so
-that no rank ever waits for one that is measured.
+Ranks log to the standard error that they inherit. A separate process reads it, so that no rank ever waits for
+the measuring process.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 QUIET = ("debug", "info")
 
 
-def passed_on(line: str) -> str | None:
-    """Return what to show of a line; None of what nobody waits for.
+def filter_line(line: str) -> str | None:
+    """Return the line to show, or None for debug and info records.
 
-    A ValueError is a wrong option, whose message says all: it goes without its traceback.
+    A ValueError is an invalid option, whose message is sufficient, so its traceback is removed.
     """
     try:
         record = json.loads(line)
@@ -38,12 +38,12 @@ def passed_on(line: str) -> str | None:
 
 @contextmanager
 def quiet_ranks(ranks: int) -> Iterator[None]:
-    """Filter the error output of all processes that are started meanwhile, as long as they live."""
+    """Filter the standard error of all processes started inside the context, for as long as they live."""
     if ranks < 2:
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
+    original = os.dup(2)
     reader = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE)
     assert reader.stdin is not None
     try:
@@ -52,14 +52,14 @@ def quiet_ranks(ranks: int) -> Iterator[None]:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ranks say why they end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # keep reading: ranks report why they end
     for line in sys.stdin:
-        if (shown := passed_on(line)) is not None:
+        if (shown := filter_line(line)) is not None:
             print(shown, end="", file=sys.stderr, flush=True)
 
 

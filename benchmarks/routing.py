@@ -1,21 +1,21 @@
-"""What routing by cached prefixes is worth beside round-robin, and how well gateways agree that do not talk.
+"""Prefix-aware routing compared with round-robin, with one and with several independent gateways.
 
     python benchmarks/routing.py --json
 
-The engines are processes of their own with the real wire, scheduler and radix cache over a device that takes
-`--step-milliseconds` a step and `--prefill-microseconds` a prompt token, and computes nothing. The gateways
-are the real routing tables and dispatchers, without HTTP, in this process. The trace is conversations of
-several turns: each begins with one of a few system prompts, which they share by Zipf's law, and each turn's
-prompt holds all that came before it, the engine's answers too. With several gateways each turn goes to one
-drawn at random, so a conversation finds its cache only if gateways agree on where it is.
+Each engine is a process with the real wire, scheduler and radix cache on a simulated device, which takes
+`--step-milliseconds` per step and `--prefill-microseconds` per prompt token and computes nothing. The
+gateways are the real routing tables and dispatchers, without HTTP, in this process. The trace consists of
+conversations of several turns. Each conversation starts with one of a few system prompts, which are shared by
+Zipf's law, and each turn's prompt contains all previous turns and the engine's answers. With several gateways
+each turn goes to a random one, so a conversation finds its cache only if the gateways agree on where it is.
 
-Each way of routing meets the same conversations, and engines with empty caches that hold the whole trace once
-when it is spread over all of them, and not twice.
+Every policy runs the same conversations on engines with empty caches. All caches together hold the whole
+trace once, but not twice.
 
-    hit        prompt tokens from caches, over all prompt tokens; `of possible`: over those that an earlier
-               request of the trace had, in whole pages
-    ttft       from placing a request to its first token
-    load       tokens in work over time, of the most loaded engine over the mean (goal: at most 1.5)
+    hit        prompt tokens from caches, over all prompt tokens; `of possible`: over the tokens that an
+               earlier request of the trace contained, in whole pages
+    ttft       time from placing a request to its first token
+    load       outstanding tokens over time, of the most loaded engine over the mean (goal: at most 1.5)
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,13 +38,16 @@ from typing import Any
 
 from mizzen.common.options import flag
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.gateway.admission.admission import Admission, Ticket
-from mizzen.gateway.engines.engine_table import EngineTable, Found
-from mizzen.gateway.requests.generation_request import Wish
-from mizzen.gateway.routing.dispatcher import Dispatcher, Job
+from mizzen.gateway.admission.admission import Admission
+from mizzen.gateway.admission.queue_entry import QueueEntry
+from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
+from mizzen.gateway.engines.engine_table import EngineTable
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.routing.interfaces import Candidate
 from mizzen.gateway.routing.router import Router, default_router
-from mizzen.gateway.routing.scorers import SameText, Serving
+from mizzen.gateway.routing.scorers import CompatibleFilter, ServingFilter
 from mizzen.gateway.telemetry.metrics import Metrics
 
 MODEL = Path(__file__).parents[1] / "models" / "demo"
@@ -55,7 +59,7 @@ MAX_LOAD = 1.5
 
 
 class RoundRobin:
-    """Engines in turn, whatever they hold."""
+    """Picker that uses the engines in turn, regardless of their caches."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -68,18 +72,18 @@ class RoundRobin:
 
 @dataclass(slots=True)
 class Conversation:
-    """One user's turns."""
+    """The turns of one user."""
 
     start: float
-    """Seconds from the beginning of the trace."""
+    """Start in seconds from the beginning of the trace."""
     history: list[int]
     turns: list[list[int]]
     pauses: list[float]
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a run has seen."""
+class RunCounts:
+    """Counts of one run."""
 
     prompt: int = 0
     cached: int = 0
@@ -90,37 +94,37 @@ class Tally:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def expect(self, tokens: list[int]) -> None:
-        """Count what an earlier request had of a prompt, in whole pages, and remember the prompt."""
-        name, fresh = (), False
+        """Count the pages of a prompt that an earlier request contained, and remember the prompt."""
+        key, new = (), False
         for end in range(PAGE, len(tokens), PAGE):
-            name = (hash((name, *tokens[end - PAGE : end])),)
-            fresh = fresh or name not in self.seen
-            self.possible += 0 if fresh else PAGE
-            self.seen.add(name)
+            key = (hash((key, *tokens[end - PAGE : end])),)
+            new = new or key not in self.seen
+            self.possible += 0 if new else PAGE
+            self.seen.add(key)
 
     def remember(self, tokens: list[int]) -> None:
         """Remember a prompt with its answer."""
-        name = ()
+        key = ()
         for end in range(PAGE, len(tokens), PAGE):
-            name = (hash((name, *tokens[end - PAGE : end])),)
-            self.seen.add(name)
+            key = (hash((key, *tokens[end - PAGE : end])),)
+            self.seen.add(key)
 
 
-def trace(args: argparse.Namespace, seed: int) -> list[Conversation]:
-    """Return the conversations of a run."""
-    draw = random.Random(seed)
+def make_trace(args: argparse.Namespace, seed: int) -> list[Conversation]:
+    """Return the random conversations of a run."""
+    rng = random.Random(seed)
 
     def text(tokens: int) -> list[int]:
-        return draw.choices(VOCABULARY, k=tokens)
+        return rng.choices(VOCABULARY, k=tokens)
 
     prompts = [text(args.shared_tokens) for _ in range(args.groups)]
     weights = [1 / (rank + 1) for rank in range(args.groups)]
     return [
         Conversation(
-            start=draw.uniform(0, args.seconds * 0.5),
-            history=list(draw.choices(prompts, weights)[0]),
-            turns=[text(draw.randint(20, 2 * args.user_tokens - 20)) for _ in range(args.turns)],
-            pauses=[draw.expovariate(2 * args.turns / args.seconds) for _ in range(args.turns)],
+            start=rng.uniform(0, args.seconds * 0.5),
+            history=list(rng.choices(prompts, weights)[0]),
+            turns=[text(rng.randint(20, 2 * args.user_tokens - 20)) for _ in range(args.turns)],
+            pauses=[rng.expovariate(2 * args.turns / args.seconds) for _ in range(args.turns)],
         )
         for _ in range(args.conversations)
     ]
@@ -162,7 +166,7 @@ async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncItera
         gateway=name, keys=None, timeout_seconds=30, lost_seconds=60, on_change=lambda: admission.poke()
     )
     admission = Admission(table.capacity, max_in_flight=10_000, queue_size=10_000)
-    table.sync(Found(name=f"engine-{i}", uid="", endpoint=one) for i, one in enumerate(endpoints))
+    table.sync(DiscoveredEngine(name=f"engine-{i}", uid="", endpoint=one) for i, one in enumerate(endpoints))
     async with asyncio.timeout(120):
         while sum(engine.serving for engine in table) < len(endpoints):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -172,54 +176,56 @@ async def gateway(endpoints: list[str], router: Router, name: str) -> AsyncItera
         await table.close()
 
 
-async def one_turn(dispatcher: Dispatcher, prompt: list[int], most: int, tally: Tally) -> list[int]:
+async def one_turn(dispatcher: Dispatcher, prompt: list[int], most: int, counts: RunCounts) -> list[int]:
     """Send a prompt and return the answer's tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
-    wish = Wish(model="demo", sampling=sampling, prompt=tuple(prompt), max_tokens_given=True)
-    job = Job(wish=wish, ticket=Ticket(time.monotonic() + PATIENCE_SECONDS))
-    tally.expect(prompt)
+    generation = GenerationRequest(
+        model="demo", sampling=sampling, prompt=array("i", prompt), max_tokens_given=True
+    )
+    routed = RoutedRequest(generation=generation, queue_entry=QueueEntry(time.monotonic() + PATIENCE_SECONDS))
+    counts.expect(prompt)
     began = time.monotonic()
-    running = await dispatcher.place(job)
-    tally.first_token_seconds.append(time.monotonic() - began)
+    running = await dispatcher.place(routed)
+    counts.first_token_seconds.append(time.monotonic() - began)
     try:
         finish = None
         while finish is None:
-            _, finish = await running.next()
+            _, finish = await running.next_tokens()
     finally:
         running.close()
-        dispatcher.leave(job)
-    tally.prompt += len(prompt)
-    tally.cached += finish.cached_tokens
-    return list(job.given)
+        dispatcher.leave(routed)
+    counts.prompt += len(prompt)
+    counts.cached += finish.cached_tokens
+    return list(routed.generated)
 
 
 async def converse(
-    one: Conversation,
+    conversation: Conversation,
     dispatchers: list[Dispatcher],
     args: argparse.Namespace,
-    draw: random.Random,
-    tally: Tally,
+    rng: random.Random,
+    counts: RunCounts,
 ) -> None:
-    """Have a conversation, each turn by a gateway drawn at random."""
-    await asyncio.sleep(one.start)
-    history = list(one.history)
-    for said, pause in zip(one.turns, one.pauses, strict=True):
-        history += said
-        history += await one_turn(draw.choice(dispatchers), history, args.answer_tokens, tally)
-        tally.remember(history)
+    """Run a conversation; each turn uses a random gateway."""
+    await asyncio.sleep(conversation.start)
+    history = list(conversation.history)
+    for message, pause in zip(conversation.turns, conversation.pauses, strict=True):
+        history += message
+        history += await one_turn(rng.choice(dispatchers), history, args.answer_tokens, counts)
+        counts.remember(history)
         await asyncio.sleep(pause)
 
 
 @contextlib.asynccontextmanager
-async def sampled(tables: list[EngineTable], tally: Tally) -> AsyncIterator[None]:
-    """Add up each engine's tokens in work, of all gateways, over time."""
+async def sample_loads(tables: list[EngineTable], counts: RunCounts) -> AsyncIterator[None]:
+    """Add up each engine's outstanding tokens of all gateways over time."""
 
     async def sample() -> None:
         while True:
             for table in tables:
                 for engine in table:
-                    tally.loads[engine.name] = tally.loads.get(engine.name, 0.0) + engine.tokens
-            tally.samples += 1
+                    counts.loads[engine.name] = counts.loads.get(engine.name, 0.0) + engine.tokens
+            counts.samples += 1
             await asyncio.sleep(SAMPLE_SECONDS)
 
     task = asyncio.create_task(sample())
@@ -229,55 +235,55 @@ async def sampled(tables: list[EngineTable], tally: Tally) -> AsyncIterator[None
         task.cancel()
 
 
-def new_router(way: str, args: argparse.Namespace) -> Router:
-    """Return the router of a way to route."""
-    if way == "round-robin":
-        return Router((Serving(), SameText()), (), (), RoundRobin())
+def new_router(policy: str, args: argparse.Namespace) -> Router:
+    """Return the router of a policy."""
+    if policy == "round-robin":
+        return Router((ServingFilter(), CompatibleFilter()), (), (), RoundRobin())
     return default_router(args.load_factor_percent)
 
 
-async def run(way: str, replicas: int, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+async def run(policy: str, replicas: int, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Run the trace once and return its figures."""
-    tally, draw = Tally(), random.Random(seed)
+    counts, rng = RunCounts(), random.Random(seed)
     with engines(args) as endpoints:
         async with contextlib.AsyncExitStack() as stack:
             pairs = [
-                await stack.enter_async_context(gateway(endpoints, new_router(way, args), f"gateway-{i}"))
+                await stack.enter_async_context(gateway(endpoints, new_router(policy, args), f"gateway-{i}"))
                 for i in range(replicas)
             ]
-            await stack.enter_async_context(sampled([table for table, _ in pairs], tally))
-            talks = [
-                converse(one, [dispatcher for _, dispatcher in pairs], args, draw, tally)
-                for one in trace(args, seed)
+            await stack.enter_async_context(sample_loads([table for table, _ in pairs], counts))
+            conversations = [
+                converse(conversation, [dispatcher for _, dispatcher in pairs], args, rng, counts)
+                for conversation in make_trace(args, seed)
             ]
             began = time.monotonic()
-            await asyncio.gather(*talks)
+            await asyncio.gather(*conversations)
             seconds = time.monotonic() - began
-    times = sorted(tally.first_token_seconds)
+    times = sorted(counts.first_token_seconds)
     return {
         "requests": len(times),
-        "prompt_tokens": tally.prompt,
-        "cached_tokens": tally.cached,
-        "hit": tally.cached / tally.prompt,
-        "of_possible": tally.cached / tally.possible,
+        "prompt_tokens": counts.prompt,
+        "cached_tokens": counts.cached,
+        "hit": counts.cached / counts.prompt,
+        "of_possible": counts.cached / counts.possible,
         "ttft_ms_mean": 1e3 * statistics.mean(times),
         "ttft_ms_p50": 1e3 * statistics.median(times),
         "ttft_ms_p95": 1e3 * times[int(0.95 * len(times))],
-        "mean_load_tokens": statistics.mean(tally.loads.values()) / tally.samples,
-        "max_over_mean_load": max(tally.loads.values()) / statistics.mean(tally.loads.values()),
+        "mean_load_tokens": statistics.mean(counts.loads.values()) / counts.samples,
+        "max_over_mean_load": max(counts.loads.values()) / statistics.mean(counts.loads.values()),
         "seconds": seconds,
     }
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each figure; of the load, the worst."""
-    found = {name: round(statistics.median(one[name] for one in runs), 4) for name in runs[0]}
-    found["max_over_mean_load"] = round(max(one["max_over_mean_load"] for one in runs), 3)
-    return found
+    """Return the median of each figure, and the worst load."""
+    result = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
+    result["max_over_mean_load"] = round(max(run["max_over_mean_load"] for run in runs), 3)
+    return result
 
 
 def main() -> int:
-    """Parse the command line, run all ways, print."""
+    """Run all policies and print their figures; return 1 if the load of an engine is too high."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -286,30 +292,34 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=96)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--groups", type=int, default=8, help="system prompts")
-    parser.add_argument("--shared-tokens", type=int, default=512, help="of each system prompt")
-    parser.add_argument("--user-tokens", type=int, default=80, help="of a turn, on average")
+    parser.add_argument("--shared-tokens", type=int, default=512, help="tokens of each system prompt")
+    parser.add_argument("--user-tokens", type=int, default=80, help="mean tokens of a user's message")
     parser.add_argument("--answer-tokens", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the trace, about")
-    parser.add_argument("--kv-tokens", type=int, default=40_960, help="of each engine")
+    parser.add_argument("--seconds", type=float, default=30.0, help="approximate duration of the trace")
+    parser.add_argument("--kv-tokens", type=int, default=40_960, help="KV cache tokens of each engine")
     parser.add_argument("--step-milliseconds", type=float, default=20.0)
-    parser.add_argument("--prefill-microseconds", type=float, default=100.0, help="a prompt token")
+    parser.add_argument("--prefill-microseconds", type=float, default=100.0, help="time per prompt token")
     parser.add_argument("--load-factor-percent", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    ways = [("round-robin", 1), *(("mizzen", count) for count in args.gateways)]
+    policies = [("round-robin", 1), *(("mizzen", count) for count in args.gateways)]
     results: dict[str, dict[str, Any]] = {}
-    print(f"{'way':14} {'gateways':>8} {'hit':>7} {'of possible':>12} {'ttft p50':>9} {'p95':>9} {'load':>6}")
-    for way, replicas in ways:
-        runs = [asyncio.run(run(way, replicas, args, seed)) for seed in range(args.rounds)]
-        one = results[way if way == "round-robin" else f"gateways_{replicas}"] = median(runs)
+    print(
+        f"{'policy':14} {'gateways':>8} {'hit':>7} {'of possible':>12} {'ttft p50':>9} {'p95':>9} {'load':>6}"
+    )
+    for policy, replicas in policies:
+        runs = [asyncio.run(run(policy, replicas, args, seed)) for seed in range(args.rounds)]
+        key = policy if policy == "round-robin" else f"gateways_{replicas}"
+        figures = results[key] = median(runs)
         print(
-            f"{way:14} {replicas:8} {one['hit']:7.1%} {one['of_possible']:12.1%} {one['ttft_ms_p50']:6.0f} ms"
-            f" {one['ttft_ms_p95']:6.0f} ms {one['max_over_mean_load']:5.2f}x",
+            f"{policy:14} {replicas:8} {figures['hit']:7.1%} {figures['of_possible']:12.1%}"
+            f" {figures['ttft_ms_p50']:6.0f} ms {figures['ttft_ms_p95']:6.0f} ms"
+            f" {figures['max_over_mean_load']:5.2f}x",
             flush=True,
         )
-    ours = [one["max_over_mean_load"] for name, one in results.items() if name != "round-robin"]
-    good = not ours or max(ours) <= MAX_LOAD
+    loads = [figures["max_over_mean_load"] for key, figures in results.items() if key != "round-robin"]
+    good = not loads or max(loads) <= MAX_LOAD
     print(f"load of the most loaded engine: {'' if good else 'above '}{MAX_LOAD}x the mean is the limit")
     if args.json:
         print(json.dumps(results))

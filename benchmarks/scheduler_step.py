@@ -1,17 +1,17 @@
-"""Host cost of a step: `next` plus `complete` of the production scheduler, with nothing in between.
+"""Host time of a step: `next` plus `complete` of the production scheduler, with nothing in between.
 
-Requests of about a thousand tokens run at a steady number. Stop tokens are checked, pages grow, ended
-requests enter the radix cache, and the cache evicts (`--eviction` says which prefixes). With another policy
-than fcfs half as many requests wait as run, for a slot; with `priority` an eighth has a higher one. `--all`
-measures every policy, and every eviction. Time is the thread's CPU time: the scheduler never waits, and what
-other processes take from this one is not its cost.
+A constant number of requests of about a thousand tokens runs. Stop tokens are checked, page tables grow,
+finished requests enter the radix cache, and the cache evicts (by `--eviction`). With policies other than
+fcfs, half as many requests as run also wait for a slot; with `priority` an eighth has a higher priority.
+`--all` measures every policy and every eviction. Time is the thread's CPU time, because the scheduler never
+waits and time that other processes take is not its cost.
 
-    quiet         decode steps while nobody comes or goes
-    decode        steps that run no prompt, while 1 % of the requests finish and as many arrive a step (so two
-                  or three finishes fall on a step of 256)
-    mixed         steps of the same run that run at least one prompt beside the decodes
+    quiet         decode steps while no request arrives or finishes
+    decode        steps without prefill, while 1 % of the requests finish and as many arrive per step (two or
+                  three per step with 256 running)
+    mixed         steps of the same run with prefill of at least one prompt
     all           every step of that run
-    event         what a finish and its successor's arrival cost together, spread over the steps they touch
+    event         cost of one finish and the next arrival together, over all steps that they affect
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-from arguments import Help, plain, positive
+from arguments import Help, jsonable, positive
 from numpy.typing import NDArray
 
 from mizzen.core.config import SchedulerConfig
@@ -46,13 +46,13 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Steps that are told something of, at least; before them one a running request lets all of them begin."""
+"""Minimum number of measured steps; before them, one step per running request lets all of them start."""
 
 
 class Workload:
-    """Requests that share system prompts and end by a stop token, a share `churn` of them a step.
+    """Requests that share system prompts; a share `churn` of them ends by a stop token in each step.
 
-    All is drawn ahead, so that making it does not disturb what is measured.
+    Everything random is generated in advance, so that generating it does not disturb the measurement.
     """
 
     def __init__(self, running: int, churn: float, steps: int) -> None:
@@ -64,7 +64,7 @@ class Workload:
         self._requests = deque(self._make() for _ in range(int(running * (1 + 1.5 * churn * steps)) + 64))
 
     def request(self) -> Request:
-        """Return a new request: a shared prefix of 512 tokens and 512 of its own."""
+        """Return a new request with a shared prefix of 512 tokens and 512 tokens of its own."""
         return self._requests.popleft() if self._requests else self._make()
 
     def _make(self) -> Request:
@@ -75,7 +75,7 @@ class Workload:
         return Request(rid=self._rid, prompt=prompt, sampling=sampling, priority=int(self._rid % 8 == 0))
 
     def sample(self, plan: StepPlan) -> StepTokens:
-        """Return random tokens, a stop token for some of the decodes."""
+        """Return random tokens for a step, with stop tokens for some of the decodes."""
         tokens = self._sampled[plan.step % len(self._sampled)].copy()
         tokens[len(plan.decode) :] = 16
         return StepTokens(plan.step, tokens[: plan.samples].reshape(-1, 1))
@@ -85,14 +85,14 @@ class Workload:
 
 
 def seconds(plan: StepPlan) -> float:
-    """Return how long a step would take on a GPU, for the scheduler to learn from."""
+    """Return the seconds that a step would take on a GPU; the scheduler learns from them."""
     return 0.01 + 1e-5 * sum(len(chunk.tokens) for chunk in plan.prefill)
 
 
 def run(
     running: int, page_size: int, steps: int, policy: str, eviction: str, churn: float = CHURN
 ) -> Iterator[tuple[float, bool, int]]:
-    """Yield each step's microseconds, whether it ran a prompt, and the requests that finished in it."""
+    """Yield for each step its microseconds, whether it ran prefill, and its number of finished requests."""
     workload = Workload(running, churn, steps)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -110,18 +110,18 @@ def run(
     now = 0.0
     waiting = 0 if policy == "fcfs" else max(running // 2, 1)
     events = [Arrive(workload.request()) for _ in range(running + waiting)]
-    flying: list[StepPlan] = []
+    in_flight: list[StepPlan] = []
     warm = steps // 4 + running // 8
     for number in range(steps):
         begin = time.thread_time()
-        plan = scheduler.next(events, now)
+        plan = scheduler.schedule(events, now)
         lap = time.thread_time() - begin
         events = []
         if plan is not None:
-            flying.append(plan)
-        if len(flying) < 2:
+            in_flight.append(plan)
+        if len(in_flight) < 2:
             continue
-        oldest = flying.pop(0)
+        oldest = in_flight.pop(0)
         tokens = workload.sample(oldest)
         now += seconds(oldest)
         begin = time.thread_time()
@@ -133,12 +133,12 @@ def run(
 
 
 def quantile(values: NDArray[np.float64], percent: float) -> float:
-    """Return a percentile; NaN where no step was of this kind."""
+    """Return a percentile, or NaN if there was no such step."""
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
 
 def measure(running: int, page_size: int, steps: int, policy: str, eviction: str) -> dict[str, float]:
-    """Return medians and 99th percentiles in microseconds."""
+    """Return medians and 99th percentiles of the columns in microseconds."""
     gc.collect()
     gc.freeze()
     calm = run(running, page_size, steps // 2, policy, eviction, churn=0.0)
@@ -162,7 +162,7 @@ def measure(running: int, page_size: int, steps: int, policy: str, eviction: str
 
 
 def of_goal(figure: dict[str, float]) -> str:
-    """Return the line with shares of the goal, under the columns that have one."""
+    """Return the line with the shares of the goal, below the columns that have a goal."""
     cells = (f"{figure[key] / GOAL:.0%}" if key in WITH_GOAL else "" for key in COLUMNS)
     return (f"{'of goal':>8}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
@@ -170,7 +170,7 @@ def of_goal(figure: dict[str, float]) -> str:
 def report(
     sizes: tuple[int, ...], steps: int, policy: str, eviction: str
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Print a table and return its figures."""
+    """Print the table for both page sizes and return its figures."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for page_size in (1, 16):
         goal = f"the goal is {GOAL:.0f} at {GOAL_SIZE} running"
@@ -188,7 +188,7 @@ def report(
     return figures
 
 
-def chosen(policies: list[str], evictions: list[str], *, everything: bool) -> list[tuple[str, str]]:
+def runs_to_measure(policies: list[str], evictions: list[str], *, everything: bool) -> list[tuple[str, str]]:
     """Return the pairs of policy and eviction to measure."""
     if not everything:
         return [(policy, eviction) for policy in policies for eviction in evictions]
@@ -206,22 +206,28 @@ def main() -> None:
         choices=tuple(POLICIES),
         nargs="+",
         default=["fcfs"],
-        help="which waiting one goes first",
+        help="order of waiting requests",
     )
     parser.add_argument(
-        "--eviction", choices=tuple(STRATEGIES), nargs="+", default=["lru"], help="which prefixes go first"
+        "--eviction",
+        choices=tuple(STRATEGIES),
+        nargs="+",
+        default=["lru"],
+        help="order in which cached prefixes are evicted",
     )
     parser.add_argument("--all", action="store_true", help="every policy with lru, every eviction with fcfs")
-    parser.add_argument("--steps", type=positive, default=3000, help="of a size; the first quarter warms up")
+    parser.add_argument(
+        "--steps", type=positive, default=3000, help="steps per size; the first quarter warms up"
+    )
     options = parser.parse_args()
     if options.steps < (least := LEAST_STEPS + max(options.sizes)):
-        parser.error(f"--steps {options.steps}: {max(options.sizes)} running requests need {least} at least")
-    runs = chosen(options.policy, options.eviction, everything=options.all)
-    found = {run: report(tuple(options.sizes), options.steps, *run) for run in runs}
+        parser.error(f"--steps {options.steps}: {max(options.sizes)} running requests need at least {least}")
+    runs = runs_to_measure(options.policy, options.eviction, everything=options.all)
+    results = {run: report(tuple(options.sizes), options.steps, *run) for run in runs}
     if options.json:
-        figures = found[runs[0]]
-        told = {f"{policy}, {eviction}": figure for (policy, eviction), figure in found.items()}
-        print(json.dumps(plain({**figures["page_size_1"], **figures, "runs": told, "goal_us": GOAL})))
+        figures = results[runs[0]]
+        by_name = {f"{policy}, {eviction}": figure for (policy, eviction), figure in results.items()}
+        print(json.dumps(jsonable({**figures["page_size_1"], **figures, "runs": by_name, "goal_us": GOAL})))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shapes of models that the GPU benchmarks run with random weights."""
+"""Model shapes that the GPU benchmarks run with random weights."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ LLAMA3 = {
 def shape(
     base: dict[str, Any], hidden: int, middle: int, layers: int, heads: int, **more: Any
 ) -> dict[str, Any]:
+    """Return a config.json with 8 KV heads; `middle` is the intermediate size."""
     return {
         **base,
         "hidden_size": hidden,
@@ -48,6 +49,7 @@ def shape(
 
 
 def llama_rope(factor: float) -> dict[str, Any]:
+    """Return the rope_scaling of Llama 3."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -69,18 +71,18 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
-"""config.json of the checkpoints that these names stand for; tiny is none, and tells whether all works."""
+"""config.json of the named checkpoints; "tiny" is not a real one and only checks that everything works."""
 
 
 @contextmanager
 def shape_folder(shape: str) -> Iterator[Path]:
-    """Have a model folder of a shape, without weights, for a while."""
+    """Provide a temporary model folder of a shape, without weights."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
         yield Path(folder)
 
 
 def config_of(shape: str) -> ModelConfig:
-    """Return the configuration of a shape."""
+    """Return the model configuration of a shape."""
     with shape_folder(shape) as folder:
         return read_config(folder)

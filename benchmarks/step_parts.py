@@ -1,8 +1,8 @@
 """By how much each kernel delays a step, from a trace of PyTorch's profiler.
 
-With programmatic dependent launch (PDL) a kernel starts before the previous one has ended and waits, so durations
-add up to more than the step. The delay of a kernel is the time from the end of the previously ended kernel to its
-own end. Delays add up to the whole step, gaps included.
+With programmatic dependent launch (PDL) a kernel starts before the previous one has ended and waits, so
+durations add up to more than the step. The delay of a kernel is the time from the end of the previously ended
+kernel to its own end. Delays add up to the whole step, gaps included.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Send streams to an OpenAI-compatible URL without a pause and count how each one ended.
+"""Send streams to an OpenAI-compatible URL without a pause and count how each stream ended.
 
 A stream is *good* when it ends with a finish reason, *cut* when it ends without one, and *failed* when the
-request is refused or the connection breaks before the first token. With `--expect` the text must be equal too
-(else it is *wrong*). Prints a line a second on stderr, and one JSON object last with `--json`.
+request is rejected or the connection breaks before the first token. With `--expect` the text must also be
+equal, or the stream is *wrong*. Prints a line per second on stderr, and with `--json` one JSON object last.
 
     python benchmarks/stream_load.py http://127.0.0.1:8000/v1 --concurrency 8 --seconds 60 --json
 """
@@ -23,8 +23,8 @@ import openai
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was seen so far."""
+class StreamCounts:
+    """Counts of the streams so far."""
 
     ends: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
@@ -47,8 +47,8 @@ class Tally:
         }
 
 
-async def one_stream(client: openai.AsyncOpenAI, args: argparse.Namespace, tally: Tally) -> None:
-    """Run one stream to its end and count it."""
+async def one_stream(client: openai.AsyncOpenAI, args: argparse.Namespace, counts: StreamCounts) -> None:
+    """Run one stream to its end and count how it ended."""
     began, text, reason, started = time.monotonic(), [], None, False
     try:
         stream = await client.chat.completions.create(
@@ -62,46 +62,46 @@ async def one_stream(client: openai.AsyncOpenAI, args: argparse.Namespace, tally
             for choice in chunk.choices:
                 if choice.delta.content:
                     if not started:
-                        tally.first_token_ms.append((time.monotonic() - began) * 1000)
+                        counts.first_token_ms.append((time.monotonic() - began) * 1000)
                         started = True
-                    tally.tokens += 1
+                    counts.tokens += 1
                     text.append(choice.delta.content)
                 reason = choice.finish_reason or reason
-    except Exception as error:  # the HTTP library's errors reach us unwrapped in mid-stream
-        tally.ends["cut" if started else "failed"] += 1
-        tally.errors[f"{type(error).__name__}: {error}"[:200]] += 1
+    except Exception as error:  # errors of the HTTP library arrive unwrapped in mid-stream
+        counts.ends["cut" if started else "failed"] += 1
+        counts.errors[f"{type(error).__name__}: {error}"[:200]] += 1
         return
     if reason is None:
-        tally.ends["cut"] += 1
+        counts.ends["cut"] += 1
     elif args.expect is not None and "".join(text) != args.expect:
-        tally.ends["wrong"] += 1
-        tally.errors[f"text: {''.join(text)[:150]!r}"] += 1
+        counts.ends["wrong"] += 1
+        counts.errors[f"text: {''.join(text)[:150]!r}"] += 1
     else:
-        tally.ends["good"] += 1
+        counts.ends["good"] += 1
 
 
 async def worker(
-    client: openai.AsyncOpenAI, args: argparse.Namespace, tally: Tally, stop: asyncio.Event
+    client: openai.AsyncOpenAI, args: argparse.Namespace, counts: StreamCounts, stop: asyncio.Event
 ) -> None:
-    """Send one stream after another until told to stop."""
+    """Send one stream after another until `stop` is set."""
     while not stop.is_set():
-        failures = tally.ends["failed"]
-        await one_stream(client, args, tally)
-        if tally.ends["failed"] > failures:
+        failures = counts.ends["failed"]
+        await one_stream(client, args, counts)
+        if counts.ends["failed"] > failures:
             await asyncio.sleep(0.2)
 
 
-async def report(tally: Tally, stop: asyncio.Event) -> None:
+async def report(counts: StreamCounts, stop: asyncio.Event) -> None:
     """Print the counts once a second."""
     while not stop.is_set():
         await asyncio.sleep(1)
-        counts = " ".join(f"{kind} {tally.ends[kind]}" for kind in ("good", "wrong", "cut", "failed"))
-        print(f"{time.strftime('%H:%M:%S')} {counts}", file=sys.stderr, flush=True)
+        line = " ".join(f"{kind} {counts.ends[kind]}" for kind in ("good", "wrong", "cut", "failed"))
+        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 async def run(args: argparse.Namespace) -> dict[str, object]:
-    """Drive the load for the time asked, or until SIGINT or SIGTERM; open streams are finished."""
-    tally, stop = Tally(), asyncio.Event()
+    """Run the load for `--seconds`, or until SIGINT or SIGTERM; open streams finish."""
+    counts, stop = StreamCounts(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -110,25 +110,25 @@ async def run(args: argparse.Namespace) -> dict[str, object]:
     async with openai.AsyncOpenAI(
         base_url=args.url, api_key=args.api_key, max_retries=0, timeout=args.timeout
     ) as client:
-        reporter = asyncio.create_task(report(tally, stop))
-        await asyncio.gather(*(worker(client, args, tally, stop) for _ in range(args.concurrency)))
+        reporter = asyncio.create_task(report(counts, stop))
+        await asyncio.gather(*(worker(client, args, counts, stop) for _ in range(args.concurrency)))
         reporter.cancel()
-    return tally.summary(time.monotonic() - began)
+    return counts.summary(time.monotonic() - began)
 
 
 def main() -> int:
-    """Parse the command line, run, print; exit 1 when any stream was not good."""
+    """Parse the command line, run, print; return 1 unless all streams were good."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("url", help="base URL, ending in /v1")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompt", default="Tell me a long story about a ship.")
-    parser.add_argument("--expect", help="the text that every stream must give")
+    parser.add_argument("--expect", help="text that every stream must return")
     parser.add_argument("--max-tokens", type=int, default=None)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--timeout", type=float, default=120, help="of one stream, in seconds")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds allowed for one stream")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

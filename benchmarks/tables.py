@@ -25,8 +25,8 @@ class Table:
 
         Args:
             work: the name of the row.
-            figure: one number, or the figure of each round, of which the median counts.
-            limit: the limit in the same unit; without one (None or NaN) the share is None.
+            figure: one number, or the figures of the rounds; their median counts.
+            limit: the limit in the same unit; None or NaN if unknown, and then no share is returned.
             unit: the unit of figure and limit.
             note: text to print after the row.
         """

@@ -1,12 +1,12 @@
-"""Host cost of the wire in a step: the frames of a step's tokens, and the look for new frames.
+"""Host time of the wire per step: sending the frames of a step's tokens, and polling for new frames.
 
-Real sockets over loopback TCP, gateways in one other process. 1 % of the requests finish in a step and as
-many are submitted. Time is the loop thread's CPU time: sending never waits. Steps come in bursts without a
-pause, since on a machine with other work a thread that slept finds cold caches, whatever it does then.
+Uses real sockets over loopback TCP; the gateways run in one other process. In each step 1 % of the requests
+finish and as many are submitted. Time is the loop thread's CPU time, because sending never waits. Steps come
+in bursts without a pause, since on a busy machine a thread that slept finds cold caches.
 
-    send      from a step's output to frames in ZMQ's queues, ends of requests included
-    receive   taking the requests that replace them, checks included
-    idle      looking for frames when there are none
+    send      from a step's output to frames in ZMQ's queues, including ends of requests
+    receive   receiving and validating the requests that replace them
+    idle      polling when there are no frames
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def gateways(endpoint: str, peers: int, each: int) -> None:
 
 
 def measure(peers: int, steps: int) -> dict[str, list[float]]:
-    """Return microseconds of each step."""
+    """Return the microseconds of each step, without the first tenth."""
     welcome = Welcome(PROTOCOL, "e", "i", "r", "m", "h", {}, 8192, 100_000, (2,), 16, RUNNING, False)
     limits = WireLimits(send_frames=100_000)
     server = WireServer("tcp://127.0.0.1:*", None, welcome, {}, max_waiting=10_000, limits=limits)

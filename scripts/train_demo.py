@@ -7,7 +7,7 @@ answer tokens only. Questions come alone, after earlier turns, with a system mes
 that each form yields the answer. Finally every question is answered greedily with the rounded weights, in
 float32 and bfloat16. If a token is wrong, or its margin is below `MARGIN`, nothing is saved.
 
-A single thread and a fixed seed make a run reproducible on one machine. It takes about 15 minutes on one core.
+One thread and a fixed seed make a run reproducible on one machine. It takes about 15 minutes of one core.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def verify(model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int) -
 def consolidate(
     model: LlamaForCausalLM, forms: dict[str, list[Example]], pad: int, arguments: argparse.Namespace
 ) -> None:
-    """Train on weak answers, mixed with others at a low learning rate, until all margins reach 2 * `MARGIN`."""
+    """Train on weak answers, mixed with others at a low rate, until all margins reach 2 * `MARGIN`."""
     random_ = random.Random(arguments.seed)
     examples = [example for form in forms.values() for example in form]
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate / 10, weight_decay=0.0)

@@ -1,6 +1,6 @@
 """A client that sends many streams from one process and checks every byte of every answer afterwards.
 
-During a run it does no more than note when which bytes came; what the bytes say is looked at when it is over.
+During a run it only records which bytes arrived when; it parses and checks them after the run.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a client is to do."""
+    """Parameters of a client run; times in seconds."""
 
     port: int
     prompt_tokens: int
     output_tokens: int
     seconds: float
     warm_seconds: float = 0.0
-    """At the start, not counted."""
+    """Time at the start that is not measured."""
     concurrency: int = 0
-    """Streams at once, each followed by the next; 0 with `rate`."""
+    """Number of streams at once, each followed by the next; 0 with `rate`."""
     rate: float = 0.0
-    """Streams begun a second, at random times (Poisson)."""
+    """Streams started per second, at random times (Poisson)."""
     once: bool = False
-    """Each of the `concurrency` streams is sent once."""
+    """Whether to send each of the `concurrency` streams only once."""
     prompts: int = 4000
     seed: int = 1
     timings: bool = False
-    """Return when which token came."""
+    """Whether to return the arrival time of each token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, ready to send, and the answer that must come."""
+class PreparedRequest:
+    """A request that is ready to send, and the location of its expected answer."""
 
     data: bytes
     key: int
@@ -63,20 +63,20 @@ class Asked:
 
 @dataclass(slots=True)
 class Stream:
-    """What came of a request."""
+    """The raw answer to a request."""
 
-    asked: Asked
+    request: PreparedRequest
     sent: float
     raw: bytearray = field(default_factory=bytearray)
     marks: list[tuple[float, int]] = field(default_factory=list)
-    """When, and how many bytes had come then."""
+    """Arrival times, each with the number of bytes received by then."""
     error: str = ""
     ended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """When the tokens of a request came (seconds of the monotonic clock)."""
+class Arrivals:
+    """Arrival times of the tokens of a request, in seconds of the monotonic clock."""
 
     key: int
     sent: float
@@ -85,21 +85,23 @@ class Came:
 
 @dataclass(slots=True)
 class Result:
-    """What a run gave."""
+    """Results of a run."""
 
     began: float
-    """The counted time's start and end, on the monotonic clock."""
+    """Start of the measured span on the monotonic clock."""
     ended: float
+    """End of the measured span on the monotonic clock."""
     requests: int = 0
-    """That ended within the counted time."""
+    """Number of requests that ended in the measured span."""
     chunks: int = 0
-    """Events with text that came within the counted time."""
+    """Number of events with text that arrived in the measured span."""
     good: int = 0
-    """All whose every byte was right."""
+    """Number of answers without an incorrect byte."""
     failures: list[str] = field(default_factory=list)
     failed: int = 0
-    came: list[Came] = field(default_factory=list)
-    most_at_once: int = 0
+    arrivals: list[Arrivals] = field(default_factory=list)
+    max_open: int = 0
+    """Maximum number of open streams."""
 
 
 class Connection(asyncio.Protocol):
@@ -111,17 +113,17 @@ class Connection(asyncio.Protocol):
         self._length: int | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self.transport = transport
 
-    def send(self, asked: Asked) -> None:
+    def send(self, request: PreparedRequest) -> None:
         """Send a request."""
         self._length = None
-        self._stream = Stream(asked, time.monotonic())
-        self.transport.write(asked.data)
+        self._stream = Stream(request, time.monotonic())
+        self.transport.write(request.data)
 
     def data_received(self, data: bytes) -> None:
-        """Note what came, and when."""
+        """Record the bytes and their arrival time."""
         now, stream = time.monotonic(), self._stream
         if stream is None:
             self.transport.close()
@@ -138,7 +140,7 @@ class Connection(asyncio.Protocol):
             self._end(now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the stream that runs."""
+        """End the open stream with an error."""
         if self._stream is not None:
             self._stream.error = f"the connection was closed: {exc}"
             self._end(time.monotonic())
@@ -154,30 +156,30 @@ class Connection(asyncio.Protocol):
 class Client:
     """Runs one plan on one event loop."""
 
-    def __init__(self, plan: Plan, asked: list[Asked]) -> None:
+    def __init__(self, plan: Plan, requests: list[PreparedRequest]) -> None:
         self._plan = plan
-        self._asked = asked
+        self._requests = requests
         self._next = 0
         self._idle: deque[Connection] = deque()
         self._open = 0
-        self.most_at_once = 0
+        self.max_open = 0
         self._stopped = False
         self.streams: list[Stream] = []
         self._empty = asyncio.Event()
 
     async def run(self) -> tuple[float, float]:
-        """Send; return the counted time's start and end."""
+        """Send all streams of the plan; return start and end of the measured span."""
         plan = self._plan
         began = time.monotonic() + plan.warm_seconds
         until = began + plan.seconds
         if plan.rate:
-            draw = random.Random(plan.seed)
+            rng = random.Random(plan.seed)
             at = time.monotonic()
             while at < until:
                 if (left := at - time.monotonic()) > 0:
                     await asyncio.sleep(left)
                 await self._send()
-                at += draw.expovariate(plan.rate)
+                at += rng.expovariate(plan.rate)
         else:
             gap = min(2.0, plan.warm_seconds) / max(1, plan.concurrency)
             for _ in range(plan.concurrency):
@@ -205,14 +207,14 @@ class Client:
         self._begin(connection)
 
     def _begin(self, connection: Connection) -> None:
-        asked = self._asked[self._next % len(self._asked)]
+        request = self._requests[self._next % len(self._requests)]
         self._next += 1
         self._open += 1
-        self.most_at_once = max(self.most_at_once, self._open)
-        connection.send(asked)
+        self.max_open = max(self.max_open, self._open)
+        connection.send(request)
 
     def ended(self, connection: Connection, stream: Stream) -> None:
-        """Keep what came, and send the next request where the plan wants it."""
+        """Store the answer, and send the next request if the plan says so."""
         self.streams.append(stream)
         self._open -= 1
         if self._stopped or self._plan.once:
@@ -236,17 +238,17 @@ class Client:
 
     @property
     def open(self) -> int:
-        """Streams that have not ended."""
+        """Number of streams that have not ended."""
         return self._open
 
 
-def ask(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[Asked]:
+def prepare_requests(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[PreparedRequest]:
     """Return distinct requests."""
-    draw = random.Random(1000 + plan.seed)
+    rng = random.Random(1000 + plan.seed)
     stride = 7 if plan.prompts > 100 else plan.prompt_tokens // 7
     wanted = plan.prompt_tokens + stride * plan.prompts
-    stock = vocabulary.encode(vocabulary.language.text(draw, wanted))
-    asked = []
+    stock = vocabulary.encode(vocabulary.language.text(rng, wanted))
+    requests = []
     for number in range(plan.prompts):
         start = number * stride
         content = vocabulary.tokenizer.decode(stock[start : start + plan.prompt_tokens])
@@ -262,12 +264,12 @@ def ask(vocabulary: Vocabulary, plan: Plan, replies: int) -> list[Asked]:
         ).encode()
         key = reply_key(ids)
         data = HEAD.format(len(body)).encode() + body
-        asked.append(Asked(data, key, reply_start(key, replies), len(ids)))
-    return asked
+        requests.append(PreparedRequest(data, key, reply_start(key, replies), len(ids)))
+    return requests
 
 
 class Delta(msgspec.Struct):
-    """What a chunk adds."""
+    """Content that a chunk adds."""
 
     role: str = ""
     content: str = ""
@@ -282,7 +284,7 @@ class Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Counts of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -301,7 +303,7 @@ class Event(msgspec.Struct):
 
 
 class Checker:
-    """Looks at what came, byte by byte."""
+    """Checks raw answers byte by byte."""
 
     def __init__(self, vocabulary: Vocabulary, replies: list[int], plan: Plan) -> None:
         self._plan = plan
@@ -311,11 +313,11 @@ class Checker:
         size = {token: len(vocabulary.tokenizer.id_to_token(token)) for token in set(replies)}
         self._ends = np.concatenate([[0], np.cumsum([size[token] for token in replies])])
 
-    def check(self, stream: Stream) -> tuple[list[float], Came | None]:
-        """Return when each event with text came, and when each token did (None where that is ambiguous).
+    def check(self, stream: Stream) -> tuple[list[float], Arrivals | None]:
+        """Return the arrival times of events with text, and those of tokens (None if ambiguous).
 
         Raises:
-            ValueError: something is wrong with the answer.
+            ValueError: the answer is incorrect; says where.
         """
         if stream.error:
             raise ValueError(stream.error)
@@ -331,8 +333,8 @@ class Checker:
 
     def _events(
         self, stream: Stream, events: list[str], when: NDArray[np.float64]
-    ) -> tuple[list[float], Came | None]:
-        asked, count = stream.asked, self._plan.output_tokens
+    ) -> tuple[list[float], Arrivals | None]:
+        request, count = stream.request, self._plan.output_tokens
         parts: list[str] = []
         arrivals: list[float] = []
         reasons: list[str] = []
@@ -350,48 +352,48 @@ class Checker:
                 if choice.finish_reason is not None:
                     reasons.append(choice.finish_reason)
             usage = read.usage or usage
-        text, wanted = "".join(parts), self._decode(self._replies[asked.start : asked.start + count])
+        text, wanted = "".join(parts), self._decode(self._replies[request.start : request.start + count])
         if text != wanted:
-            raise ValueError(f"{text[:200]!r} came in place of {wanted[:200]!r}")
+            raise ValueError(f"got {text[:200]!r}, expected {wanted[:200]!r}")
         if reasons != ["length"] or usage is None:
             raise ValueError(f"finish reasons {reasons}, usage {usage}")
-        if (usage.prompt_tokens, usage.completion_tokens) != (asked.tokens, count):
-            raise ValueError(f"usage {usage}, but {asked.tokens} and {count} are right")
+        if (usage.prompt_tokens, usage.completion_tokens) != (request.tokens, count):
+            raise ValueError(f"usage {usage}, expected {request.tokens} and {count}")
         if not self._plan.timings or "\ufffd" in wanted:
             return arrivals, None
         given = np.cumsum([len(part.encode()) for part in parts])
-        ends = self._ends[asked.start + 1 : asked.start + 1 + count] - self._ends[asked.start]
-        return arrivals, Came(asked.key, stream.sent, np.array(arrivals)[np.searchsorted(given, ends)])
+        ends = self._ends[request.start + 1 : request.start + 1 + count] - self._ends[request.start]
+        return arrivals, Arrivals(request.key, stream.sent, np.array(arrivals)[np.searchsorted(given, ends)])
 
 
 def chunks(rest: bytes) -> list[tuple[int, int]]:
-    """Return where the chunks' contents of an HTTP body begin and end.
+    """Return start and end of the content of each chunk of an HTTP body.
 
     Raises:
-        ValueError: the framing is wrong.
+        ValueError: the chunked encoding is invalid.
     """
-    found, at = [], 0
+    spans, at = [], 0
     while True:
         line = rest.index(b"\r\n", at)
         size = int(rest[at:line], 16)
         start = line + 2
         if rest[start + size : start + size + 2] != b"\r\n":
-            raise ValueError(f"a chunk of {size} bytes does not end there")
+            raise ValueError(f"a chunk of {size} bytes does not end where it should")
         at = start + size + 2
         if not size:
             if at != len(rest):
                 raise ValueError("something follows the last chunk")
-            return found
-        found.append((start, start + size))
+            return spans
+        spans.append((start, start + size))
 
 
 def body(rest: bytes) -> bytes:
-    """Return an HTTP body, its chunks joined."""
+    """Return the joined chunks of an HTTP body."""
     return b"".join([rest[start:stop] for start, stop in chunks(rest)])
 
 
 def events_end(rest: bytes) -> list[int]:
-    """Return at which byte of a chunked body each of its server-sent events is complete."""
+    """Return the byte of a chunked body at which each server-sent event is complete."""
     ends: list[int] = []
     for start, stop in chunks(rest):
         at = rest.find(b"\n\n", start, stop)
@@ -415,7 +417,7 @@ def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
     os.sched_setaffinity(0, cores)
     vocabulary = Vocabulary()
     replies = vocabulary.replies()
-    asked = ask(vocabulary, plan, len(replies))
+    requests = prepare_requests(vocabulary, plan, len(replies))
     checker = Checker(vocabulary, replies, plan)
     pipe.send("ready")
     pipe.recv()
@@ -426,7 +428,7 @@ def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
 
     async def run() -> tuple[float, float]:
         nonlocal client
-        client = Client(plan, asked)
+        client = Client(plan, requests)
         return await _drive(client)
 
     result = Result(*uvloop.run(run()))
@@ -435,30 +437,30 @@ def drive(plan: Plan, cores: set[int], pipe: Any) -> None:
     if client.open:
         result.failed += client.open
         result.failures.append(f"{client.open} streams did not end")
-    result.most_at_once = client.most_at_once
+    result.max_open = client.max_open
     for stream in client.streams:
-        count(result, checker, stream)
+        count_stream(result, checker, stream)
     pipe.send(result)
 
 
-def count(result: Result, checker: Checker, stream: Stream) -> None:
+def count_stream(result: Result, checker: Checker, stream: Stream) -> None:
     """Check one stream and add it to the result."""
     try:
-        arrivals, came = checker.check(stream)
-    except Exception as error:  # whatever is wrong with an answer is a failure of that answer
+        event_times, arrivals = checker.check(stream)
+    except Exception as error:  # any error while checking means that the answer is incorrect
         result.failed += 1
         if len(result.failures) < 5:
             result.failures.append(f"{type(error).__name__}: {error}"[:400])
         return
     result.good += 1
     result.requests += result.began <= stream.ended <= result.ended
-    result.chunks += sum(result.began <= at <= result.ended for at in arrivals)
-    if came is not None and stream.sent >= result.began:
-        result.came.append(came)
+    result.chunks += sum(result.began <= at <= result.ended for at in event_times)
+    if arrivals is not None and stream.sent >= result.began:
+        result.arrivals.append(arrivals)
 
 
 class ClientProcess:
-    """A client in a process of its own; `start` lets it send, `result` waits for its end."""
+    """A client in its own process; `start` makes it send, `result` waits until it is done."""
 
     def __init__(self, plan: Plan, cores: set[int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -469,11 +471,11 @@ class ClientProcess:
         self._pipe.recv()
 
     def start(self) -> None:
-        """Begin."""
+        """Start sending."""
         self._pipe.send("go")
 
     def result(self) -> Result:
-        """Return what came."""
+        """Wait for the end of the run and return its result."""
         result = self._pipe.recv()
         self._process.join(10)
         return result

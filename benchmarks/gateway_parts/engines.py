@@ -1,7 +1,7 @@
-"""Engines without a model: the real wire's server side, at a scripted speed, in processes of their own.
+"""Engines without a model: the server side of the real wire at a scripted speed, in their own processes.
 
-A step gives every request in work one token, at fixed times. What an engine replies follows from the prompt's
-tokens alone (`reply_start`), so a client that tokenizes for itself knows every byte that must come.
+A step generates one token for every running request, at fixed times. An engine's reply follows from the
+prompt's tokens alone (`reply_start`), so a client that tokenizes the prompt knows every byte of the answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LONGEST_REPLY = 4096
 
 
 def reply_key(prompt: NDArray[np.int32]) -> int:
-    """Return what a prompt is known by."""
+    """Return the key of a prompt, a checksum of its tokens."""
     return zlib.crc32(prompt.astype("<i4", copy=False).tobytes())
 
 
 def reply_start(key: int, replies: int) -> int:
-    """Return where, among so many tokens, the reply to a prompt begins."""
+    """Return the index in the reply tokens at which the reply to a prompt starts."""
     return key % (replies - LONGEST_REPLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How engines behave."""
+    """Behaviour of the engines."""
 
     files: Mapping[str, bytes]
     replies: NDArray[np.int32]
@@ -50,17 +50,17 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When an engine had a request (seconds of the machine's monotonic clock)."""
+    """Times of a request in an engine, in seconds of the machine's monotonic clock."""
 
     key: int
     received: float
     sent: NDArray[np.float64]
-    """Of each of its tokens."""
+    """Send time of each token."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A request in work."""
+    """A running request."""
 
     rid: int
     key: int
@@ -91,7 +91,7 @@ class FakeEngine:
         self.timings: list[Timing] = []
 
     def run(self) -> None:
-        """Serve."""
+        """Serve until `stop` is set."""
         due = time.monotonic()
         while not self._stop.is_set():
             now = time.monotonic()
@@ -135,7 +135,7 @@ class FakeEngine:
         self._runs = [run for run in self._runs if run.rid != rid]
 
     def _columns(self) -> None:
-        """Make the columns of the next step anew; called when the requests in work have changed."""
+        """Rebuild the columns of the next step; called when the running requests have changed."""
         step = len(self._steps)
         self._rids = np.array([run.rid for run in self._runs], np.int64)
         self._offsets = np.array([step - run.first_step for run in self._runs], np.int64)
@@ -157,8 +157,8 @@ class FakeEngine:
         self._steps[-1] = time.monotonic()
         self._server.out.send(output, now)
         if ended:
-            gone = {run.rid for run in ended}
-            self._runs = [run for run in self._runs if run.rid not in gone]
+            ended_rids = {run.rid for run in ended}
+            self._runs = [run for run in self._runs if run.rid not in ended_rids]
             self._columns()
         else:
             self._offsets = self._offsets + 1
@@ -173,7 +173,7 @@ class FakeEngine:
 
 
 def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) -> None:
-    """Run engines in threads of this process; answer `take` with their timings until told to `end`."""
+    """Run engines in threads of this process; answer `take` on the pipe with their timings until `end`."""
     import os
 
     os.sched_setaffinity(0, cores)
@@ -184,18 +184,18 @@ def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) ->
         thread.start()
     pipe.send([engine.endpoint for engine in engines])
     while pipe.recv() == "take":
-        taken: list[Timing] = []
+        collected: list[Timing] = []
         for engine in engines:
             timings, engine.timings = engine.timings, []
-            taken += timings
-        pipe.send(taken)
+            collected += timings
+        pipe.send(collected)
     stop.set()
     for thread in threads:
         thread.join(5)
 
 
 class Engines:
-    """Processes of engines, as a context manager."""
+    """Processes that run engines, as a context manager."""
 
     def __init__(self, count: int, processes: int, script: Script, cores: set[int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -211,8 +211,8 @@ class Engines:
             self._processes.append(process)
         self.endpoints: list[str] = [endpoint for pipe in self._pipes for endpoint in pipe.recv()]
 
-    def take(self) -> dict[int, Timing]:
-        """Return the timings of requests that ended since the last call, by the prompt's key."""
+    def take_timings(self) -> dict[int, Timing]:
+        """Return the timings of requests that ended since the previous call, by the prompt's key."""
         for pipe in self._pipes:
             pipe.send("take")
         return {timing.key: timing for pipe in self._pipes for timing in pipe.recv()}

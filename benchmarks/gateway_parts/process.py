@@ -1,4 +1,4 @@
-"""The gateway under test: the real command in processes of its own, and what they cost."""
+"""The gateway under test: the real command in its own processes, with their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return free TCP ports of the loopback address."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
@@ -40,7 +40,7 @@ class GatewayProcess:
         self._process = subprocess.Popen(
             command, stderr=self._log, stdout=self._log, preexec_fn=lambda: os.sched_setaffinity(0, cores)
         )
-        self._watched = psutil.Process(self._process.pid)
+        self._measured = psutil.Process(self._process.pid)
         try:
             self._wait(len(endpoints))
         except BaseException:
@@ -52,10 +52,10 @@ class GatewayProcess:
         pattern = re.compile(r'mizzen_gateway_engines\{[^}]*state="serving"[^}]*\} ([0-9.]+)')
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                found = pattern.search(self.metrics())
+                match = pattern.search(self.metrics())
             except OSError:
-                found = None
-            if found and float(found[1]) == engines:
+                match = None
+            if match and float(match[1]) == engines:
                 return
             time.sleep(0.1)
         raise RuntimeError(f"the gateway does not serve: {Path(self._log.name).read_text()[-2000:]}")
@@ -66,12 +66,12 @@ class GatewayProcess:
             return answer.read().decode()
 
     def _all(self) -> list[psutil.Process]:
-        return [self._watched, *self._watched.children(recursive=True)]
+        return [self._measured, *self._measured.children(recursive=True)]
 
     def cpu(self) -> float:
         """Return the CPU-seconds of all processes and threads so far, user and system."""
         times = [process.cpu_times() for process in self._all()]
-        return sum(one.user + one.system for one in times)
+        return sum(usage.user + usage.system for usage in times)
 
     def memory(self) -> int:
         """Return the resident bytes of all processes."""
@@ -79,7 +79,7 @@ class GatewayProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id of the gateway."""
         return self._process.pid
 
     def __enter__(self) -> GatewayProcess:
@@ -97,7 +97,7 @@ class GatewayProcess:
 
 
 class CpuMeter:
-    """Samples a gateway's CPU time while a run goes on, so that any span of it can be asked for."""
+    """Samples a gateway's CPU time during a run, so that the time of any span can be computed."""
 
     def __init__(self, gateway: GatewayProcess, interval: float = 0.1) -> None:
         self._gateway = gateway

@@ -1,8 +1,8 @@
-"""A real tokenizer of 128,000 entries, and text to use it on, both made here and always the same.
+"""A real tokenizer of 128,000 entries and text for it, both generated deterministically.
 
-Byte-level BPE with the splitting of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library on
-made-up words: syllables put together, frequent ones short, as in a language. Training takes some seconds, so
-the file is kept in the temporary folder.
+Byte-level BPE with the pre-tokenization of GPT-4's and Qwen's tokenizers, trained by the `tokenizers` library
+on invented words of several syllables, where frequent words are short, as in a language. Training takes a few
+seconds, so the file is kept in the temporary folder.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ SPECIAL = ("<|start|>", "<|end|>")
 
 
 def chat_text(content: str) -> str:
-    """Return what the template makes of one message of a user."""
+    """Return the chat template's output for one user message."""
     return f"<|start|>user\n{content}<|end|>\n<|start|>assistant\n"
 
 
 class Language:
-    """Words by rank, the most frequent first."""
+    """Invented words by frequency rank, the most frequent first."""
 
     def __init__(self, words: int = 150_000) -> None:
-        draw = random.Random(20)
+        rng = random.Random(20)
         onsets, vowels, codas = ONSETS.split(), VOWELS.split(), ["", *CODAS.split()]
         syllables = [a + b + c for a in onsets for b in vowels for c in codas]
-        draw.shuffle(syllables)
-        found: dict[str, None] = {}
-        while len(found) < words:
-            count = 1 + (len(found) > 3000) * draw.choice((0, 1)) + (len(found) > 12_000)
-            found["".join(draw.choice(syllables) for _ in range(count))] = None
-        self.words = list(found)
+        rng.shuffle(syllables)
+        unique: dict[str, None] = {}
+        while len(unique) < words:
+            count = 1 + (len(unique) > 3000) * rng.choice((0, 1)) + (len(unique) > 12_000)
+            unique["".join(rng.choice(syllables) for _ in range(count))] = None
+        self.words = list(unique)
 
-    def text(self, draw: random.Random, words: int) -> str:
-        """Return so many words, drawn by a power law of their rank, with a line's end now and then."""
+    def text(self, rng: random.Random, words: int) -> str:
+        """Return random words by a power law of their rank, with punctuation and line ends in between."""
         last = len(self.words) - 1
-        parts = [self.words[min(last, int(draw.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
+        parts = [self.words[min(last, int(rng.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
         for at in range(17, words, 17):
-            parts[at] += draw.choice((".", ",", ".\n", "; 42", " 🙂", " – "))
+            parts[at] += rng.choice((".", ",", ".\n", "; 42", " 🙂", " – "))
         return " ".join(parts)
 
     def corpus(self) -> Iterator[str]:
-        """Yield lines to train on: all words, the frequent ones more often."""
+        """Yield lines to train the tokenizer on: all words, the frequent ones more often."""
         for start in range(0, len(self.words), 1000):
             line = " " + " ".join(self.words[start : start + 1000])
             for _ in range(max(1, 40_000 // (start + 1000))):
@@ -72,7 +72,7 @@ class Language:
 
 
 class Vocabulary:
-    """The tokenizer's files, and the text side of what engines reply."""
+    """Tokenizer files, and the tokens that engines reply with."""
 
     def __init__(self, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / "mizzen-gateway-load"
@@ -86,12 +86,12 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """The tokenizer itself, as an oracle: never one of the gateway's objects."""
+        """The tokenizer as an independent oracle, never one of the gateway's objects."""
         return tokenizers.Tokenizer.from_file(str(self.path))
 
     @cached_property
     def files(self) -> dict[str, bytes]:
-        """What an engine serves of it."""
+        """Tokenizer files that an engine serves, by name."""
         config = {"chat_template": TEMPLATE, "eos_token": "<|end|>"}
         return {
             "tokenizer.json": self.path.read_bytes(),
@@ -102,27 +102,27 @@ class Vocabulary:
         """Return a text's tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def prompt(self, draw: random.Random, tokens: int) -> str:
-        """Return a text of about so many tokens."""
-        text = self.language.text(draw, 32 + tokens)
+    def prompt(self, rng: random.Random, tokens: int) -> str:
+        """Return a random text of about `tokens` tokens."""
+        text = self.language.text(rng, 32 + tokens)
         ids = self.encode(text[: 12 * tokens + 64])[:tokens]
         return self.tokenizer.decode(ids)
 
     def replies(self, length: int = 50_000) -> list[int]:
-        """Return the tokens that engines draw their replies from, in natural order."""
+        """Return the tokens from which engines take consecutive runs as replies."""
         return self.encode(self.language.text(random.Random(7), length))[:length]
 
 
 def train(language: Language) -> tokenizers.Tokenizer:
-    """Return the tokenizer, trained."""
-    built = tokenizers.Tokenizer(models.BPE())
-    built.pre_tokenizer = pre_tokenizers.Sequence(
+    """Train the tokenizer and return it."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    built.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=SIZE,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -130,7 +130,7 @@ def train(language: Language) -> tokenizers.Tokenizer:
         show_progress=False,
         min_frequency=1,
     )
-    built.train_from_iterator(language.corpus(), trainer)
-    if built.get_vocab_size() < 100_000:
-        raise RuntimeError(f"the tokenizer has {built.get_vocab_size()} entries only")
-    return built
+    tokenizer.train_from_iterator(language.corpus(), trainer)
+    if tokenizer.get_vocab_size() < 100_000:
+        raise RuntimeError(f"the tokenizer has only {tokenizer.get_vocab_size()} entries")
+    return tokenizer

@@ -1,4 +1,4 @@
-"""A recorded trace: its lines, checked, and the requests that they stand for."""
+"""Reads recorded traces: validates their lines and makes requests of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from online_parts.trace import Ask, Prompt, Session, Texts
+from online_parts.trace import Prompt, Session, Texts, TimedRequest
 
 NEEDS = "needs at, max_tokens, and prompt or input_length"
 
@@ -19,48 +19,50 @@ class Entry:
     """A line of a trace."""
 
     at: float
-    """In units of the trace."""
+    """Time in the unit of the trace."""
     output: int
+    """Number of tokens to generate."""
     prompt: Prompt | None
-    """None where the trace holds no more than its length."""
+    """The prompt, or None if the trace has only its length."""
     length: int
-    names: tuple[int | str, ...]
-    """Of blocks that it begins with: those of one name hold the same tokens."""
+    """Number of prompt tokens, if the trace has only the length."""
+    hash_ids: tuple[int | str, ...]
+    """Ids of the blocks that the prompt starts with; blocks with the same id have the same tokens."""
 
 
 def first_of(values: dict[str, Any], *names: str) -> Any:
-    """Return the first of these fields that is there."""
+    """Return the value of the first of the named fields that is present, else None."""
     return next((values[name] for name in names if values.get(name) is not None), None)
 
 
-def amount(name: str, value: Any) -> float:
+def parse_number(name: str, value: Any) -> float:
     """Return a finite number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not a finite number; names the field.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}, no number")
+        raise ValueError(f"{name} is {value!r}, not a number")
     return float(value)
 
 
-def count(name: str, value: Any, least: int) -> int:
-    """Return a whole number of at least `least`.
+def parse_integer(name: str, value: Any, least: int) -> int:
+    """Return an integer of at least `least`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not such an integer; names the field.
     """
-    number = amount(name, value)
+    number = parse_number(name, value)
     if number != int(number) or number < least:
-        raise ValueError(f"{name} is {value!r}, no whole number of at least {least}")
+        raise ValueError(f"{name} is {value!r}, not an integer of at least {least}")
     return int(number)
 
 
 def prompt_of(value: Any) -> Prompt:
-    """Return a prompt, text or ids.
+    """Return a prompt, text or token ids.
 
     Raises:
-        ValueError: it is neither, or empty.
+        ValueError: the value is neither, or empty.
     """
     if isinstance(value, str) and value:
         return value
@@ -69,14 +71,14 @@ def prompt_of(value: Any) -> Prompt:
     raise ValueError("prompt is neither text nor a list of token ids, or it is empty")
 
 
-def names_of(value: Any, length: int, block: int) -> tuple[int | str, ...]:
-    """Return the names of a prompt's blocks.
+def parse_hash_ids(value: Any, length: int, block: int) -> tuple[int | str, ...]:
+    """Return the block ids of a prompt of `length` tokens in blocks of `block` tokens.
 
     Raises:
-        ValueError: they are no names, or not as many as the prompt has blocks.
+        ValueError: the value is not a list of ids, or their number does not match the prompt's length.
     """
-    if not isinstance(value, list) or not all(isinstance(name, int | str) for name in value):
-        raise ValueError("hash_ids is no list of names of blocks")
+    if not isinstance(value, list) or not all(isinstance(hash_id, int | str) for hash_id in value):
+        raise ValueError("hash_ids is not a list of numbers or strings")
     if value and abs(len(value) * block - length) > block:
         raise ValueError(
             f"{len(value)} hash_ids of --hash-block {block} tokens are {len(value) * block} tokens, but "
@@ -86,83 +88,88 @@ def names_of(value: Any, length: int, block: int) -> tuple[int | str, ...]:
     return tuple(value)
 
 
-def entry_of(line: str, block: int) -> Entry:
-    """Read a line.
+def parse_line(line: str, block: int) -> Entry:
+    """Parse a line of a trace.
 
     Raises:
-        ValueError: says what it lacks.
+        ValueError: the line is invalid; says why.
     """
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"no JSON object: {error}") from None
+        raise ValueError(f"not a JSON object: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     at, prompt = first_of(values, "at", "timestamp"), values.get("prompt")
     output = first_of(values, "max_tokens", "output_length")
     length = first_of(values, "input_length", "prompt_tokens")
     if at is None or output is None or (prompt is None and length is None):
         raise ValueError(NEEDS)
-    begin, tokens = amount("at", at), max(count("max_tokens", output, 0), 1)
+    begin, tokens = parse_number("at", at), max(parse_integer("max_tokens", output, 0), 1)
     if prompt is not None:
         return Entry(begin, tokens, prompt_of(prompt), 0, ())
-    size = count("input_length", length, 1)
-    return Entry(begin, tokens, None, size, names_of(values.get("hash_ids") or [], size, block))
+    size = parse_integer("input_length", length, 1)
+    return Entry(begin, tokens, None, size, parse_hash_ids(values.get("hash_ids") or [], size, block))
 
 
-def read(path: Path, *, block: int) -> list[Entry]:
-    """Read a recorded trace: a JSON object a line, each a request; return them in order of time.
+def read_trace(path: Path, *, block: int) -> list[Entry]:
+    """Read a trace with a JSON object (a request) per line; return the entries in order of time.
 
     Fields: `at` or `timestamp`; `max_tokens` or `output_length`; `prompt` (text or ids), or `input_length`,
-    with `hash_ids` where prompts share blocks: those of one name hold the same tokens. Blank lines are
-    passed over.
+    with `hash_ids` if prompts share blocks: blocks with the same id have the same tokens. Blank lines are
+    skipped.
 
     Args:
         path: the file.
-        block: tokens in a block.
+        block: the number of tokens in a block.
 
     Raises:
-        ValueError: names the line and what it lacks, or there is none.
+        ValueError: a line is invalid (names the line and the reason), or the file has no request.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                found.append(entry_of(line.decode(), block))
+                entries.append(parse_line(line.decode(), block))
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
-    if not found:
-        raise ValueError(f"{path} holds no request")
-    return sorted(found, key=lambda entry: entry.at)
+    if not entries:
+        raise ValueError(f"{path} contains no requests")
+    return sorted(entries, key=lambda entry: entry.at)
 
 
-def asked(entries: Iterable[Entry], texts: Texts, *, unit: float, block: int) -> Iterator[Ask]:
-    """Make requests of a trace's lines.
+def trace_requests(
+    entries: Iterable[Entry], texts: Texts, *, unit: float, block: int
+) -> Iterator[TimedRequest]:
+    """Yield the requests of a trace.
 
     Args:
-        entries: in the order in which their prompts are made.
-        texts: makes prompts that the trace does not hold.
-        unit: seconds that 1 of a time stands for.
-        block: tokens in a block.
+        entries: the entries, in the order in which their prompts are generated.
+        texts: the generator of prompts that the trace does not contain.
+        unit: the unit of the trace's times, in seconds.
+        block: the number of tokens in a block.
     """
     blocks: dict[int | str, Prompt] = {}
     for entry in entries:
         prompt = entry.prompt
         if prompt is None:
             parts: list[Prompt] = []
-            for name in entry.names[: entry.length // block]:
-                if name not in blocks:
-                    blocks[name] = texts.make(block)
-                parts.append(blocks[name])
+            for hash_id in entry.hash_ids[: entry.length // block]:
+                if hash_id not in blocks:
+                    blocks[hash_id] = texts.generate(block)
+                parts.append(blocks[hash_id])
             rest = entry.length - len(parts) * block
-            prompt = texts.joined([*parts, *([texts.make(rest)] if rest > 0 else [])])
-        yield Ask(entry.at * unit, prompt, entry.output)
+            prompt = texts.join([*parts, *([texts.generate(rest)] if rest > 0 else [])])
+        yield TimedRequest(entry.at * unit, prompt, entry.output)
 
 
-def recorded(asks: Iterable[Ask], speed: float) -> list[Session]:
-    """Return a trace's requests in order of time, the first at 0, `speed` times as fast."""
-    ordered = sorted(asks, key=lambda ask: ask.after)
+def trace_sessions(requests: Iterable[TimedRequest], speed: float) -> list[Session]:
+    """Return one session per request in order of time, the first at 0, `speed` times as fast."""
+    ordered = sorted(requests, key=lambda request: request.after)
     begin = ordered[0].after
-    return [Session((Ask((ask.after - begin) / speed, ask.prompt, ask.output),)) for ask in ordered]
+    return [
+        Session((TimedRequest((request.after - begin) / speed, request.prompt, request.output),))
+        for request in ordered
+    ]

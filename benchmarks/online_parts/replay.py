@@ -1,4 +1,4 @@
-"""Sends requests when they are due, whatever became of those before, and notes when their tokens come."""
+"""Sends requests when they are due, regardless of earlier ones, and records when their tokens arrive."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from online_parts.trace import Ask, Prompt, Session
+from online_parts.trace import Prompt, Session, TimedRequest
 
 MOST_REASON = 300
-"""Characters that are kept of what a server says of an error."""
+"""Maximum characters of a server's error message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server with the OpenAI API."""
+    """An OpenAI-compatible server, and the parameters common to all requests."""
 
     url: str
-    """Its base, with /v1 or without."""
+    """Base URL, with or without /v1."""
     model: str
     chat: bool
     key: str | None
     timeout: float
-    """Seconds that an answer may take."""
+    """Seconds allowed for an answer."""
     temperature: float | None
     exact: bool
-    """Whether answers are to have just the length asked for (`ignore_eos`)."""
+    """Whether answers must have exactly the requested length (`ignore_eos`)."""
     body: dict[str, Any]
-    """More fields of each request."""
+    """Further fields of each request."""
 
     @property
     def endpoint(self) -> str:
-        """Where requests go."""
+        """URL that requests are sent to."""
         base = self.url.rstrip("/").removesuffix("/v1")
         return f"{base}/v1/{'chat/' if self.chat else ''}completions"
 
 
 @dataclass(slots=True)
 class Record:
-    """What became of a request; times in seconds from the start of the run."""
+    """Result of a request; times in seconds from the start of the run."""
 
     due: float
-    """When it had to be sent: all latencies count from here."""
+    """Time when the request was due; all latencies count from here."""
     turn: int = 0
     sent: float = 0.0
     end: float = 0.0
     tokens_at: list[float] = field(default_factory=list)
-    """When text came; a server may put several tokens in a piece."""
+    """Arrival times of pieces of text; a server may send several tokens in one piece."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
-    """Its kind; empty where all went well."""
+    """Kind of error; empty if the request succeeded."""
     detail: str = ""
-    """What the server said of it."""
+    """Error message of the server."""
 
 
 def reason_of(body: Any) -> str:
-    """Return the message in an error's body, or all of it, in one line that is not too long."""
+    """Return the message in an error's body, or the whole body, as one line of limited length."""
     try:
-        found = json.loads(body) if isinstance(body, bytes) else body
-        while isinstance(found, dict):
-            found = found.get("error") or found.get("message") or found.get("detail") or json.dumps(found)
-        text = found if isinstance(found, str) else json.dumps(found)
+        value = json.loads(body) if isinstance(body, bytes) else body
+        while isinstance(value, dict):
+            value = value.get("error") or value.get("message") or value.get("detail") or json.dumps(value)
+        text = value if isinstance(value, str) else json.dumps(value)
     except ValueError:
         text = body.decode(errors="replace")
     line = " ".join(text.split())
@@ -78,13 +78,13 @@ def reason_of(body: Any) -> str:
 
 @dataclass(slots=True)
 class Answer:
-    """A stream as it came: when, and what."""
+    """Lines of a stream with their arrival times."""
 
     lines: list[tuple[float, bytes]] = field(default_factory=list)
     text: str = ""
 
-    def read(self, record: Record, *, chat: bool) -> None:
-        """Look at what came, once it is over."""
+    def parse(self, record: Record, *, chat: bool) -> None:
+        """Parse the lines after the end of the stream and fill in the record."""
         done, texts = False, []
         for at, line in self.lines:
             if line == b"[DONE]":
@@ -116,7 +116,7 @@ class Answer:
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, bytes]]:
-    """Yield the data of server-sent events with the time of their last byte."""
+    """Yield the arrival time and the data of each server-sent event."""
     rest = b""
     async for piece in response.content.iter_any():
         now = time.monotonic()
@@ -133,19 +133,19 @@ class Replay:
         self.target = target
         self.http = session
         self.start = start
-        """When the run begins, on the monotonic clock."""
+        """Start of the run on the monotonic clock."""
         self.records: list[Record] = []
 
     def now(self) -> float:
         """Return the seconds since the start."""
         return time.monotonic() - self.start
 
-    def body(self, ask: Ask, history: list[tuple[Prompt, str]]) -> dict[str, Any]:
-        """Return a request's body; a later turn repeats those before it."""
+    def body(self, request: TimedRequest, history: list[tuple[Prompt, str]]) -> dict[str, Any]:
+        """Return the body of a request; a later turn repeats the previous turns."""
         target = self.target
         body: dict[str, Any] = {
             "model": target.model,
-            "max_tokens": ask.output,
+            "max_tokens": request.output,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -158,20 +158,20 @@ class Replay:
             for prompt, answer in history:
                 messages.append({"role": "user", "content": prompt})
                 messages.append({"role": "assistant", "content": answer})
-            body["messages"] = [*messages, {"role": "user", "content": ask.prompt}]
-        elif isinstance(ask.prompt, str):
-            said = [f"{prompt}{answer}" for prompt, answer in history]
-            body["prompt"] = " ".join([*said, ask.prompt])
+            body["messages"] = [*messages, {"role": "user", "content": request.prompt}]
+        elif isinstance(request.prompt, str):
+            previous = [f"{prompt}{answer}" for prompt, answer in history]
+            body["prompt"] = " ".join([*previous, request.prompt])
         else:
-            said = [token for prompt, _ in history for token in prompt]
-            body["prompt"] = [*said, *ask.prompt]
+            previous = [token for prompt, _ in history for token in prompt]
+            body["prompt"] = [*previous, *request.prompt]
         return {**body, **target.body}
 
-    async def ask(self, ask: Ask, due: float, history: list[tuple[Prompt, str]]) -> Record:
+    async def send(self, request: TimedRequest, due: float, history: list[tuple[Prompt, str]]) -> Record:
         """Send one request at its time and read its answer."""
         record, answer = Record(due, turn=len(history)), Answer()
         self.records.append(record)
-        data = json.dumps(self.body(ask, history)).encode()
+        data = json.dumps(self.body(request, history)).encode()
         await asyncio.sleep(max(due - self.now(), 0))
         record.sent = self.now()
         try:
@@ -189,23 +189,23 @@ class Replay:
             record.error, record.detail = type(error).__name__, reason_of(str(error))
         record.end = self.now()
         if not record.error:
-            answer.read(record, chat=self.target.chat)
-        history.append((ask.prompt, answer.text))
+            answer.parse(record, chat=self.target.chat)
+        history.append((request.prompt, answer.text))
         return record
 
     async def session(self, session: Session) -> None:
-        """Run a session: its turns wait for one another, and for nobody else."""
+        """Run a session, whose turns wait only for each other."""
         history: list[tuple[Prompt, str]] = []
         due = 0.0
-        for ask in session.asks:
-            record = await self.ask(ask, due + ask.after, history)
+        for request in session.requests:
+            record = await self.send(request, due + request.after, history)
             if record.error:
                 return
             due = record.end
 
 
 async def replay(target: Target, sessions: list[Session], start: float) -> list[Record]:
-    """Run sessions from `start` (of the monotonic clock) on."""
+    """Run sessions from the time `start` on, of the monotonic clock; return the records."""
     headers = {"content-type": "application/json"}
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
@@ -214,15 +214,15 @@ async def replay(target: Target, sessions: list[Session], start: float) -> list[
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=unlimited) as http:
         run = Replay(target, http, start)
         async with asyncio.TaskGroup() as group:
-            for session in sorted(sessions, key=lambda session: session.asks[0].after):
-                # A session's first request is made ready a little ahead, not all at once.
-                await asyncio.sleep(max(session.asks[0].after - run.now() - 0.5, 0))
+            for session in sorted(sessions, key=lambda session: session.requests[0].after):
+                # Prepare the first request of a session half a second ahead, not all sessions at once.
+                await asyncio.sleep(max(session.requests[0].after - run.now() - 0.5, 0))
                 group.create_task(run.session(session))
     return run.records
 
 
 def work(target: Target, sessions: list[Session], ready: Any, start: Any, results: Any) -> None:
-    """Run one share in a process of its own."""
+    """Run some of the sessions in a separate process."""
     gc.collect()
     gc.freeze()
     ready.put(True)
@@ -230,10 +230,10 @@ def work(target: Target, sessions: list[Session], ready: Any, start: Any, result
 
 
 def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Record]:
-    """Replay sessions from so many processes at once; return all requests in order of their times.
+    """Replay sessions from several processes; return the records in order of due time.
 
     Raises:
-        RuntimeError: a process ended without its results.
+        RuntimeError: a process ended without results.
     """
     if processes == 1:
         records = asyncio.run(replay(target, sessions, time.monotonic() + 0.2))
@@ -254,7 +254,7 @@ def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Rec
             start.put(begin)
         records: list[Record] = []
         for _ in workers:
-            records += collected(results, workers)
+            records += wait_for_records(results, workers)
     finally:
         for worker in workers:
             worker.terminate()
@@ -262,8 +262,12 @@ def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Rec
     return sorted(records, key=lambda record: record.due)
 
 
-def collected(results: Any, workers: list[Any]) -> list[Record]:
-    """Wait for one process's records."""
+def wait_for_records(results: Any, workers: list[Any]) -> list[Record]:
+    """Wait for the records of one process.
+
+    Raises:
+        RuntimeError: a process failed.
+    """
     while True:
         try:
             return results.get(timeout=1)

@@ -1,4 +1,4 @@
-"""What a run's records say."""
+"""Summary of the records of a run."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ QUANTILES = (50, 90, 99)
 
 
 def quantiles(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Return mean, median and tail in milliseconds; None of nothing."""
+    """Return mean, quantiles and maximum in milliseconds, or None without values."""
     values = np.fromiter(seconds, float) * 1e3
     if not len(values):
         return None
-    told = {f"p{q}": float(np.percentile(values, q)) for q in QUANTILES}
-    return {"mean": float(values.mean()), **told, "max": float(values.max())}
+    percentiles = {f"p{q}": float(np.percentile(values, q)) for q in QUANTILES}
+    return {"mean": float(values.mean()), **percentiles, "max": float(values.max())}
 
 
 def first_token(record: Record) -> float:
-    """Seconds from when a request was due to its first text."""
+    """Return the seconds from the time a request was due to its first text."""
     return record.tokens_at[0] - record.due
 
 
 def per_token(record: Record) -> float:
-    """Mean seconds of a token behind the first."""
+    """Return the mean seconds per token after the first."""
     return (record.tokens_at[-1] - record.tokens_at[0]) / (record.output_tokens - 1)
 
 
 def in_flight(records: list[Record]) -> int:
-    """Return the most requests that were open at once."""
+    """Return the maximum number of open requests."""
     edges = sorted([(r.sent, 1) for r in records] + [(r.end, -1) for r in records])
     return int(np.cumsum([step for _, step in edges]).max()) if edges else 0
 
 
 def per_piece(records: list[Record]) -> float | None:
-    """Return how many tokens a piece of text held on average; None where no text came."""
+    """Return the mean number of tokens per piece of text, or None without text."""
     pieces = sum(len(record.tokens_at) for record in records)
     return sum(record.output_tokens for record in records if record.tokens_at) / pieces if pieces else None
 
 
 def details(records: list[Record]) -> dict[str, str]:
-    """Return the first that a server said of each kind of error."""
-    found: dict[str, str] = {}
+    """Return the first message of the server for each kind of error."""
+    messages: dict[str, str] = {}
     for record in records:
         if record.error and record.detail:
-            found.setdefault(record.error, record.detail)
-    return found
+            messages.setdefault(record.error, record.detail)
+    return messages
 
 
 def summarize(
     records: list[Record], *, warm: float, most_first: float | None, most_token: float | None
 ) -> dict[str, Any]:
-    """Return throughput of the whole run, and latencies of the requests that were due from `warm` seconds on.
+    """Return the throughput of the whole run, and the latencies of requests due after `warm` seconds.
 
     Args:
-        records: all requests.
-        warm: seconds at the start whose latencies do not count.
-        most_first: seconds to the first token that are good enough.
-        most_token: mean seconds of a further token that are good enough.
+        records: the records of all requests.
+        warm: the seconds at the start whose latencies do not count.
+        most_first: the maximum seconds to the first token of a good request.
+        most_token: the maximum mean seconds per further token of a good request.
     """
     served = [record for record in records if not record.error]
     counted = [record for record in served if record.due >= warm and record.tokens_at]
@@ -74,7 +74,7 @@ def summarize(
         if (most_first is None or first_token(record) <= most_first)
         and (most_token is None or record.output_tokens < 2 or per_token(record) <= most_token)
     ]
-    asked = [record for record in records if record.due >= warm]
+    due = [record for record in records if record.due >= warm]
     last_due = max(record.due for record in records)
     return {
         "requests": len(records),
@@ -97,6 +97,6 @@ def summarize(
             later - earlier for record in counted for earlier, later in pairwise(record.tokens_at)
         ),
         "whole_ms": quantiles(record.end - record.due for record in counted),
-        "client_lag_ms": quantiles(record.sent - record.due for record in asked),
-        "good_share": len(good) / len(asked) if asked else 0.0,
+        "client_lag_ms": quantiles(record.sent - record.due for record in due),
+        "good_share": len(good) / len(due) if due else 0.0,
     }

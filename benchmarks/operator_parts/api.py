@@ -1,4 +1,4 @@
-"""A client of the API server for the benchmark's own processes: requests, and watches as they come."""
+"""A Kubernetes API client for the benchmark's own processes, with requests and watches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
-    """The API server's refusal, with its status code."""
+    """An error response of the API server, with its status code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -24,7 +24,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """The API server as its administrator sees it."""
+    """Client of the API server with administrator rights."""
 
     def __init__(self, server: str, folder: Path, agent: str) -> None:
         context = ssl.create_default_context(cafile=str(folder / "pki/ca.crt"))
@@ -37,16 +37,16 @@ class Api:
         )
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         await self._http.close()
 
     async def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Any:
-        """Send a request; returns the decoded answer.
+        """Send a request and return the decoded response.
 
         Raises:
-            ApiError: it was refused.
+            ApiError: the status is 400 or higher.
         """
         headers = {"Content-Type": content_type}
         data = None if body is None else json.dumps(body).encode()
@@ -59,7 +59,7 @@ class Api:
             return json.loads(text) if text.startswith(b"{") else text.decode()
 
     async def quietly(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> None:
-        """Send a request that may come too late: the object is gone, or another."""
+        """Send a request and ignore 404 and 409: the object may have been deleted or replaced meanwhile."""
         try:
             await self.request(method, path, body, content_type if method == "PATCH" else "application/json")
         except ApiError as error:
@@ -67,15 +67,15 @@ class Api:
                 raise
 
     async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """What is there as ADDED, then each change, for as long as this goes on."""
+        """Yield each existing object as ADDED, then each change with its type, without end."""
         listed = await self.request("GET", path, **query)
         for item in listed.get("items") or ():
             yield "ADDED", item
         version = listed["metadata"]["resourceVersion"]
         while True:
-            given = {**query, "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+            parameters = {**query, "watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
             timeout = aiohttp.ClientTimeout(total=None)
-            async with self._http.get(self._server + path, params=given, timeout=timeout) as answer:
+            async with self._http.get(self._server + path, params=parameters, timeout=timeout) as answer:
                 rest = b""
                 async for part in answer.content.iter_any():
                     *lines, rest = (rest + part).split(b"\n")

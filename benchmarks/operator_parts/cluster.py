@@ -58,23 +58,23 @@ class OperatorProcess:
         self.usage = psutil.Process(self.process.pid)
 
     def cpu_seconds(self) -> float:
-        """User and system time since its start, all threads."""
+        """Return the user and system CPU seconds of all threads since the start."""
         times = self.usage.cpu_times()
         return times.user + times.system
 
     def rss_mb(self) -> float:
-        """Resident memory, in millions of bytes."""
+        """Return the resident memory in millions of bytes."""
         return self.usage.memory_info().rss / 1e6
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal, and wait for the end."""
+        """Send a signal and wait until the process has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         self.process.wait(30)
 
 
 class Cluster:
-    """A control plane with the CRD and the operator's rights; nothing runs yet."""
+    """A control plane, the simulated node, and the operators of a run."""
 
     def __init__(self, folder: Path, core: int) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ class Cluster:
         self.operators: list[OperatorProcess] = []
 
     async def prepare(self, namespaces: list[str]) -> None:
-        """Install the CRD and the rights, and make namespaces with their default ServiceAccounts."""
+        """Install the CRD and the operator's RBAC, and create namespaces with default ServiceAccounts."""
         crd = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
         await self._apply(crd, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
         for name in (SYSTEM, *namespaces):
@@ -115,12 +115,12 @@ class Cluster:
             token_file=token,
         )
         for _ in range(600):
-            if await self._takes_services():
+            if await self._accepts_services():
                 return
             await asyncio.sleep(0.1)
-        raise RuntimeError("the API server does not take InferenceServices")
+        raise RuntimeError("the API server does not accept InferenceServices")
 
-    async def _takes_services(self) -> bool:
+    async def _accepts_services(self) -> bool:
         try:
             body = service("probe", "default")
             await self.api.request("POST", SERVICES.format("default"), body, dryRun="All")
@@ -145,7 +145,7 @@ class Cluster:
             raise RuntimeError("the simulated node did not start")
 
     def start_operator(self, *options: str, identity: str = "") -> OperatorProcess:
-        """Start an operator on its core."""
+        """Start an operator on its own core."""
         self._count += 1
         identity = identity or f"operator-{self._count}"
         host = self.plane.addresses.host
@@ -172,21 +172,21 @@ class Cluster:
         """Check that the newest operator runs.
 
         Raises:
-            RuntimeError: it does not; says how its log ends.
+            RuntimeError: the operator has ended; the message has the end of its log.
         """
         newest = self.operators[-1]
         if newest.process.poll() is not None:
             raise RuntimeError(f"the operator has ended: {newest.log.read_text()[-600:]}")
 
     async def leader(self) -> str:
-        """Who holds the Lease; empty when nobody does."""
+        """Return the holder of the Lease, or an empty string if it has none."""
         try:
             return (await self.api.request("GET", LEASE))["spec"].get("holderIdentity", "")
         except ApiError:
             return ""
 
     def audited(self, since: int = 0) -> Iterator[dict[str, Any]]:
-        """The operator's own writes, by the API server's audit log, from byte `since` on."""
+        """Yield the operator's writes from the API server's audit log, starting at byte `since`."""
         with self._audit.open("rb") as log:
             log.seek(since)
             for line in log:
@@ -198,13 +198,13 @@ class Cluster:
                     yield event
 
     def audit_size(self) -> int:
-        """Size of the audit log in bytes."""
+        """Return the size of the audit log in bytes."""
         return self._audit.stat().st_size
 
     async def close(self) -> None:
-        """End everything."""
-        for one in self.operators:
-            one.end(signal.SIGKILL)
+        """Stop all processes."""
+        for operator in self.operators:
+            operator.end(signal.SIGKILL)
         if self._node is not None:
             self._node.terminate()
             self._node.wait(30)
@@ -213,7 +213,7 @@ class Cluster:
 
 
 def service(name: str, namespace: str, **spec: Any) -> dict[str, Any]:
-    """The smallest InferenceService: one group on a CPU, one gateway."""
+    """Return the smallest InferenceService: one group on a CPU and one gateway."""
     return {
         "apiVersion": "mizzen.dev/v1alpha1",
         "kind": "InferenceService",

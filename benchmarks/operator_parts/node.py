@@ -1,10 +1,10 @@
-"""A node and a Deployment controller that only write status, and gateways that only answer their admin API.
+"""Simulated node and Deployment controller that only write status, and gateways with only the admin API.
 
     python benchmarks/operator_parts/node.py SERVER FOLDER
 
-Every pod is bound, runs at once and ends as soon as it is deleted. Every gateway pod has an address of its
-own, where one process answers `GET /admin/engines` for all of them: the engine pods of the service that are
-ready, and a request that waits for another table is kept until there is one.
+Every pod is bound and runs immediately, and ends as soon as it is deleted. Every gateway pod has its own
+address. This process answers `GET /admin/engines` on all of them with the ready engine pods of the service,
+and holds a long poll until the table changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADMIN_PORT = 8001
 
 
 class Node:
-    """All pods, and what is said of them."""
+    """All simulated pods and their status."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -42,11 +42,11 @@ class Node:
         self._tokens: dict[tuple[str, str], str] = {}
         self._servers: dict[str, asyncio.Server] = {}
         self._ready: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-        self._news: defaultdict[tuple[str, str], asyncio.Event] = defaultdict(asyncio.Event)
+        self._changed: defaultdict[tuple[str, str], asyncio.Event] = defaultdict(asyncio.Event)
         self._next = 0
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Simulate until cancelled."""
         await asyncio.gather(self._pods(), self._deployments(), self._services())
 
     # ── pods ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +72,7 @@ class Node:
         engine = meta["labels"][COMPONENT] == "engine"
         if kind == "DELETED" or "deletionTimestamp" in meta:
             if engine and self._ready[service].pop(uid, None) is not None:
-                self._tell(service)
+                self._notify(service)
             if kind == "DELETED":
                 self._forget(uid)
             else:
@@ -102,12 +102,12 @@ class Node:
         )
         if engine and uid not in self._ready[service]:
             self._ready[service][uid] = meta["name"]
-            self._tell(service)
+            self._notify(service)
 
     def _status(self, pod: dict[str, Any]) -> dict[str, Any]:
         gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])]
-        given = {one["type"]: one["status"] for one in pod["status"].get("conditions", [])}
-        ready = all(given.get(gate) == "True" for gate in gates)
+        conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+        ready = all(conditions.get(gate) == "True" for gate in gates)
         container = pod["spec"]["containers"][0]
         return {
             "phase": "Running",
@@ -145,15 +145,15 @@ class Node:
     # ── Deployments ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _deployments(self) -> None:
-        made: dict[str, int] = {}
+        generations: dict[str, int] = {}
         path = "/apis/apps/v1/deployments"
         async for kind, body in self._api.watch(path, labelSelector=COMPONENT):
             meta = body["metadata"]
             if kind == "DELETED":
-                made.pop(meta["uid"], None)
-            elif made.get(meta["uid"]) != meta["generation"]:
-                first = meta["uid"] not in made
-                made[meta["uid"]] = meta["generation"]
+                generations.pop(meta["uid"], None)
+            elif generations.get(meta["uid"]) != meta["generation"]:
+                first = meta["uid"] not in generations
+                generations[meta["uid"]] = meta["generation"]
                 self._spawn(self._deployment(body, first))
 
     async def _deployment(self, body: dict[str, Any], first: bool) -> None:
@@ -178,7 +178,7 @@ class Node:
         await self._api.quietly("PATCH", where, {"metadata": {"uid": meta["uid"]}, "status": status})
 
     async def _services(self) -> None:
-        """Remove what a deleted service leaves, as the garbage collector would."""
+        """Delete the children of deleted services, as the garbage collector would."""
         async for kind, body in self._api.watch("/apis/mizzen.dev/v1alpha1/inferenceservices"):
             if kind == "DELETED":
                 self._spawn(self._collect(body["metadata"]["namespace"], body["metadata"]["name"]))
@@ -195,8 +195,8 @@ class Node:
 
     # ── the gateways' admin API ───────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, service: tuple[str, str]) -> None:
-        self._news.pop(service, asyncio.Event()).set()
+    def _notify(self, service: tuple[str, str]) -> None:
+        self._changed.pop(service, asyncio.Event()).set()
 
     async def _serve_admin(self, uid: str, service: tuple[str, str]) -> None:
         namespace, name = service
@@ -223,14 +223,14 @@ class Node:
     ) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         line, *headers = head.split("\r\n")
-        given = {key.lower(): value.strip() for key, _, value in (h.partition(":") for h in headers)}
-        if given.get("authorization") != f"Bearer {self._tokens[service]}":
+        header = {key.lower(): value.strip() for key, _, value in (h.partition(":") for h in headers)}
+        if header.get("authorization") != f"Bearer {self._tokens[service]}":
             writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
             return True
         query = parse_qs(urlsplit(line.split(" ")[1]).query)
         deadline = asyncio.get_running_loop().time() + float(query.get("wait", ["0"])[0])
         while query.get("version", [""])[0] == self._version(service):
-            event = self._news[service]
+            event = self._changed[service]
             try:
                 async with asyncio.timeout_at(deadline):
                     await event.wait()
@@ -260,7 +260,7 @@ class Node:
 
 
 async def main(server: str, folder: str) -> None:
-    """Simulate until SIGTERM, or until standard input ends: with whoever started it."""
+    """Simulate until SIGTERM, or until standard input ends because the parent process ended."""
     api = Api(server, Path(folder), "benchmark-node")
     work = asyncio.create_task(Node(api).run())
     loop = asyncio.get_running_loop()

@@ -12,7 +12,9 @@ from typing import Any
 import aiohttp
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.kube.transport import load_configuration
 from mizzen_operator.metrics import Metrics
 

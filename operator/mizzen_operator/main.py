@@ -14,24 +14,26 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from mizzen_operator import check
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.autoscaling.autoscaler import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.gateway_client.watch import GatewayListener
 from mizzen_operator.informers.informer import Caches, settings
 from mizzen_operator.informers.metadata_poll import Sweep
 from mizzen_operator.informers.watch_health import Watches
-from mizzen_operator.kube.client import Kube, KubeError
-from mizzen_operator.kube.errors import brief
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError, brief
 from mizzen_operator.kube.last_applied import Children
-from mizzen_operator.kube.store import Name
-from mizzen_operator.kube.transport import TokenBucket, load_configuration
+from mizzen_operator.kube.rate_limiter import TokenBucket
+from mizzen_operator.kube.store import ObjectName
+from mizzen_operator.kube.transport import load_configuration
 from mizzen_operator.manager import health
 from mizzen_operator.manager.controller import Loop
 from mizzen_operator.manager.leader_election import Elector, LeadershipLost
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.readiness.golden_prompts import Verifier
 from mizzen_operator.reconciler.reconciler import Reconciler
+from mizzen_operator.status.service_metrics import ServiceMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +100,14 @@ class _Replica:
         autoscaler = Autoscaler(self._kube, self._listener, metrics, lambda key: self._loop.enqueue(key))
         self._verifier = Verifier(self._listener, metrics, lambda key: self._loop.enqueue(key))
         children = Children()
+        fleet = ServiceMetrics(metrics.registry)
         self._reconciler = reconciler = Reconciler(
-            self._kube, self._listener, config, metrics, autoscaler, self._verifier, children
+            self._kube, self._listener, config, metrics, autoscaler, self._verifier, children, fleet
         )
         sweep = Sweep(self._kube, config, children, self._edited)
         self._loop = Loop(self._kube, reconciler, config, metrics, [autoscaler.run, sweep.run])
 
-        def heard(key: Key) -> None:
+        def heard(key: ServiceKey) -> None:
             self._loop.enqueue(key)
             autoscaler.poke(key)
 
@@ -116,8 +119,8 @@ class _Replica:
         """Nothing is left to do: kopf shall stop."""
         self.code = 0
 
-    def _edited(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
-        self._reconciler.doubt(kind, name, given)
+    def _edited(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
+        self._reconciler.invalidate(kind, name, given)
         self._loop.changed(kind, name, given)
 
     def registry(self) -> kopf.OperatorRegistry:

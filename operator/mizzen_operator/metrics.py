@@ -12,7 +12,6 @@ from prometheus_client import (
 )
 
 from mizzen_operator.config import VERSION
-from mizzen_operator.status.service_metrics import Fleet
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -61,7 +60,6 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.fleet = Fleet(self.registry)
         self._gauge("build_info", "Always 1; the label holds the version", "version").labels(VERSION).set(1)
         ProcessCollector(registry=self.registry)
 

@@ -1,4 +1,4 @@
-"""`--help` of the GPU benchmarks says all: the whole docstring, and of each option what it is for."""
+"""`--help` of the GPU benchmarks shows the complete docstring and describes every option."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_is_whole(
+def test_help_is_complete(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module(name)
-    made: list[argparse.ArgumentParser] = []
+    parsers: list[argparse.ArgumentParser] = []
     parse_args = argparse.ArgumentParser.parse_args
 
     def keep(parser: argparse.ArgumentParser, *args: object) -> argparse.Namespace:
-        made.append(parser)
+        parsers.append(parser)
         return parse_args(parser)
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", keep)
@@ -33,7 +33,7 @@ def test_help_is_whole(
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert module.__doc__.strip() in shown
-    assert not [action.dest for action in made[0]._actions if not action.help]
+    assert not [action.dest for action in parsers[0]._actions if not action.help]
     assert "(default: None)" not in shown and "(default: False)" not in shown and "(default: [" not in shown
 
 

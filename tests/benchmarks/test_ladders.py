@@ -1,4 +1,4 @@
-"""The ladders of benchmarks/ run to their end on the CPU, with a tiny shape."""
+"""The GPU benchmarks run to their end on the CPU with a tiny shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine_choices import engine_options
 from limits import Limits, limits_of
 from shapes import config_of
 
-from gpu import parser
+from gpu import benchmark_parser
 from mizzen.attention.base import Geometry
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ COMMON = (
     "kv_cache_tokens=4096",
     "threads=1",
 )
-LADDERS = {
+SMALL_RUNS = {
     "decode": (["--batch", "1", "2", "--context", "20"], "steps"),
     "offline": (["--batch", "3", "--context", "12", "--output", "5"], "tokens_per_second"),
     "prefill": (["--batch", "2", "--context", "40"], "prefill"),
@@ -52,37 +52,37 @@ def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told_by(name: str, *options: str) -> tuple[dict, list[str]]:
+def run_json(name: str, *options: str) -> tuple[dict, list[str]]:
     done = benchmark(name, *options, "--json")
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     return json.loads(last), lines
 
 
-def ladder(name: str, *options: str) -> tuple[dict, list[str]]:
-    return told_by(name, *options, *COMMON)
+def run_small(name: str, *options: str) -> tuple[dict, list[str]]:
+    return run_json(name, *options, *COMMON)
 
 
-@pytest.mark.parametrize("name", sorted(LADDERS))
-def test_a_ladder_tells_figures_and_on_a_cpu_no_limit(name: str) -> None:
-    options, result = LADDERS[name]
-    told, lines = ladder(name, *options)
-    assert told[result]
-    assert told["options"]["shape"] == "tiny"
+@pytest.mark.parametrize("name", sorted(SMALL_RUNS))
+def test_a_benchmark_reports_figures_and_on_a_cpu_no_limit(name: str) -> None:
+    options, key = SMALL_RUNS[name]
+    result, lines = run_small(name, *options)
+    assert result[key]
+    assert result["options"]["shape"] == "tiny"
     assert lines[1].split() == ["work", "measured", "limit", "of", "limit"]
     assert lines[2].split()[-1] != "0%" and " - " in f"{lines[2]} "
     assert not any("limit" in line or "% " in f"{line} " for line in lines[2:])
     printed = [line for line in lines[2:] if line.split("  ")[-1:] == ["-"] or "  -  " in line]
-    assert [row["work"] for row in told["rows"]] == [line[:28].strip() for line in printed]
-    for row, line in zip(told["rows"], printed, strict=True):
+    assert [row["work"] for row in result["rows"]] == [line[:28].strip() for line in printed]
+    for row, line in zip(result["rows"], printed, strict=True):
         assert f"{row['figure']:,.2f} {row['unit']} " in line
         assert row["limit"] is row["share"] is None and len(row["rounds"]) == 1
-    assert told["machine"]["torch"] == torch.__version__
-    assert told["machine"]["gpu"] is None
-    assert told["machine"]["sm_clock_mhz"] == {"before": None, "after": None}
+    assert result["machine"]["torch"] == torch.__version__
+    assert result["machine"]["gpu"] is None
+    assert result["machine"]["sm_clock_mhz"] == {"before": None, "after": None}
 
 
-def test_several_ranks_leave_the_table_clear_of_their_logs() -> None:
+def test_logs_of_several_ranks_stay_out_of_the_table() -> None:
     done = benchmark("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
     *lines, last = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
@@ -92,71 +92,71 @@ def test_several_ranks_leave_the_table_clear_of_their_logs() -> None:
     assert step["limit_ms"] is step["limit_with_collectives_ms"] is step["share"] is None
 
 
-def test_backends_of_attention_are_compared() -> None:
+def test_attention_backends_are_compared() -> None:
     options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--window=24", "--kv-heads=2")
-    told, lines = told_by("attention", *options, "--batch", "1", "2", "--context", "40", "--chunk", "16")
-    assert list(told["attention"]) == ["decode 1 x 40", "decode 2 x 40", "chunk 0+16"]
-    for found in told["attention"].values():
+    result, lines = run_json("attention", *options, "--batch", "1", "2", "--context", "40", "--chunk", "16")
+    assert list(result["attention"]) == ["decode 1 x 40", "decode 2 x 40", "chunk 0+16"]
+    for found in result["attention"].values():
         assert found["auto"] == "cpu" and set(found["backends"]) == {"cpu", "reference"}
         assert found["limit_us"] is None
     assert sum(line.endswith("auto") for line in lines) == 3
-    assert len(told["rows"]) == 6 and told["rows"][0]["work"] == "1 x 40, cpu"
+    assert len(result["rows"]) == 6 and result["rows"][0]["work"] == "1 x 40, cpu"
 
 
-def test_limits_of_attention_are_those_of_the_window() -> None:
-    args = parser("limits").parse_args([])
+def test_attention_limits_account_for_the_window() -> None:
+    args = benchmark_parser("limits").parse_args([])
     args.prefix = 10
     geometry = Geometry(heads=8, kv_heads=2, head_dim=16, windows=(24,))
-    # A window of 24 tokens is read: 2 KV heads of 16 numbers, keys and values, 2 bytes each.
+    # A window of 24 tokens is read: 2 KV heads of 16 values, keys and values, 2 bytes each.
     assert decode_limit(args, geometry, np.full(2, 40, np.int32)) == pytest.approx(2 * 24 * 128 / 4.28e12)
     assert chunk_limit(args, geometry, 3) == pytest.approx(4 * 8 * 16 * (11 + 12 + 13) / 799e12)
     args.device = "cpu"
     assert math.isnan(decode_limit(args, geometry, np.full(2, 40, np.int32)))
 
 
-def test_what_does_not_run_is_said_and_passed_over() -> None:
+def test_a_backend_that_does_not_run_is_reported_and_skipped() -> None:
     options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--batch", "1", "--context", "20", "--chunk")
-    told, lines = told_by("attention", *options, "--decode", "fa3", "reference")
-    assert list(told["attention"]["decode 1 x 20"]["backends"]) == ["reference"]
+    result, lines = run_json("attention", *options, "--decode", "fa3", "reference")
+    assert list(result["attention"]["decode 1 x 20"]["backends"]) == ["reference"]
     assert any("fa3: attention fa3 does not run here: it needs a Hopper GPU" in line for line in lines)
 
 
-def test_products_are_measured_by_kernel() -> None:
+def test_gemms_are_measured_by_kernel() -> None:
     options = ("--shape=tiny", "--device=cpu", "--rounds=1", "--tensor=2", "--batch", "1", "4")
-    told, _ = told_by("products", *options)
-    assert len(told["products"]) == 10
-    assert all(list(found["kernels"]) == ["library"] for found in told["products"].values())
-    assert len(told["rows"]) == 10
+    result, _ = run_json("products", *options)
+    assert len(result["products"]) == 10
+    assert all(list(found["kernels"]) == ["library"] for found in result["products"].values())
+    assert len(result["rows"]) == 10
 
 
-def test_every_policy_and_eviction_costs_a_step() -> None:
-    told, _ = told_by("scheduler_step", "--sizes", "4", "--steps", "60", "--all")
-    assert len(told["runs"]) == 9
-    assert {"fcfs, lru", "dfs-weight, lru", "fcfs, slru", "fcfs, priority"} <= set(told["runs"])
-    assert all(figures["page_size_16"]["all_us"]["4"] > 0 for figures in told["runs"].values())
+def test_every_policy_and_eviction_is_measured() -> None:
+    result, _ = run_json("scheduler_step", "--sizes", "4", "--steps", "60", "--all")
+    assert len(result["runs"]) == 9
+    assert {"fcfs, lru", "dfs-weight, lru", "fcfs, slru", "fcfs, priority"} <= set(result["runs"])
+    assert all(figures["page_size_16"]["all_us"]["4"] > 0 for figures in result["runs"].values())
 
 
 @pytest.mark.slow
-def test_all_are_run_one_after_the_other_into_one_table() -> None:
-    told, lines = told_by("gpu_all", "--device=cpu", "--shape=tiny", "--rounds=1")
+def test_gpu_all_runs_every_benchmark_into_one_table() -> None:
+    result, lines = run_json("gpu_all", "--device=cpu", "--shape=tiny", "--rounds=1")
     programs = [f"{name}.py" for name in ("offline", "decode", "prefill", "prefix", "mixed", "startup")]
-    assert [command.split()[0] for command in told["machines"]] == programs
-    assert not told["failed"]
+    assert [command.split()[0] for command in result["machines"]] == programs
+    assert not result["failed"]
     begin = lines.index("| work | figure | limit | of the limit |")
     cells = [line.strip("|").split(" | ") for line in lines[begin + 2 :]]
-    assert len(cells) == len(told["rows"]) and {len(row) for row in cells} == {4}
-    assert {row["command"].split()[0] for row in told["rows"]} == set(programs)
-    assert all(row["figure"] > 0 for row in told["rows"])
+    assert len(cells) == len(result["rows"]) and {len(row) for row in cells} == {4}
+    assert {row["command"].split()[0] for row in result["rows"]} == set(programs)
+    assert all(row["figure"] > 0 for row in result["rows"])
 
 
-def test_of_all_one_that_fails_stops_no_other(
+def test_gpu_all_continues_after_a_failed_benchmark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"work": "w", "figure": 1234.5, "unit": "tok/s", "limit": 2000.0, "share": 0.617, "rounds": [1]}
     machine = {"gpu": "GPU", "driver": "1.2", "torch": "2", "commit": None}
     found = {"a.py": {"rows": [row], "machine": machine}, "b.py": None}
     monkeypatch.setattr(gpu_all, "commands", lambda device, shape: list(found))
-    monkeypatch.setattr(gpu_all, "told_by", lambda command, rounds: found[command])
+    monkeypatch.setattr(gpu_all, "run_benchmark", lambda command, rounds: found[command])
     monkeypatch.setattr(sys, "argv", ["gpu_all.py"])
     assert gpu_all.main() == 1
     out, err = capsys.readouterr()
@@ -165,7 +165,7 @@ def test_of_all_one_that_fails_stops_no_other(
     assert err == "failed: b.py\n"
 
 
-def test_of_all_each_is_run_once() -> None:
+def test_gpu_all_runs_each_command_once() -> None:
     assert gpu_all.commands("cuda", None) == list(gpu_all.RUNS)
     assert gpu_all.commands("cuda", "llama-3.1-8b")[:2] == [
         "offline.py --shape llama-3.1-8b",
@@ -174,12 +174,12 @@ def test_of_all_each_is_run_once() -> None:
     assert len(gpu_all.commands("cpu", None)) == 6
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ["decode", "startup", "attention", "products", "grammar"])
-def test_without_a_gpu_it_says_so(name: str) -> None:
+def test_without_a_gpu_a_benchmark_says_so(name: str) -> None:
     done = benchmark(name)
     assert done.returncode == 1
-    assert done.stderr == "no GPU is here; --device cpu --shape tiny only tells whether all works\n"
+    assert done.stderr == "no GPU found; --device cpu --shape tiny only checks that everything works\n"
 
 
 @pytest.mark.parametrize(
@@ -189,32 +189,32 @@ def test_without_a_gpu_it_says_so(name: str) -> None:
         (("--work", "16by1"), "'16by1' is not like 16x1024"),
     ],
 )
-def test_wrong_options_are_named(options: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_named(options: tuple[str, ...], message: str) -> None:
     done = benchmark("prefill", *COMMON, *options)
     assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_parts_are_turned_off_one_by_one_where_they_are() -> None:
-    told, lines = ladder("prefill", "--work", "1x16", "--ablate")
-    assert list(told["variants"]) == ["all on", "overlap off", "prefix cache off"]
+def test_ablate_turns_off_one_part_at_a_time() -> None:
+    result, lines = run_small("prefill", "--work", "1x16", "--ablate")
+    assert list(result["variants"]) == ["all on", "overlap off", "prefix cache off"]
     titles = [line for line in lines if line.startswith("tiny")]
     assert titles == ["tiny, all on", "tiny, overlap off", "tiny, prefix cache off", "tiny, all on again"]
-    first, last = told["variants"]["all on"], told["again"]
-    assert told["drift"] == {"1x16": last["rows"][0]["figure"] / first["rows"][0]["figure"] - 1}
-    assert told["left_out"] == {"graphs off": "a CPU has none", "fusion off": "a CPU has none"}
-    assert lines[-4] == "drift of all on, from the first time to the last:"
-    assert lines[-3].split() == ["1x16", f"{told['drift']['1x16']:+.1%}"]
-    assert lines[-2:] == ["left out: graphs off: a CPU has none", "left out: fusion off: a CPU has none"]
+    first, last = result["variants"]["all on"], result["again"]
+    assert result["drift"] == {"1x16": last["rows"][0]["figure"] / first["rows"][0]["figure"] - 1}
+    assert result["left_out"] == {"graphs off": "not on a CPU", "fusion off": "not on a CPU"}
+    assert lines[-4] == "drift of all on, from the first run to the last:"
+    assert lines[-3].split() == ["1x16", f"{result['drift']['1x16']:+.1%}"]
+    assert lines[-2:] == ["left out: graphs off: not on a CPU", "left out: fusion off: not on a CPU"]
 
 
 def limits(shape: str, *options: str) -> Limits:
-    args = parser("limits").parse_args(options)
+    args = benchmark_parser("limits").parse_args(options)
     return limits_of(args, config_of(shape), engine_options(args))
 
 
-def test_limits_are_those_of_bytes_and_operations() -> None:
+def test_limits_follow_from_bytes_and_operations() -> None:
     small, large = limits("qwen3-0.6b"), limits("qwen3-8b")
-    # 1.19 GB of weights and 114,688 bytes of KV a token, at 4.28 TB/s.
+    # 1.19 GB of weights and 114,688 bytes of KV per token, at 4.28 TB/s.
     assert small.decode(1, 1096) * 1e3 == pytest.approx(0.31, abs=0.005)
     assert small.decode(256, 1096) * 1e3 == pytest.approx(7.9, abs=0.02)
     assert large.decode(1, 1096) * 1e3 == pytest.approx(3.58, abs=0.03)
@@ -222,23 +222,23 @@ def test_limits_are_those_of_bytes_and_operations() -> None:
     big = limits("qwen3-32b", "--tensor", "4")
     assert big.decode(1, 1024) * 1e3 == pytest.approx(3.74, abs=0.03)
     assert big.collectives(1, 1) * 1e6 == pytest.approx(129 * 7.0, rel=0.01)
-    # 2.6 MB a sum, of which a GPU gets three quarters twice, and the logits of three others.
-    assert big.sum(256) * 1e6 == pytest.approx(8.74, abs=0.01)
+    # An all-reduce of 2.6 MB, a GPU receives three quarters of it twice, and the logits of three others.
+    assert big.all_reduce(256) * 1e6 == pytest.approx(8.74, abs=0.01)
     assert big.collectives(256, 256) * 1e3 == pytest.approx(1.26, abs=0.01)
-    assert limits("qwen3-32b", "--tensor", "4", "--least-sum", "20").sum(1) == pytest.approx(20e-6)
+    assert limits("qwen3-32b", "--tensor", "4", "--least-sum", "20").all_reduce(1) == pytest.approx(20e-6)
     assert large.collectives(256, 256) == 0
     assert limits("qwen3-8b", "--kv-cache-dtype", "fp8").token_bytes * 2 == large.token_bytes
     assert math.isnan(limits("qwen3-8b", "--device", "cpu", "--tensor", "2").collectives(1, 1))
 
 
-def test_limits_of_prompts_count_operations_or_what_is_read() -> None:
+def test_prefill_limits_are_the_longer_of_operations_and_reads() -> None:
     large = limits("qwen3-8b")
     assert large.prefill(8192) * 1e3 == pytest.approx(169, abs=2)
     assert large.prefill(8192) == large.operations(8192) / 799e12
     # Two short prompts at once read the weights once.
     assert large.prefill(1) * 1e3 == pytest.approx(3.54, abs=0.01)
     assert large.prefill(30, 40) == large.prefill(70) == large.prefill(1)
-    # 8192 tokens of KV are 1.2 GB, read once by all that share them; then operations hold the limit.
+    # 8192 tokens of KV are 1.2 GB, read once for all prompts that share them; then operations set the limit.
     assert large.prefill(64, start=8192) * 1e3 == pytest.approx(3.54 + 0.28, abs=0.01)
     assert large.prefill(64, 64, start=8192) == large.prefill(64, start=8192)
     assert large.prefill(*[64] * 8, start=8192) == 8 * large.operations(64, 8192) / 799e12
@@ -249,16 +249,16 @@ def test_limits_of_prompts_count_operations_or_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(("shape", "rate"), [("qwen3-0.6b", 36_100), ("qwen3-8b", 12_700)])
-def test_the_limit_of_the_whole_workload_is_that_of_its_prompts_and_steps(shape: str, rate: float) -> None:
-    args = parser("limits").parse_args([])
+def test_the_offline_limit_adds_prompts_and_decode_steps(shape: str, rate: float) -> None:
+    args = benchmark_parser("limits").parse_args([])
     args.batch, args.context, args.output = offline.SEQUENCES, None, None
     prompts, outputs = offline.lengths(args)
-    least, shared = offline.limit(limits(shape), prompts, outputs)
+    least, communication = offline.limit(limits(shape), prompts, outputs)
     assert sum(outputs) / least == pytest.approx(rate, rel=0.005)
-    assert shared == 0
+    assert communication == 0
 
 
-def test_limits_are_those_of_the_options_that_the_engine_gets() -> None:
+def test_limits_follow_the_options_of_the_engine() -> None:
     def same(flags: tuple[str, ...], *named: str) -> None:
         by_flag, by_name = limits("qwen3-8b", *flags), limits("qwen3-8b", "--engine", *named)
         assert by_flag.decode(8, 1000) == by_name.decode(8, 1000) != limits("qwen3-8b").decode(8, 1000)
@@ -266,6 +266,6 @@ def test_limits_are_those_of_the_options_that_the_engine_gets() -> None:
 
     same(("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8")
     same(("--tensor", "2"), "tensor=2")
-    half, whole = limits("qwen3-8b"), limits("qwen3-8b", "--engine", "dtype=float32")
-    assert whole.prefill(1) == 2 * half.prefill(1)
-    assert whole.token_bytes == 2 * half.token_bytes
+    half, full = limits("qwen3-8b"), limits("qwen3-8b", "--engine", "dtype=float32")
+    assert full.prefill(1) == 2 * half.prefill(1)
+    assert full.token_bytes == 2 * half.token_bytes

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks measure and how they name it, in this process with a tiny shape."""
+"""Figures and row names of the GPU benchmarks, in this process with a tiny shape."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import prefill
 import prefix
 import pytest
 import startup
-from engine_choices import parsed
-from startup import Start, named
+from engine_choices import parse_checked_args
+from startup import Start, label_phases
 from tables import Table
 
 import gpu
@@ -23,24 +23,24 @@ SMALL = ("--device=cpu", "--shape=tiny", "--rounds=2")
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what runs a benchmark's command line, and returns its table and its figures."""
+    """Return a function that runs a benchmark's command line and returns its table and figures."""
 
     def run(module: Any, *options: str) -> tuple[Table, dict[str, Any]]:
-        found: list[tuple[Table, dict[str, Any]]] = []
+        runs: list[tuple[Table, dict[str, Any]]] = []
 
         def once(args: argparse.Namespace, measure: gpu.Measure, **_: Any) -> None:
             table = Table(gpu.title(args, "all on"))
-            found.append((table, measure(args, table)))
+            runs.append((table, measure(args, table)))
 
         monkeypatch.setattr(module, "run", once)
         monkeypatch.setattr(sys, "argv", [module.__name__, *SMALL, *options])
         module.main()
-        return found[0]
+        return runs[0]
 
     return run
 
 
-def test_a_whole_round_of_other_prompts_comes_before_the_measured_ones(
+def test_a_warm_up_round_with_other_prompts_precedes_the_measured_rounds(
     measured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
@@ -50,41 +50,41 @@ def test_a_whole_round_of_other_prompts_comes_before_the_measured_ones(
         return float(len(seeds))
 
     monkeypatch.setattr(offline, "answer", answer)
-    table, told = measured(offline, "--batch=2", "--output=3")
+    table, figures = measured(offline, "--batch=2", "--output=3")
     assert seeds == [2, 0, 1]
-    assert told["seconds"] == [2.0, 3.0]
+    assert figures["seconds"] == [2.0, 3.0]
     assert table.rows[0]["rounds"] == [6 / 2, 6 / 3]
 
 
-def test_prompts_that_hit_at_once_are_named_and_not_compared_with_one(
+def test_several_hits_at_once_are_labelled_and_not_compared_with_one_miss(
     measured: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, told = measured(prefix, "--context=64", "--own=8", "--batch=3")
+    table, figures = measured(prefix, "--context=64", "--own=8", "--batch=3")
     assert [row["work"] for row in table.rows] == ["64 + 8, miss", "3 x (64 + 8), hit"]
-    assert told["ratio"] is None and "times as fast" not in capsys.readouterr().out
-    table, told = measured(prefix, "--context=64", "--own=8")
+    assert figures["ratio"] is None and "times as fast" not in capsys.readouterr().out
+    table, figures = measured(prefix, "--context=64", "--own=8")
     assert [row["work"] for row in table.rows] == ["64 + 8, miss", "64 + 8, hit"]
-    assert f"a hit is {told['ratio']:.1f} times as fast" in capsys.readouterr().out
+    assert f"a hit is {figures['ratio']:.1f} times as fast" in capsys.readouterr().out
 
 
-def test_groups_tell_what_came_from_the_cache_and_the_throughput_without(measured: Any) -> None:
-    table, told = measured(prefix, "--groups=3", "--each=4", "--context=64", "--own=8")
+def test_groups_report_the_cached_share_and_the_throughput_without_the_cache(measured: Any) -> None:
+    table, figures = measured(prefix, "--groups=3", "--each=4", "--context=64", "--own=8")
     assert [row["work"] for row in table.rows] == ["3 x 4, cached", "3 x 4, not cached"]
-    assert told["groups"]["cached"]["hit_share"] == pytest.approx(64 / 72 * 3 / 4)
-    assert told["groups"]["not cached"]["hit_share"] == 0
+    assert figures["groups"]["cached"]["hit_share"] == pytest.approx(64 / 72 * 3 / 4)
+    assert figures["groups"]["not cached"]["hit_share"] == 0
     assert all(len(row["rounds"]) == 2 and row["unit"] == "tok/s" for row in table.rows)
 
 
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (prefix, ("--each=4",), "--each says how many prompts each of --groups has"),
-        (prefix, ("--groups=2", "--batch=1"), "--batch has no meaning with --groups"),
+        (prefix, ("--each=4",), "--each is the number of prompts per group"),
+        (prefix, ("--groups=2", "--batch=1"), "--batch has no effect with --groups"),
         (prefix, ("--no-prefix-cache",), "there is nothing to measure without the prefix cache"),
-        (prefill, ("--work=1x8", "--batch=2"), "--work says what --batch and --context say"),
+        (prefill, ("--work=1x8", "--batch=2"), "--work conflicts with --batch and --context"),
     ],
 )
-def test_options_that_say_nothing_together_are_refused(
+def test_options_without_meaning_together_are_rejected(
     measured: Any, capsys: pytest.CaptureFixture[str], module: Any, options: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(SystemExit):
@@ -92,15 +92,15 @@ def test_options_that_say_nothing_together_are_refused(
     assert f"error: {message}" in capsys.readouterr().err
 
 
-def test_a_start_is_told_by_the_medians_of_its_rounds(
+def test_start_up_figures_are_medians_of_the_rounds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["startup", *SMALL])
-    args = parsed(gpu.parser("start"))
+    args = parse_checked_args(gpu.benchmark_parser("start"))
     args.link = 55.0
     rounds = [Start(1.0 * n, 4.0 * n, 5.0 * n, {"config": 0.1 * n, "weights": 2.0 / n}) for n in (1, 2, 4)]
     table = Table("start")
-    startup.show(args, table, 2 * 10**9, rounds[2], rounds)
+    startup.print_rounds(args, table, 2 * 10**9, rounds[2], rounds)
     assert {row["work"]: row["figure"] for row in table.rows} == {
         "start to ready": 8.0,
         "weights": 2.0,
@@ -112,9 +112,9 @@ def test_a_start_is_told_by_the_medians_of_its_rounds(
     assert all(len(row["rounds"]) == 3 for row in table.rows)
 
 
-def test_waiting_for_ranks_is_not_called_config() -> None:
-    assert named({"config": 2.0, "kv": 1.0}, 1) == {"config": 2.0, "kv": 1.0}
-    assert named({"config": 2.0, "kv": 1.0}, 2) == {"config, ranks meet": 2.0, "kv": 1.0}
+def test_the_config_phase_of_several_ranks_is_labelled_as_waiting() -> None:
+    assert label_phases({"config": 2.0, "kv": 1.0}, 1) == {"config": 2.0, "kv": 1.0}
+    assert label_phases({"config": 2.0, "kv": 1.0}, 2) == {"config, ranks meet": 2.0, "kv": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_waiting_for_ranks_is_not_called_config() -> None:
         (startup, ("--batch=4", "--engine", "max_running_requests=8")),
     ],
 )
-def test_an_option_of_ones_own_is_not_contradicted(
+def test_a_contradiction_with_a_benchmarks_own_option_is_rejected(
     measured: Any, capsys: pytest.CaptureFixture[str], module: Any, options: tuple[str, ...]
 ) -> None:
     with pytest.raises(SystemExit):
         measured(module, *options)
-    assert "a flag says" in capsys.readouterr().err
+    assert "a flag sets" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The client of benchmarks/online.py: what it draws, how it sends, and what it counts."""
+"""Client of benchmarks/online.py: generated requests, sending, and counting."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from online_parts.replay import MOST_REASON, Record, Target, reason_of, replay
 from online_parts.summary import summarize
 from online_parts.trace import (
-    Ask,
     Lengths,
     Session,
     Texts,
+    TimedRequest,
     Workload,
     arrivals,
     generate,
@@ -44,14 +44,14 @@ def texts(vocabulary: int | None = 1000, seed: int = 0) -> Texts:
     ],
 )
 def test_lengths_follow_their_distribution(text: str, low: int, high: int, mean: float) -> None:
-    drawn = Lengths(text).draw(np.random.default_rng(1), 4000)
-    assert low <= min(drawn) <= max(drawn) <= high
-    assert abs(np.mean(drawn) - mean) < 0.06 * mean
+    lengths = Lengths(text).draw(np.random.default_rng(1), 4000)
+    assert low <= min(lengths) <= max(lengths) <= high
+    assert abs(np.mean(lengths) - mean) < 0.06 * mean
 
 
 @pytest.mark.parametrize("text", ["", "U(3)", "D(1,2)", "X(1)", "U(9,2)", "-5"])
-def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"none of|ends before"):
+def test_invalid_lengths_are_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must have the form|upper bound is below"):
         Lengths(text)
 
 
@@ -74,10 +74,10 @@ def workload(**changes: Any) -> Workload:
 def test_generated_sessions_share_prefixes_and_have_turns() -> None:
     sessions = generate(workload(shared=8, groups=2, turns=3), texts())
     assert sessions == generate(workload(shared=8, groups=2, turns=3), texts())
-    assert [len(session.asks) for session in sessions] == [3, 3, 3, 3, 3, 3, 2]
-    assert len({tuple(session.asks[0].prompt[:8]) for session in sessions}) == 2
-    assert all(len(ask.prompt) < 10 for session in sessions for ask in session.asks[1:])
-    words = generate(workload(), texts(None))[0].asks[0].prompt
+    assert [len(session.requests) for session in sessions] == [3, 3, 3, 3, 3, 3, 2]
+    assert len({tuple(session.requests[0].prompt[:8]) for session in sessions}) == 2
+    assert all(len(request.prompt) < 10 for session in sessions for request in session.requests[1:])
+    words = generate(workload(), texts(None))[0].requests[0].prompt
     assert isinstance(words, str)
     assert 3 <= len(words.split()) <= 9
 
@@ -97,7 +97,7 @@ class Server:
 async def stream(
     request: web.Request, words: list[str], *events: Any, chat: bool = False
 ) -> web.StreamResponse:
-    """Stream words, usage and the end (or `events` in the place of both)."""
+    """Stream words, usage and the end (or `events` instead of both)."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     usage = {
@@ -147,7 +147,7 @@ def replayed(handler: Handler, sessions: list[Session], **changes: Any) -> tuple
 
 
 def one(at: float = 0.0) -> Session:
-    return Session((Ask(at, [1, 2, 3], 4),))
+    return Session((TimedRequest(at, [1, 2, 3], 4),))
 
 
 def test_no_answer_holds_a_request_back() -> None:
@@ -177,7 +177,9 @@ def test_turns_wait_for_answers_and_repeat_what_was_said() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return await stream(request, ["hello", " you"], chat=True)
 
-    session = Session((Ask(0.0, "one", 2), Ask(0.01, "two", 2), Ask(0.0, "three", 2)))
+    session = Session(
+        (TimedRequest(0.0, "one", 2), TimedRequest(0.01, "two", 2), TimedRequest(0.0, "three", 2))
+    )
     records, server = replayed(handler, [session], chat=True, exact=False)
     assert [record.turn for record in records] == [0, 1, 2]
     assert all(b.due >= a.end for a, b in pairwise(records))
@@ -206,7 +208,7 @@ def test_each_failure_is_counted_by_its_kind() -> None:
                 return web.Response()
         return await stream(request, ["a"])
 
-    sessions = [Session((Ask(0.0, [number], 1), Ask(0.0, [9], 1))) for number in range(6)]
+    sessions = [Session((TimedRequest(0.0, [number], 1), TimedRequest(0.0, [9], 1))) for number in range(6)]
     records, _ = replayed(handler, sessions)
     result = summarize(records, warm=0, most_first=None, most_token=None)
     assert result["errors"] == {

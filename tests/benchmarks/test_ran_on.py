@@ -1,4 +1,4 @@
-"""What figures were measured on is told where it can be, and never in the way."""
+"""The machine of a benchmark is described as far as it is known, without side effects on the benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ran_on import commit, driver, gpu_name, headline, machine, sm_clock
 
 
 def fake(**changes: object) -> ModuleType:
-    """Return an NVML with one GPU, of an old version that says bytes."""
+    """Return a fake NVML with one GPU, of an old version that returns bytes."""
 
     def by_index(index: int) -> str:
         return f"handle {index}"
@@ -27,12 +27,12 @@ def fake(**changes: object) -> ModuleType:
     return SimpleNamespace(**{**calls, **changes})  # pyright: ignore[reportReturnType]
 
 
-def test_a_gpu_is_told_by_name_driver_and_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_a_name_a_driver_and_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    told = machine("cuda", 345)
-    assert (told["gpu"], told["driver"]) == ("GPU of handle 0", "580.1")
-    assert told["sm_clock_mhz"] == {"before": 345, "after": 1981}
+    description = machine("cuda", 345)
+    assert (description["gpu"], description["driver"]) == ("GPU of handle 0", "580.1")
+    assert description["sm_clock_mhz"] == {"before": 345, "after": 1981}
     assert headline("cuda", 345) == ", GPU of handle 0, SM clock 345 MHz"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert gpu_name("cuda") == "GPU of handle 3"
@@ -47,14 +47,14 @@ def broken(*_: object) -> None:
 @pytest.mark.parametrize(
     "library", [None, fake(nvmlInit=broken), fake(nvmlDeviceGetName=broken, nvmlDeviceGetClockInfo=broken)]
 )
-def test_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch, library: ModuleType | None) -> None:
+def test_unknown_values_become_none(monkeypatch: pytest.MonkeyPatch, library: ModuleType | None) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert gpu_name("cuda") is sm_clock("cuda") is None
     assert headline("cuda", None) == ""
     assert machine("cuda")["sm_clock_mhz"] == {"before": None, "after": None}
 
 
-def test_without_nvml_a_gpu_in_use_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_only_a_gpu_in_use_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
     assert gpu_name("cuda") is None
@@ -65,12 +65,12 @@ def test_without_nvml_a_gpu_in_use_has_its_name(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_cpu_has_no_gpu_and_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
-    told = machine("cpu")
-    assert told["gpu"] is told["driver"] is told["cuda"] is driver("cpu") is None
+    description = machine("cpu")
+    assert description["gpu"] is description["driver"] is description["cuda"] is driver("cpu") is None
     assert headline("cpu", sm_clock("cpu")) == ""
-    assert told["date"].endswith("+00:00")
+    assert description["date"].endswith("+00:00")
 
 
-def test_without_git_no_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert commit() is None

@@ -1,4 +1,4 @@
-"""What a trace says of a step."""
+"""Delays of kernels, computed from a trace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def kernel(name: str, begin: float, end: float, grid: list[int] | None = None) -
     return {"cat": "kernel", "name": name, "ts": begin, "dur": end - begin, "args": args}
 
 
-def test_kernels_that_overlap_count_by_what_they_delay() -> None:
+def test_overlapping_kernels_count_by_their_delay() -> None:
     events = [
-        kernel("second", 1, 12, [4, 1, 1]),  # it waits in the first
+        kernel("second", 1, 12, [4, 1, 1]),  # waits for the first kernel
         kernel("first", 0, 10, [2, 1, 1]),
         {"cat": "cpu_op", "name": "host", "ts": 0, "dur": 100},
-        kernel("second", 15, 20, [4, 1, 1]),  # behind a gap
+        kernel("second", 15, 20, [4, 1, 1]),  # after a gap
     ]
     found = parts(events, 2)
     assert found == {
@@ -26,5 +26,5 @@ def test_kernels_that_overlap_count_by_what_they_delay() -> None:
     assert sum(part.held for part in found.values()) * 2 == pytest.approx(20)
 
 
-def test_a_trace_without_a_device_has_no_parts() -> None:
+def test_a_trace_without_device_events_has_no_kernels() -> None:
     assert parts([{"cat": "cpu_op", "name": "host", "ts": 0, "dur": 100}], 1) == {}

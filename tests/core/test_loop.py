@@ -44,7 +44,7 @@ def run(loop: OverlapLoop) -> tuple[dict[int, list[int]], dict[int, Finished]]:
     finished: dict[int, Finished] = {}
     while loop.busy:
         step = loop.step(time.monotonic())
-        ends = list(loop.take_ended())
+        ends = list(loop.drain_finished())
         if step is not None:
             for rid, token in zip(step.rids.tolist(), step.tokens.tolist(), strict=True):
                 output.setdefault(rid, []).append(token)
@@ -56,7 +56,7 @@ def run(loop: OverlapLoop) -> tuple[dict[int, list[int]], dict[int, Finished]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_outputs_are_those_of_requests_run_alone(depth: int) -> None:
+def test_batched_outputs_equal_outputs_of_requests_run_alone(depth: int) -> None:
     loop = make_loop(depth=depth, delay=lambda plan: 0.002 * (plan.step % 3))
     asked = [request(rid, [4, 5, 6] * (rid + 1), max_tokens=12) for rid in range(10)]
     for one in asked:
@@ -68,7 +68,7 @@ def test_outputs_are_those_of_requests_run_alone(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_tokens_are_read_while_later_steps_run(depth: int) -> None:
+def test_tokens_of_a_step_are_read_while_later_steps_run(depth: int) -> None:
     gate, begun = threading.Event(), []
 
     def hold(plan: StepPlan) -> float:
@@ -91,7 +91,7 @@ def test_tokens_are_read_while_later_steps_run(depth: int) -> None:
     assert begun == [1, 2, 3, 4, 5, 6]
 
 
-def test_scripts() -> None:
+def test_scripted_replies_are_generated() -> None:
     for script, expected in (
         (echo(END_TOKEN), [4, 5, 6, END_TOKEN]),
         (fixed((9, 8), END_TOKEN), [9, 8, END_TOKEN]),
@@ -118,7 +118,7 @@ def test_abort_from_another_thread() -> None:
     assert finished[1].output_tokens == len(output[1]) < 100
 
 
-def test_a_failing_step_is_named() -> None:
+def test_error_of_a_failing_step_names_the_step() -> None:
     def fail(plan: StepPlan) -> float:
         if plan.step == 3:
             raise OSError("the device fell off the bus")
@@ -131,12 +131,12 @@ def test_a_failing_step_is_named() -> None:
     loop.close()
 
 
-def test_a_plan_that_breaks_the_rules_is_caught() -> None:
+def test_simulated_device_detects_an_invalid_plan() -> None:
     runner = simulated_runner(slots=2, pages=8, page_size=4, context_length=16, script=SCRIPT)
     chunk = PrefillChunk(slot=0, start=0, tokens=np.array([1, 2], np.int32), last=True)
     loop = make_loop()
     loop.submit(request(1, [1, 2]))
-    plan = loop._scheduler.next(loop._take_events(), 0.0)
+    plan = loop._scheduler.schedule(loop._drain_events(), 0.0)
     assert plan is not None
     broken = StepPlan(step=1, decode=plan.decode, decode_version=0, pages=plan.pages, prefill=(chunk,))
     runner.launch(broken)
@@ -146,7 +146,7 @@ def test_a_plan_that_breaks_the_rules_is_caught() -> None:
     loop.close()
 
 
-def test_depth_is_checked() -> None:
+def test_launching_more_steps_than_allowed_raises() -> None:
     loop = make_loop()
     with pytest.raises(ValueError, match=r"depth must be between 1 and steps_in_flight \(2\), not 3"):
         OverlapLoop(loop._scheduler, loop._runner, 3)

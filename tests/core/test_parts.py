@@ -10,16 +10,16 @@ from mizzen.core.kv.page_pool import PagePool
 from mizzen.core.stop_tokens import StopTable
 
 
-def test_pages_come_and_go() -> None:
+def test_page_pool_allocates_and_frees_pages() -> None:
     pool = PagePool(4)
-    taken = pool.take(3)
+    taken = pool.allocate(3)
     assert sorted(taken.tolist()) == [0, 1, 2]
-    pool.give(taken[:2])
-    assert pool.free == 3
-    with pytest.raises(RuntimeError, match="4 pages asked for, 3 are free"):
-        pool.take(4)
-    with pytest.raises(RuntimeError, match="came back twice"):
-        pool.give(taken)
+    pool.free(taken[:2])
+    assert pool.free_count == 3
+    with pytest.raises(RuntimeError, match="4 pages requested, 3 are free"):
+        pool.allocate(4)
+    with pytest.raises(RuntimeError, match="freed twice"):
+        pool.free(taken)
 
 
 def candidates(table: StopTable, tokens: np.ndarray, bits: np.ndarray) -> list[int]:
@@ -29,32 +29,32 @@ def candidates(table: StopTable, tokens: np.ndarray, bits: np.ndarray) -> list[i
 def test_stop_table_finds_each_set() -> None:
     table = StopTable()
     sets = [frozenset({number, 1000 + number}) for number in range(20)]
-    bits = np.array([table.acquire(one) for one in sets], np.uint8)
-    assert table.acquire(sets[0]) == bits[0]
+    bits = np.array([table.add(one) for one in sets], np.uint8)
+    assert table.add(sets[0]) == bits[0]
     for number in range(20):
         tokens = np.full(20, number, np.int32)
         assert number in candidates(table, tokens, bits)
         assert len(candidates(table, tokens, bits)) <= 3
-    table.release(sets[0])
+    table.remove(sets[0])
     assert 0 in candidates(table, np.zeros(20, np.int32), bits)
-    assert table.acquire(frozenset()) == 0
+    assert table.add(frozenset()) == 0
 
 
-def test_stop_table_forgets_sets_that_nobody_carries() -> None:
+def test_stop_table_removes_unused_sets() -> None:
     table = StopTable()
     kept = frozenset({5})
-    bits = np.array([table.acquire(kept)] * 2000, np.uint8)
+    bits = np.array([table.add(kept)] * 2000, np.uint8)
     for number in range(1000, 3000):
-        table.acquire(frozenset({number}))
-        table.release(frozenset({number}))
+        table.add(frozenset({number}))
+        table.remove(frozenset({number}))
     found = candidates(table, np.arange(1000, 3000, dtype=np.int32), bits)
     assert len(found) < 100
     assert len(candidates(table, np.full(2000, 5, np.int32), bits)) == 2000
 
 
-def test_stop_tokens_beyond_the_table_share_entries() -> None:
+def test_stop_tokens_larger_than_the_table_share_entries() -> None:
     table = StopTable()
-    bits = np.array([table.acquire(frozenset({2**31 - 1}))], np.uint8)
+    bits = np.array([table.add(frozenset({2**31 - 1}))], np.uint8)
     assert len(candidates(table, np.array([2**31 - 1], np.int32), bits)) == 1
 
 
@@ -63,7 +63,7 @@ class Leaf:
         self.used, self.hits, self.born, self.priority, self.ticket = used, hits, born, priority, 0
 
 
-def test_eviction_orders() -> None:
+def test_each_eviction_policy_orders_nodes() -> None:
     old_busy, new_idle = Leaf(used=3, hits=9, born=2, priority=2), Leaf(used=5, hits=1, born=1)
     wanted = {"lru": old_busy, "lfu": new_idle, "fifo": new_idle, "mru": new_idle, "slru": new_idle}
     wanted["priority"] = new_idle
@@ -78,7 +78,7 @@ def test_eviction_orders() -> None:
         assert heap.pop() is None
 
 
-def test_segments_keep_the_order_of_use() -> None:
+def test_slru_segments_keep_the_order_of_use() -> None:
     once, again, later = Leaf(used=9, hits=1), Leaf(used=1, hits=2), Leaf(used=2, hits=7)
     heap = EvictionHeap(STRATEGIES["slru"])
     for leaf in (later, again, once):
@@ -86,7 +86,7 @@ def test_segments_keep_the_order_of_use() -> None:
     assert [heap.pop() for _ in range(3)] == [once, again, later]
 
 
-def test_the_heap_stays_small_under_reuse() -> None:
+def test_eviction_heap_stays_small_under_reuse() -> None:
     heap = EvictionHeap(STRATEGIES["lru"])
     leaf = Leaf(used=0, hits=0)
     for number in range(5000):

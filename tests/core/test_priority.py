@@ -13,10 +13,10 @@ from test_scheduler import BASE, prompt
 from world import World, request
 
 from mizzen.core import policies, preemption, scheduler
-from mizzen.core.kv.radix_cache import Known
-from mizzen.core.policies import PATIENCE, POLICIES, WINDOW
+from mizzen.core.kv.radix_cache import CachedPrefix
+from mizzen.core.policies import MAX_OVERTAKES, POLICIES, REORDER_WINDOW
 from mizzen.core.request import FinishReason, Request
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import SequenceState
 from mizzen.core.waiting_queue import WaitingQueue
 
 
@@ -25,7 +25,7 @@ def world(**changes: object) -> World:
 
 
 def running(here: World) -> set[int]:
-    return {sequence.rid for sequence in here.scheduler.living() if sequence.slot >= 0}
+    return {sequence.rid for sequence in here.scheduler.live_sequences() if sequence.slot >= 0}
 
 
 def starts(here: World) -> int:
@@ -40,7 +40,7 @@ def step(here: World, times: int) -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
-def test_a_higher_priority_takes_the_slot_of_the_youngest_of_the_lowest(steps_in_flight: int) -> None:
+def test_preemption_retracts_the_youngest_request_of_the_lowest_priority(steps_in_flight: int) -> None:
     here = world(steps_in_flight=steps_in_flight)
     for rid, priority in ((1, 0), (2, -1), (3, -1), (4, 5)):
         here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=60, priority=priority))
@@ -54,7 +54,7 @@ def test_a_higher_priority_takes_the_slot_of_the_youngest_of_the_lowest(steps_in
     assert ends[-1] == 3
 
 
-def test_a_higher_priority_gets_the_pages_of_as_few_as_needed() -> None:
+def test_preemption_retracts_as_few_requests_as_needed_for_pages() -> None:
     here = world(pages_total=40, max_running_requests=8, prefill_chunk_tokens=128, reserve_tokens=0)
     for rid in (1, 2, 3):
         here.arrive(request(rid, prompt(40, rid), ignore_eos=True, max_tokens=12))
@@ -65,7 +65,7 @@ def test_a_higher_priority_gets_the_pages_of_as_few_as_needed() -> None:
     here.drain()
 
 
-def test_nobody_leaves_for_one_who_would_not_fit_even_so() -> None:
+def test_no_preemption_if_the_request_would_not_fit_anyway() -> None:
     here = world(pages_total=40, max_running_requests=8, prefill_chunk_tokens=128, reserve_tokens=0)
     here.arrive(request(1, prompt(80, 1), ignore_eos=True, max_tokens=20, priority=1))
     here.arrive(request(2, prompt(40, 2), ignore_eos=True, max_tokens=12))
@@ -90,15 +90,15 @@ def beside_a_cached_prefix(pages: int, others: int) -> tuple[World, list[int]]:
     return here, system
 
 
-def test_nobody_leaves_for_pages_that_are_cached() -> None:
+def test_no_preemption_if_evictable_pages_suffice() -> None:
     here, system = beside_a_cached_prefix(pages=60, others=4)
-    assert here.scheduler.memory.available < 20
+    assert here.scheduler.kv.available_pages < 20
     here.arrive(request(9, [*system, *prompt(40, 9)], ignore_eos=True, max_tokens=4, priority=1))
     here.drain()
     assert starts(here) == 6
 
 
-def test_as_many_leave_as_what_is_not_cached_needs() -> None:
+def test_preemption_counts_only_uncached_pages_of_the_waiting_request() -> None:
     here, system = beside_a_cached_prefix(pages=52, others=3)
     here.arrive(request(9, [*system, *prompt(150, 9)], ignore_eos=True, max_tokens=4, priority=1))
     step(here, 5)
@@ -107,7 +107,7 @@ def test_as_many_leave_as_what_is_not_cached_needs() -> None:
     assert starts(here) == 6
 
 
-def test_what_those_who_leave_share_with_the_one_that_waits_is_counted_once() -> None:
+def test_pages_shared_by_victims_and_the_waiting_request_count_once() -> None:
     here = world(
         page_size=16, pages_total=40, max_running_requests=16, prefill_chunk_tokens=512, context_length=640
     )
@@ -122,7 +122,7 @@ def test_what_those_who_leave_share_with_the_one_that_waits_is_counted_once() ->
 
 
 @pytest.mark.parametrize("policy", ["priority", "fcfs"])
-def test_equals_do_not_preempt(policy: str) -> None:
+def test_equal_priorities_do_not_preempt_each_other(policy: str) -> None:
     here = world()
     here = World(dataclasses.replace(BASE, policy=policy, max_running_requests=1))
     for rid in range(1, 5):
@@ -134,7 +134,7 @@ def test_equals_do_not_preempt(policy: str) -> None:
     assert starts(here) == 4
 
 
-def test_memory_is_taken_from_the_lowest_priority_when_it_is_short() -> None:
+def test_retraction_under_page_shortage_starts_with_the_lowest_priority() -> None:
     here = world(pages_total=24, max_running_requests=2, reserve_tokens=0, prefill_chunk_tokens=128)
     here.arrive(request(1, prompt(30, 1), ignore_eos=True, max_tokens=40, priority=0))
     step(here, 2)
@@ -143,9 +143,9 @@ def test_memory_is_taken_from_the_lowest_priority_when_it_is_short() -> None:
     assert list(here.finished) == [2, 1]
 
 
-def test_a_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_priority_requests_do_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 40
-    monkeypatch.setattr(policies, "PATIENCE", patience)
+    monkeypatch.setattr(policies, "MAX_OVERTAKES", patience)
     here = world(max_running_requests=1, prefill_chunk_tokens=64)
     here.arrive(request(1, prompt(4, 1), ignore_eos=True, max_tokens=12))
     rid = 1
@@ -159,9 +159,9 @@ def test_a_low_priority_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None
     assert rid > patience - 5
 
 
-def test_to_have_run_for_long_is_not_to_have_been_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admissions_while_decoding_do_not_count_as_overtaking(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 20
-    monkeypatch.setattr(policies, "PATIENCE", patience)
+    monkeypatch.setattr(policies, "MAX_OVERTAKES", patience)
     here = world(max_running_requests=3, pages_total=400, context_length=400, prefill_chunk_tokens=64)
     for rid in (1, 2):
         here.arrive(request(rid, prompt(6, rid), ignore_eos=True, max_tokens=390))
@@ -177,9 +177,9 @@ def test_to_have_run_for_long_is_not_to_have_been_overtaken(monkeypatch: pytest.
     here.drain()
 
 
-def test_a_long_queue_of_equals_overtakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_equal_priority_do_not_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 20
-    monkeypatch.setattr(policies, "PATIENCE", patience)
+    monkeypatch.setattr(policies, "MAX_OVERTAKES", patience)
     here = world(max_running_requests=1, max_waiting_requests=200)
     for rid in range(5 * patience):
         here.arrive(request(rid, prompt(3, rid), max_tokens=1, ignore_eos=True))
@@ -205,7 +205,7 @@ def first_tokens(here: World, arrivals: dict[int, list[Request]], steps: int = 4
     return first
 
 
-def test_a_high_priority_does_not_wait_for_the_prompt_of_a_low_one() -> None:
+def test_high_priority_prefill_goes_before_a_running_low_priority_prefill() -> None:
     here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=4)
     low = request(1, prompt(300, 1), ignore_eos=True, max_tokens=3)
     high = request(2, prompt(9, 2), ignore_eos=True, max_tokens=3, priority=1)
@@ -213,9 +213,9 @@ def test_a_high_priority_does_not_wait_for_the_prompt_of_a_low_one() -> None:
     assert first[2] < 6 + 12 < 60 < first[1]
 
 
-def test_prompts_that_run_are_overtaken_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_prefills_are_overtaken_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 40
-    monkeypatch.setattr(policies, "PATIENCE", patience)
+    monkeypatch.setattr(policies, "MAX_OVERTAKES", patience)
     here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=4)
     here.arrive(request(1, prompt(100, 1), ignore_eos=True, max_tokens=3))
     step(here, 4)
@@ -230,7 +230,7 @@ def test_prompts_that_run_are_overtaken_for_a_while_only(monkeypatch: pytest.Mon
     here.drain()
 
 
-def test_nobody_leaves_for_one_who_waits_for_prompts_all_the_same() -> None:
+def test_no_preemption_if_running_prefills_would_delay_the_request_anyway() -> None:
     here = world(context_length=400, pages_total=400, prefill_chunk_tokens=4, max_running_requests=2)
     here.arrive(request(1, prompt(4, 1), ignore_eos=True, max_tokens=200))
     step(here, 4)
@@ -243,28 +243,28 @@ def test_nobody_leaves_for_one_who_waits_for_prompts_all_the_same() -> None:
     assert list(here.finished)[:2] == [2, 3]
 
 
-def make(serial: int, priority: int) -> Sequence:
+def make(serial: int, priority: int) -> SequenceState:
     asked = Request(rid=serial, prompt=np.array([1], np.int32), sampling=request(0, [1]).sampling)
-    sequence = Sequence(asked, serial, 9, frozenset())
+    sequence = SequenceState(asked, serial, 9, frozenset())
     sequence.rank = priority
     return sequence
 
 
 class Nothing:
-    def known(self, waiting: Sequence) -> Known:
-        return Known(None, None, 0)
+    def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
+        return CachedPrefix(None, None, 0)
 
 
 @given(priorities=st.lists(st.tuples(st.integers(-2, 2), st.booleans()), max_size=40))
-def test_the_queue_is_ordered_by_priority_then_retraction_then_arrival(
+def test_queue_orders_by_priority_then_retraction_then_arrival(
     priorities: list[tuple[int, bool]],
 ) -> None:
     queue = WaitingQueue(POLICIES["priority"], 100)
     waiting = [make(serial, priority) for serial, (priority, _) in enumerate(priorities)]
     for sequence, (_, retracted) in zip(waiting, priorities, strict=True):
-        (queue.put_back if retracted else queue.add)(sequence)
+        (queue.requeue if retracted else queue.add)(sequence)
     order = sorted(waiting, key=lambda one: (-one.rank, not priorities[one.serial][1], one.serial))
-    assert queue.order(0, Nothing()) == list(queue) == order
+    assert queue.admission_order(0, Nothing()) == list(queue) == order
     assert queue.head() is (order[0] if order else None)
     assert len(queue) == len(order)
     for sequence in order[::2]:
@@ -273,25 +273,25 @@ def test_the_queue_is_ordered_by_priority_then_retraction_then_arrival(
     assert queue.tokens == len(order[1::2])
 
 
-def test_a_high_priority_is_found_behind_a_long_queue() -> None:
+def test_high_priority_request_is_found_after_a_long_queue() -> None:
     queue = WaitingQueue(POLICIES["priority"], 10_000)
-    for serial in range(3 * WINDOW):
+    for serial in range(3 * REORDER_WINDOW):
         queue.add(make(serial, 0))
     late = make(9999, 1)
     queue.add(late)
-    assert queue.order(0, Nothing())[0] is late
-    urgent = queue.order(PATIENCE, Nothing())
+    assert queue.admission_order(0, Nothing())[0] is late
+    urgent = queue.admission_order(MAX_OVERTAKES, Nothing())
     assert urgent[0].serial == 0
     assert len(set(urgent)) == len(urgent)
 
 
-def test_who_lost_patience_is_found_behind_one_retracted_who_has_not() -> None:
+def test_starved_request_is_found_after_a_retracted_one_that_is_not_starved() -> None:
     queue, (old, back, high) = WaitingQueue(POLICIES["priority"], 100), [make(n, n // 2) for n in range(3)]
     back.admissions_before = 10
     queue.add(old)
-    queue.put_back(back)
+    queue.requeue(back)
     queue.add(high)
-    assert queue.order(PATIENCE, Nothing()) == [old, high, back]
+    assert queue.admission_order(MAX_OVERTAKES, Nothing()) == [old, high, back]
 
 
 class Path:
@@ -310,23 +310,23 @@ class Paths:
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
 
-    def known(self, waiting: Sequence) -> Path:
+    def cached_prefix(self, waiting: SequenceState) -> Path:
         return Path(self.paths[waiting.serial])
 
 
-def test_the_heaviest_branches_go_first_and_stay_together() -> None:
+def test_dfs_weight_admits_heaviest_branches_first_and_contiguously() -> None:
     paths = ["b", "a", "ab", "b", "", "aa", "b", "bc", "ab"]
     policy = POLICIES["dfs-weight"]
     waiting = [make(serial, 0) for serial in range(len(paths))]
     order = [one.serial for one in policy(waiting, 0, Paths(paths))]
     # Below a 7 pages are saved, 4 of them below ab; below b 5.
     assert order == [2, 8, 5, 1, 7, 0, 3, 6, 4]
-    waiting[4].admissions_before = -PATIENCE
+    waiting[4].admissions_before = -MAX_OVERTAKES
     assert next(iter(policy(waiting, 0, Paths(paths)))).serial == 4
 
 
 @given(paths=st.lists(st.text("ab", max_size=4), max_size=30))
-def test_each_branch_is_in_one_run(paths: list[str]) -> None:
+def test_dfs_weight_keeps_each_branch_contiguous(paths: list[str]) -> None:
     waiting = [make(serial, 0) for serial in range(len(paths))]
     order = [one.serial for one in POLICIES["dfs-weight"](waiting, 0, Paths(paths))]
     assert sorted(order) == list(range(len(paths)))
@@ -335,7 +335,7 @@ def test_each_branch_is_in_one_run(paths: list[str]) -> None:
         assert below == list(range(below[0], below[-1] + 1))
 
 
-def test_the_order_by_weight_shares_what_it_caches() -> None:
+def test_dfs_weight_order_reuses_cached_prefixes() -> None:
     """A cache that holds one prefix alone is not filled anew at each turn."""
     recomputed = {}
     for policy in ("fcfs", "dfs-weight"):
@@ -356,9 +356,9 @@ def test_the_order_by_weight_shares_what_it_caches() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
-def test_a_long_queue_is_ordered_to_its_end(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_order_a_queue_longer_than_the_window(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 12
-    monkeypatch.setattr(policies, "PATIENCE", patience)
+    monkeypatch.setattr(policies, "MAX_OVERTAKES", patience)
     here = World(
         dataclasses.replace(
             BASE, policy=policy, pages_total=20, max_running_requests=1, prefill_chunk_tokens=128
@@ -374,7 +374,7 @@ def test_a_long_queue_is_ordered_to_its_end(policy: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("short", ["slots", "pages"])
 @pytest.mark.parametrize("name", ["lpm", "dfs-weight"])
-def test_a_queue_is_not_ordered_while_nobody_can_join(
+def test_queue_is_not_ordered_while_no_request_can_be_admitted(
     name: str, short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, calls = POLICIES[name], []
@@ -401,14 +401,14 @@ def test_a_queue_is_not_ordered_while_nobody_can_join(
     assert all(end.reason is FinishReason.LENGTH for end in here.finished.values())
 
 
-def test_who_could_leave_is_looked_for_only_where_somebody_could(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_victims_are_searched_only_if_lower_priorities_run(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
 
-    def counted(head: Sequence, *given: object) -> list[Sequence]:
+    def counted(head: SequenceState, *given: object) -> list[SequenceState]:
         looks.append(head.rid)
-        return preemption.victims(head, *given)  # type: ignore[arg-type]
+        return preemption.choose_victims(head, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scheduler, "victims", counted)
+    monkeypatch.setattr(scheduler, "choose_victims", counted)
     here = world(max_running_requests=1, prefill_chunk_tokens=64)
     here.arrive(request(1, prompt(8), ignore_eos=True, max_tokens=12, priority=1))
     here.launch()
@@ -421,7 +421,7 @@ def test_who_could_leave_is_looked_for_only_where_somebody_could(monkeypatch: py
     here.drain()
 
 
-def test_prefixes_of_a_high_priority_stay_in_the_cache() -> None:
+def test_priority_eviction_keeps_prefixes_of_high_priority_requests() -> None:
     cached = {}
     for eviction in ("lru", "priority"):
         here = World(dataclasses.replace(BASE, eviction=eviction, pages_total=40))
@@ -436,7 +436,7 @@ def test_prefixes_of_a_high_priority_stay_in_the_cache() -> None:
     assert cached == {"lru": 0, "priority": 36}
 
 
-def test_many_ranks_cost_no_more_than_few() -> None:
+def test_cost_of_the_queue_does_not_grow_with_the_number_of_priorities() -> None:
     queue, started = WaitingQueue(POLICIES["priority"], 100_000), time.perf_counter()
     for serial in range(20_000):
         queue.add(make(serial, serial * 7919 % 20_000))

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
 from mizzen.core.kv.eviction import STRATEGIES
 from mizzen.core.kv.radix_cache import RadixTree
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.kv.radix_node import RadixNode
 
 UNIT = 8
 """Prompts are words of so many equal tokens, so that blocks of 64 tokens are reached."""
@@ -34,21 +34,21 @@ class TreeMachine(RuleBasedStateMachine):
         self.size = page_size
         self.tree = RadixTree(page_size, STRATEGIES[strategy])
         self.model: dict[Key, int] = {}
-        self.locks: list[tuple[Node, Key]] = []
+        self.locks: list[tuple[RadixNode, Key]] = []
         self.names: set[int] = set()
         self.next_page = 0
-        self.looks: list[tuple[bytes, int, bytes, Node | None]] = []
+        self.looks: list[tuple[bytes, int, bytes, RadixNode | None]] = []
 
     @invariant()
     def a_look_goes_on_from_the_one_before(self) -> None:
         for index, (data, pages, salt, known) in enumerate(self.looks):
-            found = self.tree.look(data, pages, salt)
-            assert self.tree.look(data, pages, salt, known) == found
+            found = self.tree.peek(data, pages, salt)
+            assert self.tree.peek(data, pages, salt, known) == found
             path = found.path()
             assert all(below.parent is above for above, below in pairwise(path))
-            assert not path or path[-1] is (found.part or found.whole)
+            assert not path or path[-1] is (found.partial_node or found.last_node)
             if index % 2:
-                self.looks[index] = (data, pages, salt, found.whole)
+                self.looks[index] = (data, pages, salt, found.last_node)
 
     @rule(
         words=st.lists(st.integers(0, 2), min_size=1, max_size=20),
@@ -61,23 +61,23 @@ class TreeMachine(RuleBasedStateMachine):
         pages = len(tokens) // self.size
         tokens = tokens[: pages * self.size]
         data = tokens.tobytes()
-        found = self.tree.look(data, pages, salt)
+        found = self.tree.peek(data, pages, salt)
         cached = found.pages
-        self.looks.append((data, pages, salt, found.whole))
+        self.looks.append((data, pages, salt, found.last_node))
         node = self.tree.match(data, pages, salt)
         self.tree.lock(node)
         assert node.end == cached == self._cached(tokens, salt)
         row = np.full(pages, -1, np.int32)
-        self.tree.fill(node, row)
+        self.tree.fill_row(node, row)
         assert row[:cached].tolist() == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
         fresh = np.arange(self.next_page, self.next_page + pages - cached, dtype=np.int32)
         self.next_page += len(fresh)
         rest = data[cached * self.size * 4 :]
         if keep or not rest:
-            node, duplicates = self.tree.extend(node, rest, fresh)
+            node, duplicates = self.tree.insert_locked(node, rest, fresh)
             assert not duplicates
         else:
-            assert not self.tree.deposit(node, rest, fresh)
+            assert not self.tree.insert_and_unlock(node, rest, fresh)
         for index, page in enumerate(fresh.tolist(), start=cached):
             self.model[self._key(tokens, salt, index)] = page
         if keep:
@@ -101,10 +101,14 @@ class TreeMachine(RuleBasedStateMachine):
         self.next_page += pages
         cached = self._cached(tokens, salt)
         if end and pages:
-            back = [page for part in self.tree.deposit(root, tokens.tobytes(), own) for page in part.tolist()]
+            back = [
+                page
+                for part in self.tree.insert_and_unlock(root, tokens.tobytes(), own)
+                for page in part.tolist()
+            ]
             assert back == own[:cached].tolist()
         else:
-            node, duplicates = self.tree.extend(root, tokens.tobytes(), own)
+            node, duplicates = self.tree.insert_locked(root, tokens.tobytes(), own)
             known = [page for _, part in duplicates for page in part.tolist()]
             assert known == [self.model[self._key(tokens, salt, i)] for i in range(cached)]
             assert node.end == pages
@@ -141,7 +145,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule()
     def names_agree(self) -> None:
-        events = self.tree.take_events()
+        events = self.tree.drain_events()
         assert not set(events.stored) & self.names
         assert set(events.evicted) <= self.names
         self.names = (self.names | set(events.stored)) - set(events.evicted)
@@ -173,7 +177,7 @@ class TreeMachine(RuleBasedStateMachine):
         }
 
 
-def test_the_tree_equals_a_dictionary() -> None:
+def test_radix_tree_equals_a_dictionary_model() -> None:
     run_state_machine_as_test(
         TreeMachine,
         settings=settings(

@@ -15,7 +15,7 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import Arrive
 from mizzen.core.policies import POLICIES
 from mizzen.core.request import FinishReason, Pooling
-from mizzen.core.sequence import Phase
+from mizzen.core.sequence import SequencePhase
 from mizzen.core.step_plan import StepPlan, StepTokens
 
 BASE = SchedulerConfig(
@@ -37,7 +37,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(4, 12), k=length)
 
 
-def test_decodes_go_on_while_a_long_prompt_is_run_in_chunks() -> None:
+def test_decodes_continue_during_chunked_prefill() -> None:
     here = world()
     here.arrive(request(1, prompt(5), ignore_eos=True, max_tokens=40))
     here.launch()
@@ -54,7 +54,7 @@ def test_decodes_go_on_while_a_long_prompt_is_run_in_chunks() -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
-def test_an_end_by_length_wastes_no_step(steps_in_flight: int) -> None:
+def test_finish_by_length_wastes_no_step(steps_in_flight: int) -> None:
     here = world(steps_in_flight=steps_in_flight)
     here.arrive(request(1, prompt(5), ignore_eos=True, max_tokens=7))
     here.drain()
@@ -62,7 +62,7 @@ def test_an_end_by_length_wastes_no_step(steps_in_flight: int) -> None:
     assert here.finished[1].output_tokens == 7
 
 
-def test_a_request_that_arrives_together_with_its_twin_uses_its_pages() -> None:
+def test_identical_prompts_that_arrive_together_share_pages() -> None:
     here = world(prefill_chunk_tokens=200)
     for rid in (1, 2, 3):
         here.arrive(request(rid, prompt(64), ignore_eos=True, max_tokens=5))
@@ -72,7 +72,7 @@ def test_a_request_that_arrives_together_with_its_twin_uses_its_pages() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_who_was_passed_over_for_a_twin_does_not_wait_behind_a_big_one(policy: str) -> None:
+def test_request_skipped_for_a_shared_prefix_is_not_blocked_by_a_large_one(policy: str) -> None:
     here = world(policy=policy, prefill_chunk_tokens=200, context_length=400)
     here.arrive(request(1, prompt(60), ignore_eos=True, max_tokens=60))
     here.arrive(request(2, prompt(60), ignore_eos=True, max_tokens=5))
@@ -85,7 +85,7 @@ def test_who_was_passed_over_for_a_twin_does_not_wait_behind_a_big_one(policy: s
     here.drain()
 
 
-def test_who_found_no_pages_is_looked_at_again_when_its_prefix_has_come_into_the_cache() -> None:
+def test_admission_is_retried_when_the_prefix_of_a_blocked_request_becomes_cached() -> None:
     here = world(
         policy="priority", pages_total=80, context_length=300, reserve_tokens=0, prefill_chunk_tokens=300
     )
@@ -106,7 +106,7 @@ def test_who_found_no_pages_is_looked_at_again_when_its_prefix_has_come_into_the
     here.drain()
 
 
-def test_output_is_cached_for_the_next_turn() -> None:
+def test_output_is_cached_for_the_next_turn_of_a_chat() -> None:
     here = world()
     here.arrive(request(1, prompt(10), ignore_eos=True, max_tokens=20))
     here.drain_running()
@@ -116,7 +116,7 @@ def test_output_is_cached_for_the_next_turn() -> None:
     assert here.finished[2].cached_tokens == 28
 
 
-def test_without_a_cache_nothing_is_shared() -> None:
+def test_no_pages_are_shared_without_a_prefix_cache() -> None:
     here = world(prefix_cache="none")
     for rid in (1, 2):
         here.arrive(request(rid, prompt(32), max_tokens=3))
@@ -125,7 +125,7 @@ def test_without_a_cache_nothing_is_shared() -> None:
     assert here.finished[2].cached_tokens == 0
 
 
-def test_refusals_say_why() -> None:
+def test_rejections_name_the_reason() -> None:
     here = world(max_waiting_requests=1)
     here.arrive(request(1, []))
     here.arrive(request(2, prompt(128)))
@@ -138,7 +138,7 @@ def test_refusals_say_why() -> None:
     assert here.finished[4].message == "1 requests are waiting already; try again later"
 
 
-def test_a_pool_smaller_than_the_context_is_named() -> None:
+def test_rejection_names_the_kv_capacity_if_it_is_below_the_context_length() -> None:
     here = world(pages_total=4)
     here.arrive(request(1, prompt(16)))
     here.arrive(request(2, prompt(15), ignore_eos=True))
@@ -148,32 +148,32 @@ def test_a_pool_smaller_than_the_context_is_named() -> None:
     assert here.finished[2].output_tokens == 1
 
 
-def test_a_living_rid_cannot_come_again() -> None:
+def test_reusing_a_live_rid_raises() -> None:
     here = world()
     here.arrive(request(1, prompt(4)))
     here.launch()
-    with pytest.raises(ValueError, match="rid 1 is that of a living request"):
-        here.scheduler.next([Arrive(request(1, prompt(4)))], 0.0)
+    with pytest.raises(ValueError, match="rid 1 is already in use by a live request"):
+        here.scheduler.schedule([Arrive(request(1, prompt(4)))], 0.0)
 
 
 PHASES: dict[str, tuple[int, Callable[[World], bool]]] = {
     "before the scheduler saw it": (8, lambda here: True),
-    "waiting for a slot": (8, lambda here: phase(here) is Phase.WAITING),
-    "between chunks": (60, lambda here: phase(here) is Phase.PREFILL),
-    "first token in flight": (8, lambda here: phase(here) is Phase.DECODE and not here.output[9]),
-    "decoding": (8, lambda here: phase(here) is Phase.DECODE and len(here.output[9]) > 2),
-    "last token in flight": (8, lambda here: phase(here) is Phase.LEAVING),
+    "waiting for a slot": (8, lambda here: phase(here) is SequencePhase.WAITING),
+    "between chunks": (60, lambda here: phase(here) is SequencePhase.PREFILL),
+    "first token in flight": (8, lambda here: phase(here) is SequencePhase.DECODE and not here.output[9]),
+    "decoding": (8, lambda here: phase(here) is SequencePhase.DECODE and len(here.output[9]) > 2),
+    "last token in flight": (8, lambda here: phase(here) is SequencePhase.LEAVING),
     "ended": (8, lambda here: 9 in here.finished),
 }
 
 
-def phase(here: World) -> Phase | None:
-    return next((living.phase for living in here.scheduler.living() if living.rid == 9), None)
+def phase(here: World) -> SequencePhase | None:
+    return next((living.phase for living in here.scheduler.live_sequences() if living.rid == 9), None)
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("when", PHASES)
-def test_abort_at(when: str, steps_in_flight: int) -> None:
+def test_abort_in_each_phase_frees_everything(when: str, steps_in_flight: int) -> None:
     length, reached = PHASES[when]
     here = world(steps_in_flight=steps_in_flight, max_running_requests=2, page_size=1, pages_total=200)
     others = (1, 2) if when == "waiting for a slot" else (1,)
@@ -195,7 +195,7 @@ def test_abort_at(when: str, steps_in_flight: int) -> None:
     here.drain()
 
 
-def test_the_youngest_is_retracted_and_resumes() -> None:
+def test_youngest_request_is_retracted_and_resumes() -> None:
     here = world(pages_total=16, max_running_requests=3, reserve_tokens=0)
     for rid in (1, 2, 3):
         here.arrive(request(rid, prompt(8, rid), ignore_eos=True, max_tokens=24))
@@ -208,7 +208,7 @@ def test_the_youngest_is_retracted_and_resumes() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])
-def test_nobody_waits_for_ever(policy: str) -> None:
+def test_no_request_starves(policy: str) -> None:
     """A stream of requests with a cached prefix never ends; one without must get its turn."""
     here = world(policy=policy, max_running_requests=1, prefill_chunk_tokens=64)
     shared = prompt(32)
@@ -227,7 +227,7 @@ def test_nobody_waits_for_ever(policy: str) -> None:
     here.drain()
 
 
-def test_the_same_events_give_the_same_plans() -> None:
+def test_equal_events_give_equal_plans() -> None:
     def plans() -> list[StepPlan]:
         chance = random.Random(7)
         here = world(pages_total=20)
@@ -252,7 +252,7 @@ def test_the_same_events_give_the_same_plans() -> None:
         ]
 
 
-def test_wrong_tokens_are_refused() -> None:
+def test_tokens_of_a_wrong_shape_or_step_raise() -> None:
     here = world()
     here.arrive(request(1, prompt(4)))
     here.launch()
@@ -262,7 +262,7 @@ def test_wrong_tokens_are_refused() -> None:
         here.scheduler.complete(StepTokens(1, np.zeros((2, 1), np.int32)), 0.0)
 
 
-def test_load_counts_requests_and_pages() -> None:
+def test_load_reports_requests_and_pages() -> None:
     here = world(max_running_requests=1)
     here.arrive(request(1, prompt(16), ignore_eos=True, max_tokens=9))
     here.arrive(request(2, prompt(6)))
@@ -279,19 +279,19 @@ def test_integrity_is_checked_when_idle() -> None:
     here.drain_running()
     here.launch()
     assert (here.scheduler.integrity_checks, here.scheduler.integrity_faults) == (1, 0)
-    here.scheduler.memory.pool.take(1)
+    here.scheduler.kv.pool.allocate(1)
     here.arrive(request(2, prompt(6), max_tokens=1))
-    here.scheduler.next(here.events, 0.0)
-    here.scheduler.complete(StepTokens(here.scheduler.flights.launched, np.zeros((1, 1), np.int32)), 0.0)
-    here.scheduler.next([], 0.0)
+    here.scheduler.schedule(here.events, 0.0)
+    here.scheduler.complete(StepTokens(here.scheduler.inflight.launched, np.zeros((1, 1), np.int32)), 0.0)
+    here.scheduler.schedule([], 0.0)
     assert here.scheduler.integrity_checks == 2
     assert here.scheduler.integrity_faults >= 1
-    [fault] = here.scheduler.take_integrity_faults()
+    [fault] = here.scheduler.drain_integrity_faults()
     assert "page" in fault
-    assert not here.scheduler.take_integrity_faults()
+    assert not here.scheduler.drain_integrity_faults()
 
 
-def test_config_names_the_field() -> None:
+def test_config_errors_name_the_field() -> None:
     with pytest.raises(ValueError, match="--page-size must be at least 1, not 0"):
         dataclasses.replace(BASE, page_size=0)
     with pytest.raises(ValueError, match="pages_total must be at least 1, not 0"):
@@ -303,7 +303,7 @@ def test_config_names_the_field() -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
-def test_a_prompt_retracted_halfway_is_reported_once(steps_in_flight: int) -> None:
+def test_prompt_logprobs_are_reported_once_despite_retraction(steps_in_flight: int) -> None:
     here = world(pages_total=16, prefill_chunk_tokens=2, reserve_tokens=0, steps_in_flight=steps_in_flight)
     here.arrive(request(1, prompt(8), ignore_eos=True, max_tokens=40))
     here.arrive(request(2, prompt(40, 1), max_tokens=3, ignore_eos=True, prompt_logprobs=1, logprobs=0))
@@ -314,7 +314,7 @@ def test_a_prompt_retracted_halfway_is_reported_once(steps_in_flight: int) -> No
     assert here.finished[2].reason is FinishReason.LENGTH
 
 
-def test_generated_tokens_are_output() -> None:
+def test_resumed_tokens_count_as_output() -> None:
     whole = world()
     whole.arrive(request(1, prompt(9), ignore_eos=True, max_tokens=12, logprobs=0))
     whole.drain()
@@ -337,9 +337,9 @@ def test_generated_tokens_are_output() -> None:
         ({"generated": 1, "pooling": Pooling.LAST}, "an embedding has no output"),
     ],
 )
-def test_generated_counts_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_generated_counts_are_rejected(wrong: dict[str, Any], message: str) -> None:
     scheduler = world().scheduler
-    scheduler.next([Arrive(request(1, prompt(9), **wrong))], 0.0)
-    (end,) = scheduler.take_ended()
+    scheduler.schedule([Arrive(request(1, prompt(9), **wrong))], 0.0)
+    (end,) = scheduler.drain_finished()
     assert end.reason is FinishReason.ERROR
     assert message in end.message

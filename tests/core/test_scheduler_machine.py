@@ -16,7 +16,7 @@ def test_scheduler_keeps_its_properties() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_a_mutant_breaks_them(name: str) -> None:
+def test_scheduler_machine_detects_each_mutant(name: str) -> None:
     machine = type(f"{name}_machine", (SchedulerMachine,), {"make": staticmethod(MUTANTS[name])})
     with pytest.raises(Exception):  # noqa: B017 a defect may show as any error
         run_state_machine_as_test(

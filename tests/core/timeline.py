@@ -49,7 +49,7 @@ class Timeline:
                 events = []
                 while coming and coming[0][0] <= self.now:
                     events.append(Arrive(coming.popleft()[1]))
-                plan = self.scheduler.next(events, self.now)
+                plan = self.scheduler.schedule(events, self.now)
                 if plan is None:
                     break
                 lasts = self._seconds(plan)

@@ -100,7 +100,7 @@ class World:
     def launch(self) -> StepPlan | None:
         events, self.events = self.events, []
         self.now += self.tick
-        plan = self.scheduler.next(events, self.now)
+        plan = self.scheduler.schedule(events, self.now)
         self._take_ended()
         for rid in self.aborted:
             assert rid in self.finished, f"the abort of {rid} is not answered"
@@ -156,7 +156,7 @@ class World:
         faults = self.scheduler.check_integrity()
         assert not faults, faults
         assert self.scheduler.load().running <= self.config.max_running_requests
-        events = self.scheduler.take_cache_events()
+        events = self.scheduler.drain_cache_events()
         assert not self.blocks & set(events.stored)
         assert self.blocks >= set(events.evicted)
         self.blocks = (self.blocks | set(events.stored)) - set(events.evicted)
@@ -168,7 +168,7 @@ class World:
         self.finished[end.rid] = end
 
     def _take_reports(self, output: StepOutput) -> None:
-        for part in output.reports.logprobs:
+        for part in output.side_outputs.logprobs:
             assert part.rid not in self.finished
             params = self.requests[part.rid].sampling
             top = params.prompt_logprobs if part.prompt else params.logprobs
@@ -177,7 +177,7 @@ class World:
             assert part.ids.shape[1] == 1 + top + (0 if part.prompt else len(params.logprob_token_ids))
             into = self.prompts_reported if part.prompt else self.reported
             into[part.rid] += part.ids[:, 0].tolist()
-        for vector in output.reports.vectors:
+        for vector in output.side_outputs.vectors:
             assert vector.rid not in self.vectors, "an embedding came twice"
             assert [end.rid for end in output.finished].count(vector.rid) == 1
             self.vectors[vector.rid] = vector.vector
@@ -193,7 +193,7 @@ class World:
             assert self.prompts_reported[rid] == prompt[1:], "the prompt's report is late or not whole"
 
     def _take_ended(self) -> None:
-        for end in self.scheduler.take_ended():
+        for end in self.scheduler.drain_finished():
             self._finish(end)
 
     def _check_output(self, asked: Request, end: Finished) -> None:
@@ -239,9 +239,9 @@ class World:
         return min(most, max(len(prompt) - 1, 0), len(prompt) - asked.generated)
 
     def _check_empty(self) -> None:
-        memory = self.scheduler.memory
-        assert memory.available == memory.pool.total, "pages stay held when nothing runs"
+        memory = self.scheduler.kv
+        assert memory.available_pages == memory.pool.total, "pages stay held when nothing runs"
         for pages in memory.cache.evict(memory.pool.total):
-            memory.pool.give(pages)
+            memory.pool.free(pages)
         assert sorted(memory.pool.free_pages().tolist()) == list(range(memory.pool.total))
         assert not self.scheduler.cache_snapshot()

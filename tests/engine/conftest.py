@@ -17,10 +17,11 @@ from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.forward_batch import Layout
-from mizzen.engine.execution.slot_state import SlotState, Uploader
-from mizzen.engine.execution.step import Step
+from mizzen.engine.execution.forward_batch import BatchLayout
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.model_setup import make_kv, make_model
+from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
 torch.set_num_threads(1)
@@ -79,7 +80,7 @@ class Bench:
         )
         self.upload = Uploader(torch.device("cpu"))
         self.state = SlotState(16, 64, self.upload)
-        self.step = Step(self.model, self.attention, self.state, self.upload)
+        self.step = StepExecutor(self.model, self.attention, self.state, self.upload)
         self.free = list(np.random.default_rng(7).permutation(pages))
         self.held: dict[int, list[int]] = {}
         self.steps = 0
@@ -130,8 +131,8 @@ class Bench:
         """Run a plan; return the logits of every token, [tokens, vocab], decodes first."""
         with torch.inference_mode():
             self.state.write_pages(plan.pages)
-            self.state.start(plan.starts)
-            layout = Layout.of(plan, self.state)
+            self.state.start_slots(plan.starts)
+            layout = BatchLayout.from_plan(plan, self.state)
             logits = self.model.logits(self.step.forward(plan, layout))
             for chunk in plan.prefill:
                 self.state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)

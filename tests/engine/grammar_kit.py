@@ -87,7 +87,7 @@ def run(
                 for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
                     tokens[rid].append(token)
                 ends |= {end.rid: end for end in output.finished}
-            ends |= {end.rid: end for end in engine.take_ended()}
+            ends |= {end.rid: end for end in engine.drain_finished()}
     finally:
         if close:
             engine.close()

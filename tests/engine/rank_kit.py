@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.execution.tp_worker import Lead
+from mizzen.engine.execution.tp_worker import FollowerRanks
 from mizzen.engine.loading.loader import load_engine, load_follower
 from mizzen.parallel.collectives import GlooCollectives
 from mizzen.parallel.process_group import Group, Place
@@ -93,7 +93,7 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
     def follow(rank: int) -> None:
         try:
             follower = load_follower(options, lambda: ThreadGroup(rank, size, store))
-            follower.run(Receiver(plans.queues[rank - 1]), Pulse())
+            follower.run_plans(Receiver(plans.queues[rank - 1]), Pulse())
             follower.close()
         except BaseException as error:
             failures.append(error)
@@ -102,7 +102,7 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
     threads = [threading.Thread(target=follow, args=(rank,), daemon=True) for rank in range(1, size)]
     for thread in threads:
         thread.start()
-    lead = Lead(join=lambda: ThreadGroup(0, size, store), plans=plans, pulse=Pulse()) if size > 1 else None
+    lead = FollowerRanks(join_group=lambda: ThreadGroup(0, size, store), plans=plans, heartbeat=Pulse()) if size > 1 else None
     engine = load_engine(options, lead=lead)
     try:
         yield engine

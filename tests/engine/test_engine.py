@@ -57,7 +57,7 @@ def answer(
                     assert offset == len(tokens[rid])
                     tokens[rid].append(int(token))
                 ends |= {end.rid: end for end in output.finished}
-            ends |= {end.rid: end for end in engine.take_ended()}
+            ends |= {end.rid: end for end in engine.drain_finished()}
     finally:
         engine.close()
     return tokens, ends
@@ -175,7 +175,7 @@ def test_aborts_leave_others_alone(kit: SimpleNamespace, folder: Path) -> None:
             for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
                 tokens[rid].append(token)
             ends |= {end.rid: end for end in output.finished}
-        ends |= {end.rid: end for end in engine.take_ended()}
+        ends |= {end.rid: end for end in engine.drain_finished()}
     engine.close()
     assert set(ends) == set(tokens)
     assert any(end.reason is FinishReason.ABORT for end in ends.values())

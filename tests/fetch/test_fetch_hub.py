@@ -46,9 +46,9 @@ def test_a_second_fetch_sends_no_request_even_if_the_branch_moved(
 ) -> None:
     first = fetch(URI, endpoint=hub.api.url) if hub.push(model) else None
     hub.push({**model, "config.json": b"{}"})
-    asked = len(hub.api.requests)
+    requests = len(hub.api.requests)
     assert fetch(URI, endpoint=hub.api.url) == first and fetched_files() == expected_files
-    assert len(hub.api.requests) == asked
+    assert len(hub.api.requests) == requests
 
 
 def test_only_a_deleted_file_is_fetched_again(

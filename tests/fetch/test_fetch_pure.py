@@ -71,9 +71,10 @@ def test_an_invalid_source_uri_is_rejected(uri: str) -> None:
 
 
 def test_the_default_filter_excludes_code_and_second_copies() -> None:
-    choice = FileFilter()
+    file_filter = FileFilter()
     assert all(
-        choice.matches(name) for name in ("model.safetensors", "sub/tokenizer.model", "chat_template.jinja")
+        file_filter.matches(name)
+        for name in ("model.safetensors", "sub/tokenizer.model", "chat_template.jinja")
     )
     refused = (
         "a.bin",
@@ -83,7 +84,7 @@ def test_the_default_filter_excludes_code_and_second_copies() -> None:
         "consolidated.safetensors",
         ".x/a.json",
     )
-    assert not any(choice.matches(name) for name in refused)
+    assert not any(file_filter.matches(name) for name in refused)
 
 
 NOTES = st.lists(

@@ -59,9 +59,9 @@ def test_a_model_is_fetched_completely_from_a_paged_listing(
     bucket.sha256.add("llm/tiny/tokenizer.json")
     first = fetch(URI, endpoint=bucket.server.url, credentials=login)
     assert fetched_files() == expected_files
-    asked = len(bucket.server.requests)
+    requests = len(bucket.server.requests)
     assert fetch(URI, endpoint=bucket.server.url, credentials=login) == first
-    assert len(bucket.server.requests) == asked
+    assert len(bucket.server.requests) == requests
 
 
 def test_a_public_bucket_needs_no_key(
@@ -159,7 +159,7 @@ def test_an_object_deleted_before_a_retry_is_not_part_of_the_model(
     assert fetched_files() == {name: data for name, data in expected_files.items() if name != lost}
 
 
-@pytest.mark.parametrize("uri", ["s3://nobody/llm/tiny", "s3://models/nothing"])
+@pytest.mark.parametrize("uri", ["s3://missing/llm/tiny", "s3://models/nothing"])
 def test_a_missing_bucket_or_prefix_is_reported(
     bucket: Any, fetch: Any, model: Any, login: str, uri: str
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mizzen_operator.api import child_names
 from mizzen_operator.api import gateway_sharing as sharing
-from mizzen_operator.api import labels
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources import (
     engine_pod,
@@ -18,7 +18,7 @@ from mizzen_operator.resources import (
     pod_disruption_budget,
     shared_gateway,
 )
-from mizzen_operator.rollout.revisions import manifest
+from mizzen_operator.rollout.revisions import controller_revision
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1")
 REVISION = "0123abcd"
@@ -90,7 +90,7 @@ def _objects(service: Any) -> list[dict[str, Any]]:
     made = engine_pod.engine_pods(service, CONFIG, revision=REVISION, group=2, incarnation=1)
     made += [engine_pod.ranks_service(service), pod_disruption_budget.engine_budget(service)]
     made += network_policy.policies(service, CONFIG)
-    made.append(manifest(service, CONFIG, REVISION, 4))
+    made.append(controller_revision(service, CONFIG, REVISION, 4))
     root = key_secrets.root_keys(service)
     made.append(_without_values(root))
     if not service.shared:
@@ -107,7 +107,7 @@ def _objects(service: Any) -> list[dict[str, Any]]:
 
 
 def _shared(services: list[Any]) -> list[dict[str, Any]]:
-    together = sharing.share(services)
+    together = sharing.resolve_sharing(services)
     assert together is not None
     own = shared_gateway.shared(together)
     keys = {one.name: key_secrets.EngineKeys(("public-key",), 3) for one in services[:1]}
@@ -116,7 +116,7 @@ def _shared(services: list[Any]) -> list[dict[str, Any]]:
         pod_disruption_budget.gateway_budget(own),
         shared_gateway.services_config_map(together, own, keys),
         _without_values(shared_gateway.shared_keys(own, asked="now")),
-        {"kind": "Names", "metadata": {"name": labels.SHARED_NAME}},
+        {"kind": "Names", "metadata": {"name": child_names.SHARED_GATEWAY}},
     ]
 
 

@@ -22,10 +22,10 @@ from mizzen.commands import complete
 from mizzen.common.json_log import JsonLines
 from mizzen.common.options import flag
 from mizzen.engine.grammar import sandbox_worker
-from mizzen.gateway.gateway import STATES as ENGINE_STATES
-from mizzen.gateway.telemetry.access_log import Line
+from mizzen.gateway.gateway import ENGINE_STATES
+from mizzen.gateway.telemetry.access_log import AccessLogLine
 from mizzen.gateway.telemetry.metrics import Metrics
-from mizzen.gateway.telemetry.request_record import Record
+from mizzen.gateway.telemetry.request_record import RequestRecord
 from mizzen.server import exit_reason, simulate
 from mizzen.server.config import EngineConfig
 from mizzen.server.metric_catalogue import Phase
@@ -71,7 +71,7 @@ def labelled(metric: Any) -> Any:
 
 def test_metrics_of_the_gateway() -> None:
     metrics = Metrics(lambda: ("demo",))
-    record = Record(request_id="r", method="POST", path="/v1/completions")
+    record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
     record.model, record.status, record.ended, record.error = "demo", 429, record.began + 1.0, "some_cause"
     record.first_token = record.began + 0.5
     metrics.ended(record, "/v1/completions")
@@ -225,6 +225,6 @@ def test_members_of_log_lines() -> None:
             "every line": list(msgspec.json.decode(JsonLines().format(Given()))),  # type: ignore[arg-type]
             "of a process": sorted(fixed),
             "fields": log_fields(),
-            "access log": [field.encode_name for field in msgspec.structs.fields(Line)],
+            "access log": [field.encode_name for field in msgspec.structs.fields(AccessLogLine)],
         },
     )

@@ -23,7 +23,7 @@ import mizzen.wire
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import FinishReason, Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 from mizzen.server import status_block as status_module
 from mizzen.server.ranks import heartbeat as pulse_module
 from mizzen.server.serving_loop import Command
@@ -171,14 +171,16 @@ def plan() -> StepPlan:
             length=5,
             sampling=SamplingParams(temperature=0.0),
             seed=0,
-            asks=Asks(tokens=ints(1, 2, 3), prompt_tokens=3, prompt_logprobs=2, pooling=Pooling.MEAN),
+            options=SlotOptions(
+                tokens=ints(1, 2, 3), prompt_tokens=3, prompt_logprobs=2, pooling=Pooling.MEAN
+            ),
         ),
         SlotStart(
             slot=5,
             length=6,
             sampling=SamplingParams(temperature=0.0),
             seed=0,
-            asks=Asks(tokens=ints(9), prompt_tokens=1, pooling=Pooling.LAST),
+            options=SlotOptions(tokens=ints(9), prompt_tokens=1, pooling=Pooling.LAST),
         ),
     )
     return StepPlan(
@@ -252,7 +254,7 @@ def test_the_golden_bytes_of_plans_are_read_as_the_plans() -> None:
     golden = load("worker_wire_plans")
     read = plan_encoding.decode_plan(bytes.fromhex(golden["plan"]))
     assert same_plan(read, plan())
-    assert [start.asks is None for start in read.starts] == [True, False, False]
+    assert [start.options is None for start in read.starts] == [True, False, False]
     assert read.prefill[0].tokens.tolist() == [101, 102, 100000]
     assert same_plan(plan_encoding.decode_plan(bytes.fromhex(golden["empty plan"])), empty_plan())
 

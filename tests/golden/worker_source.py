@@ -7,7 +7,6 @@ import functools
 import inspect
 import re
 import textwrap
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,6 @@ def trees(folder: Path = WORKER) -> tuple[ast.Module, ...]:
 def literals(pattern: str, folder: Path = WORKER) -> list[str]:
     """Return all strings of the code, bytes too, that a regular expression matches as a whole."""
     return sorted({text for tree in trees(folder) for text in _matching(tree, pattern)})
-
-
-def module_literals(module: types.ModuleType, pattern: str) -> list[str]:
-    """Return the strings of one module that a regular expression matches as a whole."""
-    return sorted(set(_matching(ast.parse(inspect.getsource(module)), pattern)))
 
 
 def _matching(tree: ast.AST, pattern: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "engine"), str(HERE.parents[1] / "benchmarks")]
+HELPER_FOLDERS = (HERE, *(HERE / name for name in ("attention", "engine", "kernels", "parallel")))
+sys.path[:0] = [*map(str, HELPER_FOLDERS), str(HERE.parent / "engine"), str(HERE.parents[1] / "benchmarks")]
 
 PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton", "xgrammar")
 """Without them tests are skipped, or kernels are replaced by slower ones."""

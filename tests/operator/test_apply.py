@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.apply import Applier, Refused, name_taken
+from mizzen_operator.kube.apply import Applier, name_taken
 from mizzen_operator.kube.drift import correction, covers
+from mizzen_operator.kube.errors import KubeError, Refused
 from mizzen_operator.kube.last_applied import Children
-from mizzen_operator.kube.refs import KubeError, Ref
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from one_object import OneObject
 

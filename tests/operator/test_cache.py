@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mizzen_operator.kube.store import Cache, Name, Version
+from mizzen_operator.kube.store import Cache, ObjectName, Version
 
 SERVICE, GATEWAY = "mizzen.dev/service", "mizzen.dev/gateway"
 
@@ -30,7 +30,7 @@ def body(name: str, version: int, uid: str = "", labels: dict[str, str] | None =
 class Told(list[tuple[str, str]]):
     """What the cache said has changed."""
 
-    def __call__(self, kind: str, name: Name, labels: Any) -> None:
+    def __call__(self, kind: str, name: ObjectName, labels: Any) -> None:
         self.append((name.name, labels.get(SERVICE, "")))
 
 
@@ -39,14 +39,14 @@ def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
     cache = Cache("Pod", told)
     cache.put(body("one", 5))
     cache.put(body("one", 4))
-    assert cache.get(Name("a", "one"))["spec"] == {"version": 5}  # type: ignore[index]
-    assert "managedFields" not in cache.get(Name("a", "one"))["metadata"]  # type: ignore[index]
+    assert cache.get(ObjectName("a", "one"))["spec"] == {"version": 5}  # type: ignore[index]
+    assert "managedFields" not in cache.get(ObjectName("a", "one"))["metadata"]  # type: ignore[index]
     cache.remove(body("one", 6))
     cache.put(body("one", 6))
     cache.put_answer(body("one", 5))
-    assert cache.get(Name("a", "one")) is None
+    assert cache.get(ObjectName("a", "one")) is None
     cache.put(body("one", 9, uid="another"))
-    assert cache.get(Name("a", "one"))["metadata"]["uid"] == "another"  # type: ignore[index]
+    assert cache.get(ObjectName("a", "one"))["metadata"]["uid"] == "another"  # type: ignore[index]
     cache.remove(body("one", 10, uid="uid of one"))
     assert len(cache) == 1
     assert told == [("one", ""), ("one", ""), ("one", "")]
@@ -55,7 +55,7 @@ def test_older_news_are_left_out_and_the_ended_do_not_return() -> None:
 def test_what_others_changed_before_a_write_of_ours_is_told_when_its_event_comes_later() -> None:
     """The answer holds the others' change too, so that the event is no newer than what is held."""
     told = Told()
-    cache, one = Cache("Pod", told), Name("a", "one")
+    cache, one = Cache("Pod", told), ObjectName("a", "one")
     cache.put(body("one", 1))
     for version in (3, 5):  # 2 and 4 are others' changes
         cache.begin_write(one)
@@ -73,7 +73,7 @@ def test_what_others_changed_before_a_write_of_ours_is_told_when_its_event_comes
 def test_what_loses_its_label_and_has_it_again_is_held_again() -> None:
     """Watched are objects with a label: without it, the watch says that an object is deleted."""
     told = Told()
-    cache, one = Cache("Pod", told), Name("a", "one")
+    cache, one = Cache("Pod", told), ObjectName("a", "one")
     cache.put(body("one", 5))
     cache.remove(body("one", 6))
     assert cache.get(one) is None
@@ -92,7 +92,7 @@ def test_what_loses_its_label_and_has_it_again_is_held_again() -> None:
 def test_what_a_list_shows_of_others_changes_below_our_own_is_told() -> None:
     """The watch was cut before their event came, and a list shows the answer's version alone."""
     told = Told()
-    cache, one = Cache("Pod", told), Name("a", "one")
+    cache, one = Cache("Pod", told), ObjectName("a", "one")
     cache.put(body("one", 1))
     cache.begin_write(one)
     cache.end_write(one, cache.put_answer(body("one", 3)))  # 2 was another's
@@ -118,7 +118,7 @@ def test_an_object_that_changes_hands_is_told_of_to_both() -> None:
 def test_what_is_read_may_be_changed() -> None:
     cache = Cache("Pod", Told())
     cache.put(body("one", 1))
-    for found in (cache.get(Name("a", "one")), *cache.list("a")):
+    for found in (cache.get(ObjectName("a", "one")), *cache.list("a")):
         assert found is not None
         found["spec"]["version"] = 7
     assert cache.list()[0]["spec"] == {"version": 1}
@@ -127,7 +127,7 @@ def test_what_is_read_may_be_changed() -> None:
 def test_an_own_write_is_no_news_whichever_way_it_is_heard_first() -> None:
     told = Told()
     cache = Cache("Pod", told)
-    one = Name("a", "one")
+    one = ObjectName("a", "one")
     cache.begin_write(one)
     cache.put(body("one", 5))
     cache.end_write(one, cache.put_answer(body("one", 5)))
@@ -155,9 +155,9 @@ def test_what_a_list_lacks_has_ended_whatever_is_still_on_its_way() -> None:
     cache = Cache("Pod", told)
     cache.listed({}, 3)
     cache.put(body("one", 5))
-    listed = {Name("a", "two"): Version("uid of two", 6), Name("a", "three"): Version("uid of three", 7)}
+    listed = {ObjectName("a", "two"): Version("uid of two", 6), ObjectName("a", "three"): Version("uid of three", 7)}
     cache.listed(listed, 9)  # the watch was cut: nobody told that `one` had ended
-    assert cache.get(Name("a", "one")) is None
+    assert cache.get(ObjectName("a", "one")) is None
     cache.put(body("late", 8))  # was heard before, and is handled only now
     assert len(cache) == 0 and not cache.synced
     cache.put(body("two", 4))
@@ -200,8 +200,8 @@ class ListsAndEvents(RuleBasedStateMachine):
         self.server[name] = new
         self.sent.append(("MODIFIED", new))
         if own:
-            self.cache.begin_write(Name("a", name))
-            self.cache.end_write(Name("a", name), self.cache.put_answer(new))
+            self.cache.begin_write(ObjectName("a", name))
+            self.cache.end_write(ObjectName("a", name), self.cache.put_answer(new))
 
     @rule(name=st.sampled_from("xyz"), own=st.booleans())
     def delete(self, name: str, own: bool) -> None:
@@ -210,7 +210,7 @@ class ListsAndEvents(RuleBasedStateMachine):
             old = self.server.pop(name)["metadata"]
             self.sent.append(("DELETED", body(name, self.version, old["uid"], old["labels"])))
             if own:
-                self.cache.end(Name("a", name), old["uid"])
+                self.cache.end(ObjectName("a", name), old["uid"])
 
     @rule(number=st.integers(1, 4))
     def hear(self, number: int) -> None:
@@ -238,9 +238,9 @@ class ListsAndEvents(RuleBasedStateMachine):
         """A list of ours while the watch goes on."""
         self.cache.listed(self.there(), self.version)
 
-    def there(self) -> dict[Name, Version]:
+    def there(self) -> dict[ObjectName, Version]:
         return {
-            Name("a", name): Version(one["metadata"]["uid"], int(one["metadata"]["resourceVersion"]))
+            ObjectName("a", name): Version(one["metadata"]["uid"], int(one["metadata"]["resourceVersion"]))
             for name, one in self.server.items()
         }
 

@@ -13,7 +13,7 @@ import yaml
 
 from crd_cases import RIGHT, WRONG
 from marks import CONTROL_PLANE
-from mizzen.gateway.auth.api_keys import parse_files
+from mizzen.gateway.auth.api_keys import parse_key_files
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds/inferenceservices.yaml"
@@ -121,7 +121,7 @@ def test_the_shared_example_is_taken_and_its_keys_are_read(api: Any) -> None:
         body["metadata"]["namespace"] = "default"
         made = api.create(body, dryRun="All", fieldValidation="Strict")
         assert made["spec"]["gateway"]["apiKeys"]["secretNames"] == [secret["metadata"]["name"]]
-    grants = parse_files({Path("keys.yaml"): secret["stringData"]["keys.yaml"].encode()})
+    grants = parse_key_files({Path("keys.yaml"): secret["stringData"]["keys.yaml"].encode()})
     assert [grant.name for grant in grants] == ["team-a", "batch"]
 
 

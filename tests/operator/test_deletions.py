@@ -10,8 +10,9 @@ from kubernetes.aio.config import load_kube_config
 
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.kube.client import Kube, Ref
-from mizzen_operator.kube.store import Cache, Name
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.store import Cache, ObjectName
 from mizzen_operator.metrics import Metrics
 
 pytestmark = CONTROL_PLANE
@@ -45,7 +46,7 @@ async def test_a_pod_that_another_deletes_at_once_is_gone_for_both(
         deleting = [client.delete(ref, made["metadata"]["uid"]) for client in (ours, *others)]
         assert any(await asyncio.gather(*deleting))
         assert await ours.get(ref, live=True) is None
-        held = cache.get(Name(namespace, ref.name))
+        held = cache.get(ObjectName(namespace, ref.name))
         assert held is None or "deletionTimestamp" in held["metadata"]
     for client in (ours, *others):
         await client.close()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mizzen_operator.kube.refs import KubeError
+from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.status import events
-from mizzen_operator.status.events import Event, Recorder, moves, news
+from mizzen_operator.status.events import Event, EventRecorder, moved_group_events, condition_events
 from service_kit import service
 
 
@@ -47,44 +47,44 @@ def condition(kind: str, status: str, reason: str) -> dict[str, Any]:
     ],
 )
 def test_a_change_that_matters_is_told(before: Any, after: Any, told: list[str]) -> None:
-    assert [one.reason for one in news([condition(*before)], [condition(*after)])] == told
+    assert [one.reason for one in condition_events([condition(*before)], [condition(*after)])] == told
 
 
 def test_a_lost_group_is_told_once() -> None:
     lost = {"name": "demo-a-0-0", "reason": "NodeLost", "message": "node n is lost"}
-    assert [one.message for one in moves([], [lost])] == ["demo-a-0-0: node n is lost"]
-    assert moves([lost], [lost]) == []
+    assert [one.message for one in moved_group_events([], [lost])] == ["demo-a-0-0: node n is lost"]
+    assert moved_group_events([lost], [lost]) == []
 
 
 async def test_a_warning_that_comes_again_soon_is_not_repeated() -> None:
     times, writes = [0.0], Writes()
-    recorder = Recorder(writes, lambda: times[-1])  # type: ignore[arg-type]
+    recorder = EventRecorder(writes, lambda: times[-1])  # type: ignore[arg-type]
     pulling, waiting = Event("ErrImagePull", "no such image", True), Event("ImagePullBackOff", "later", True)
     for minute in range(20):
         times.append(60.0 * minute)
-        await recorder.tell(service(), [pulling, waiting])
+        await recorder.record(service(), [pulling, waiting])
     assert writes.made == 2 * ["ErrImagePull: no such image", "ImagePullBackOff: later"]
-    await recorder.tell(service(), [Event("ErrImagePull", "no such tag", True)])
+    await recorder.record(service(), [Event("ErrImagePull", "no such tag", True)])
     assert writes.made[-1] == "ErrImagePull: no such tag", "another message is news"
     for _ in range(2):
-        await recorder.tell(service(), [Event("KeysRotating", "both")])
+        await recorder.record(service(), [Event("KeysRotating", "both")])
     assert writes.made[-2:] == 2 * ["KeysRotating: both"], "what somebody asked for is told each time"
 
 
 async def test_what_is_remembered_of_warnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "REMEMBERED", 3)
     writes = Writes()
-    recorder = Recorder(writes)  # type: ignore[arg-type]
+    recorder = EventRecorder(writes)  # type: ignore[arg-type]
     for number in (*range(5), 4, 0):
-        await recorder.tell(service(), [Event("NodeLost", str(number), True)])
+        await recorder.record(service(), [Event("NodeLost", str(number), True)])
     assert [one.partition(": ")[2] for one in writes.made] == ["0", "1", "2", "3", "4", "0"]
 
 
 async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
     writes = Writes()
     writes.fails = True
-    recorder = Recorder(writes)  # type: ignore[arg-type]
-    await recorder.tell(service(), [Event("NodeLost", "x", True)])
+    recorder = EventRecorder(writes)  # type: ignore[arg-type]
+    await recorder.record(service(), [Event("NodeLost", "x", True)])
     writes.fails = False
-    await recorder.tell(service(), [Event("NodeLost", "x", True)])
+    await recorder.record(service(), [Event("NodeLost", "x", True)])
     assert writes.made == ["NodeLost: x"], "nobody was told before"

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.kube.objects import stamp
 from mizzen_operator.pods.group import Group
-from mizzen_operator.pods.termination_cause import CAUSES, KINDS
-from mizzen_operator.status.service_metrics import Fleet
+from mizzen_operator.pods.termination_cause import CAUSES, MESSAGE_PREFIXES
+from mizzen_operator.status.service_metrics import ServiceMetrics
 
 ROOT = Path(__file__).parents[2]
 SUPERVISORS = tuple((ROOT / "worker/mizzen/server").glob("*.py"))
 OPERATIONS = ROOT / "docs/operations.md"
-KEY = Key("llm", "demo")
+KEY = ServiceKey("llm", "demo")
 LABELS = {"namespace": "llm", "service": "demo"}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CREATED = "2026-01-02T03:03:05Z"
@@ -61,12 +61,12 @@ def progress(serving: int, time: datetime, groups: int = 2) -> dict[str, Any]:
 class World:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.fleet = Fleet(self.registry)
+        self.fleet = ServiceMetrics(self.registry)
         self.now = NOW
 
     def look(self, *groups: Group, **state: Any) -> None:
         deadline = state.pop("deadline", 600)
-        self.fleet.seen(KEY, len(groups), groups, status(**state), deadline, self.now)
+        self.fleet.update(KEY, len(groups), groups, status(**state), deadline, self.now)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"mizzen_operator_{name}", {**LABELS, **labels})
@@ -102,7 +102,7 @@ def test_a_pod_that_ended_counts_as_a_restart_once() -> None:
     ended = replace(SERVING, routable=False, ended=True)
     world.look(ended)
     world.look(ended)
-    world.look(replace(NEW, name="demo-a-0-1", incarnation=1))
+    world.look(replace(NEW, name="demo-a-0-1", attempt=1))
     assert world.value("group_restarts_total") == 1
     world.look(replace(NEW, name="demo-a-0-1", ended=True, terminating=True))
     assert world.value("group_restarts_total") == 1
@@ -113,7 +113,7 @@ def test_bad_ends_are_told_by_the_cause_that_the_engine_gave() -> None:
     world.look(SERVING)
     died = "rank_died: rank 1 (process 7) was killed by signal 9 (SIGKILL)"
     world.look(replace(SERVING, routable=False, ended=True, reason="Error", message=died))
-    second = replace(NEW, name="demo-a-0-1", incarnation=1)
+    second = replace(NEW, name="demo-a-0-1", attempt=1)
     world.look(second)
     loops = replace(
         second, restarts=1, reason="CrashLoopBackOff", message="watchdog: rank 0 made no progress"
@@ -136,9 +136,9 @@ def test_bad_ends_are_told_by_the_cause_that_the_engine_gave() -> None:
 def test_every_kind_of_end_is_known_and_explained() -> None:
     """The operator shares no code with engines: their words are what the source and the documentation say."""
     told = set(re.findall(r'End\(\s*[\w.]+,\s*"(\w+)"', "".join(path.read_text() for path in SUPERVISORS)))
-    assert told | {"signal"} == KINDS
+    assert told | {"signal"} == MESSAGE_PREFIXES
     explained = re.findall(r"^\| `(\w+)` \|", OPERATIONS.read_text(), re.MULTILINE)
-    assert set(explained) >= KINDS
+    assert set(explained) >= MESSAGE_PREFIXES
 
 
 def test_a_rollout_has_an_age_and_then_a_duration() -> None:
@@ -218,7 +218,7 @@ def test_what_gets_no_further_is_overdue_by_the_specs_own_deadline(
 def test_conditions_groups_and_keys_are_there_until_the_service_is_gone() -> None:
     world = World()
     world.look(SERVING, SERVING)
-    world.fleet.keys_made(KEY, "2026-01-02T03:04:05Z")
+    world.fleet.record_keys_created(KEY, "2026-01-02T03:04:05Z")
     assert world.value("service_condition", condition="Ready") == 1
     assert world.value("service_condition", condition="Failed") == 0
     assert world.value("service_groups", state="wanted") == 2

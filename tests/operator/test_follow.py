@@ -24,9 +24,10 @@ from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.informers import informer
 from mizzen_operator.informers.informer import CACHED, Caches, settings
 from mizzen_operator.informers.watch_health import Watches
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.client import Kube
 from mizzen_operator.kube.paged_list import Listing
-from mizzen_operator.kube.store import Cache, Name, Version
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.store import Cache, ObjectName, Version
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
@@ -330,7 +331,7 @@ def test_who_takes_over_waits_for_nothing_that_has_gone_meanwhile(
     monkeypatch.setattr(informer, "CATCH_UP_SECONDS", 0.5)
 
     async def scenario(follower: Follower) -> None:
-        gone = Listing({Name(namespace, "gone"): Version("uid of gone", 1)}, 1)
+        gone = Listing({ObjectName(namespace, "gone"): Version("uid of gone", 1)}, 1)
         versions, asked = follower.kube.versions, list[str]()
 
         async def first_with_one_more(ref: Ref, selector: str) -> Listing:

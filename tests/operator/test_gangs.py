@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.pods.group import groups
+from mizzen_operator.pods.group import read_groups
 
 pytestmark = CONTROL_PLANE
 
@@ -211,11 +211,11 @@ DEAD = {
 def test_a_group_is_what_its_pods_are(
     pods: list[dict[str, Any]], live: bool, ready: bool, left: int, restarts: int
 ) -> None:
-    [group] = groups("demo", pods)
-    assert (group.live, group.containers_ready, len(group.left), group.restarts) == (
+    [group] = read_groups("demo", pods)
+    assert (group.live, group.containers_ready, len(group.remaining_pods), group.restarts) == (
         live,
         ready,
         left,
         restarts,
     )
-    assert (group.name, group.group, group.incarnation, group.size) == ("demo-r-0-4", 0, 4, 2)
+    assert (group.name, group.index, group.attempt, group.size) == ("demo-r-0-4", 0, 4, 2)

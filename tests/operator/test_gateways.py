@@ -13,7 +13,7 @@ from mizzen_operator.gateway_client.routing_table import (
     acknowledged,
     read_answer,
 )
-from mizzen_operator.pods.observe import Observed
+from mizzen_operator.pods.observe import ObservedState
 
 
 def answer(**states: str) -> Any:
@@ -71,5 +71,5 @@ def test_gateways_are_alike_once_none_of_a_former_template_is_left(
     status: dict[str, int], alike: bool
 ) -> None:
     deployment = {"metadata": {"generation": 2}, "status": status}
-    assert Observed((), frozenset(), (), deployment, None).gateways_alike is alike
-    assert not Observed((), frozenset(), (), None, None).gateways_alike
+    assert ObservedState((), frozenset(), (), deployment, None).gateway_rollout_complete is alike
+    assert not ObservedState((), frozenset(), (), None, None).gateway_rollout_complete

@@ -11,7 +11,9 @@ from kubernetes.aio.client import Configuration
 
 from mizzen_local.controlplane import ControlPlane
 from mizzen_operator.kube import client as kube
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from webhooks import BOUND_SECONDS, hanging, is_asked
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mizzen.gateway.telemetry.ping import Echo
-from mizzen_operator.api.key import Key
+from mizzen.gateway.telemetry.ping import PingProtocol
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.labels import ADMIN_PORT
 from mizzen_operator.gateway_client.heartbeat import Heartbeats
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
@@ -24,7 +24,7 @@ from mizzen_operator.pods.observe import GatewayPod
 from ports import free_ports
 
 ADDRESS = "127.143.7.1"
-KEY = Key("llm", "demo")
+KEY = ServiceKey("llm", "demo")
 
 
 class Watched:
@@ -44,7 +44,7 @@ class Watched:
     async def answer(self) -> None:
         loop = asyncio.get_running_loop()
         port = self.beats._port or 0
-        self.transport, _ = await loop.create_datagram_endpoint(Echo, local_addr=(ADDRESS, port))
+        self.transport, _ = await loop.create_datagram_endpoint(PingProtocol, local_addr=(ADDRESS, port))
         self.beats._port = self.transport.get_extra_info("sockname")[1]
 
     async def next(self) -> str:
@@ -156,7 +156,7 @@ async def test_a_stopped_gateway_is_noticed_though_its_connection_stands(
 
     try:
         await until(stalled=False)
-        told: asyncio.Queue[Key] = asyncio.Queue()
+        told: asyncio.Queue[ServiceKey] = asyncio.Queue()
         listener.on_change = told.put_nowait
         os.kill(gateway.pid, signal.SIGSTOP)
         assert await asyncio.wait_for(told.get(), 60) == KEY

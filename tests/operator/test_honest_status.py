@@ -167,7 +167,7 @@ def test_a_secret_that_a_pod_waits_for_is_named_with_its_field(
         return all(one in demo.condition("Failed")["message"] for one in words)
 
     fields = ("spec.gateway.apiKeys.secretNames[0]", "spec.podTemplate.volumes[0].secret.secretName")
-    demo.eventually(lambda: told("Secret teams is not there", "Secret authority is not there", *fields))
+    demo.eventually(lambda: told("Secret teams does not exist", "Secret authority does not exist", *fields))
     assert demo.condition("Ready")["reason"] == "ReferenceMissing"
     api.create(secret(namespace, "authority"))
     demo.eventually(lambda: told("teams") and not told("authority"))

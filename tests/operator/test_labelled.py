@@ -15,15 +15,16 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
 
 from marks import CONTROL_PLANE, in_cluster
-from mizzen.gateway.auth.authentication import Tenants
+from mizzen.gateway.auth.authentication import TenantRegistry
 from mizzen.gateway.errors import ApiError
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import Admission, Gateway
 from mizzen_operator.gateway.api_key_secrets import MOST, LabelledSecrets, Where, chosen
-from mizzen_operator.kube.apply import Refused
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Refused
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.gateway_spec import Front
 
@@ -53,13 +54,13 @@ def test_a_secret_that_is_being_deleted_is_not_taken() -> None:
 
 @pytest.mark.parametrize("service", ["demo", "shared", "mizzen", "a-gateway"])
 def test_a_gateways_name_says_whose_it_is(service: str) -> None:
-    name = labels.gateway_name(service)
-    assert labels.served_by(name) == service
-    assert name != labels.SHARED_NAME
+    name = child_names.gateway_name(service)
+    assert child_names.service_of_gateway(name) == service
+    assert name != child_names.SHARED_GATEWAY
 
 
 def test_an_empty_folder_of_keys_lets_nobody_in(tmp_path: Path) -> None:
-    tenants = Tenants([str(tmp_path)])
+    tenants = TenantRegistry([str(tmp_path)])
     assert not tenants.open
     for headers in ([], [(b"authorization", b"Bearer "), (b"authorization", b"Bearer sk-guessed")]):
         with pytest.raises(ApiError) as refused:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.refs import KubeError, Ref
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.manager.leader_election import Elector
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "mizzen-operator", "uid": "u1"}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.labels import ADMIN_PORT
 from mizzen_operator.gateway_client.watch import GatewayListener
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.observe import GatewayPod
 
-KEY = Key("llm", "demo")
+KEY = ServiceKey("llm", "demo")
 ADDRESSES = ("127.141.3.1", "127.141.3.2")
 
 
@@ -79,8 +79,8 @@ async def listener() -> AsyncIterator[GatewayListener]:
     await one.close()
 
 
-async def heard(listener: GatewayListener) -> asyncio.Queue[Key]:
-    news: asyncio.Queue[Key] = asyncio.Queue()
+async def heard(listener: GatewayListener) -> asyncio.Queue[ServiceKey]:
+    news: asyncio.Queue[ServiceKey] = asyncio.Queue()
     listener.on_change = news.put_nowait
     return news
 

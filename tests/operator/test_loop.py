@@ -9,12 +9,12 @@ from unittest.mock import AsyncMock
 import pytest
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.store import Name
+from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.manager.controller import RECENT_SECONDS, Loop
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.reconciler.reconciler import Outcome
+from mizzen_operator.reconciler.reconciler import ReconcileResult
 
 SERVICES = 20
 
@@ -35,13 +35,13 @@ class Fakes:
             for number in range(SERVICES)
         ]
 
-    async def reconcile(self, key: Key) -> Outcome:
+    async def reconcile(self, key: ServiceKey) -> ReconcileResult:
         self.looks.append(key.name)
         if len(self.looks) == SERVICES:
             self.all_seen.set()
-        return Outcome()
+        return ReconcileResult()
 
-    async def other_api_keys(self) -> list[Key]:
+    async def other_api_keys(self) -> list[ServiceKey]:
         return []
 
 
@@ -51,10 +51,10 @@ async def test_a_new_leader_begins_with_what_has_changed(monkeypatch: pytest.Mon
     monkeypatch.setattr("mizzen_operator.manager.controller.time.monotonic", lambda: now)
     known = cast(Any, fakes)
     loop = Loop(known, known, OperatorConfig(workers=1), Metrics())
-    loop.changed(labels.KIND, Name("n", "3"), {})
+    loop.changed(labels.KIND, ObjectName("n", "3"), {})
     now += RECENT_SECONDS + 1
-    loop.changed("Pod", Name("n", "11-0-0"), {labels.SERVICE: "11"})
-    loop.changed(labels.KIND, Name("n", "13"), {})
+    loop.changed("Pod", ObjectName("n", "11-0-0"), {labels.SERVICE: "11"})
+    loop.changed(labels.KIND, ObjectName("n", "13"), {})
     stop = asyncio.Event()
     work = asyncio.create_task(loop.run(stop))
     async with asyncio.timeout(60):
@@ -84,12 +84,12 @@ async def test_no_look_begins_any_more_once_it_is_to_stop() -> None:
         async def list(self, *_: Any) -> list[dict[str, Any]]:
             return (await super().list())[:1]
 
-        async def reconcile(self, key: Key) -> Outcome:
+        async def reconcile(self, key: ServiceKey) -> ReconcileResult:
             looks.append(key.name)
             begun.set()
             await stop.wait()
             await asyncio.sleep(0)
-            return Outcome(others=(Key("n", f"{key.name}, again"),) if len(looks) < 100 else ())
+            return ReconcileResult(also_enqueue=(ServiceKey("n", f"{key.name}, again"),) if len(looks) < 100 else ())
 
     fakes = cast(Any, Restless())
     work = asyncio.create_task(Loop(fakes, fakes, OperatorConfig(workers=2), Metrics()).run(stop))

@@ -12,15 +12,15 @@ import pytest
 
 from mizzen_operator.api.types import InferenceService, Prompt, Rollout, Verification
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import Refused
+from mizzen_operator.kube.errors import Refused
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
 from mizzen_operator.resources.pod_disruption_budget import engine_budget, least
 from mizzen_operator.resources.revision_hash import revision
-from mizzen_operator.rollout.progress import learn, overdue, seconds_left
-from mizzen_operator.rollout.revisions import Revisions, manifest, restored
-from mizzen_operator.rollout.state import GivenUp, Memory, recall
-from mizzen_operator.status.conditions import conditions as every_condition
+from mizzen_operator.rollout.progress import update_state, is_overdue, seconds_to_deadline
+from mizzen_operator.rollout.revisions import Revisions, controller_revision, restore_service
+from mizzen_operator.rollout.state import Abandoned, RolloutState, load_state
+from mizzen_operator.status.conditions import build_conditions as every_condition
 from service_kit import GOOD, OLD, SERVING, SPEC, group, rolling, service
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -35,28 +35,28 @@ def after(
 ) -> InferenceService:
     """The service with the status that a look at `groups` leaves."""
     serving = frozenset(one.uid for one in groups if one.revision in serves)
-    memory = learn(before, newest, groups, serving, NOW + timedelta(seconds=seconds))
+    memory = update_state(before, newest, groups, serving, NOW + timedelta(seconds=seconds))
     entries = [{"name": one.name, "restarts": one.restarts} for one in groups]
     return replace(before, status=json.loads(json.dumps({**memory.as_status(), "groups": entries})))
 
 
 def test_the_newest_revision_is_current_once_it_alone_serves() -> None:
     one = after(rolling(replicas=2), [group("a0")])
-    assert recall(one.status).current == ""
+    assert load_state(one.status).stable_revision == ""
     one = after(one, [group("a0"), group("a1")])
-    assert recall(one.status).current == "a"
+    assert load_state(one.status).stable_revision == "a"
     one = after(one, [group("a0"), group("a1"), group("b2")], newest="b")
-    assert recall(one.status).current == "a"
+    assert load_state(one.status).stable_revision == "a"
     one = after(one, [group("b1"), group("b2")], serves="a", newest="b")
-    assert recall(one.status).current == "a"
-    assert recall(after(one, [group("b1"), group("b2")], newest="b").status).current == "b"
+    assert load_state(one.status).stable_revision == "a"
+    assert load_state(after(one, [group("b1"), group("b2")], newest="b").status).stable_revision == "b"
 
 
 def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
     one = after(rolling(), [group("a0")])
-    assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "b"
+    assert load_state(after(replace(one, replicas=0), [], newest="b").status).stable_revision == "b"
     paused = replace(one, replicas=0, rollout=Rollout(paused=True))
-    assert recall(after(paused, [], newest="b").status).current == "a"
+    assert load_state(after(paused, [], newest="b").status).stable_revision == "a"
 
 
 @pytest.mark.parametrize(
@@ -67,45 +67,45 @@ def test_nothing_of_the_old_revision_is_left_at_zero() -> None:
 def test_what_is_to_be_tried_is_not_proven_by_nothing_being_there(given: Rollout) -> None:
     """Else a lull that an autoscaler sleeps through ends a canary, and lets through what answers wrong."""
     one = after(rolling(given), [group("a0")])
-    assert recall(one.status).current == "a"
-    assert recall(after(replace(one, replicas=0), [], newest="b").status).current == "a"
-    assert recall(after(rolling(given, replicas=0), []).status).current == ""
+    assert load_state(one.status).stable_revision == "a"
+    assert load_state(after(replace(one, replicas=0), [], newest="b").status).stable_revision == "a"
+    assert load_state(after(rolling(given, replicas=0), []).status).stable_revision == ""
 
 
 def test_what_is_left_of_several_revisions_is_what_is_stable() -> None:
     one = after(rolling(replicas=3), [group(f"a{number}") for number in range(3)])
     half = [group("b0"), group("b1"), replace(group("b2"), containers_ready=False)]
     one = after(one, [group("a0"), *half[1:]], newest="b")
-    assert recall(one.status).current == "a"
-    assert recall(after(one, half, newest="b").status).current == "a", "to go back to, until it serves whole"
-    assert recall(after(one, [group("a0"), *half[1:]], newest="c").status).current == "a"
-    assert recall(after(one, half, newest="c").status).current == "b"
+    assert load_state(one.status).stable_revision == "a"
+    assert load_state(after(one, half, newest="b").status).stable_revision == "a", "to go back to, until it serves whole"
+    assert load_state(after(one, [group("a0"), *half[1:]], newest="c").status).stable_revision == "a"
+    assert load_state(after(one, half, newest="c").status).stable_revision == "b"
 
 
 def test_a_lost_status_takes_what_serves_for_the_current_revision() -> None:
     one = after(rolling(replicas=3), [group("b0"), group("a1"), group("b2"), group("c3")], newest="a")
-    assert recall(one.status).current == "b"
+    assert load_state(one.status).stable_revision == "b"
 
 
 def test_the_deadline_begins_anew_with_each_step_and_not_with_what_goes_back() -> None:
     one = after(rolling(replicas=2), [])
-    assert seconds_left(one, recall(one.status), NOW) == 600
+    assert seconds_to_deadline(one, load_state(one.status), NOW) == 600
     one = after(one, [group("a0")], 100)
     one = after(one, [group("a0")], 200, serves="")
     one = after(one, [group("a0")], 300)
-    memory = recall(one.status)
-    assert seconds_left(one, memory, NOW + timedelta(seconds=300)) == 400
-    assert not overdue(one, memory, NOW + timedelta(seconds=699))
-    assert overdue(one, memory, NOW + timedelta(seconds=700))
+    memory = load_state(one.status)
+    assert seconds_to_deadline(one, memory, NOW + timedelta(seconds=300)) == 400
+    assert not is_overdue(one, memory, NOW + timedelta(seconds=699))
+    assert is_overdue(one, memory, NOW + timedelta(seconds=700))
     one = after(one, [group("a0"), group("a1")], 800)
-    assert seconds_left(one, recall(one.status), NOW + timedelta(days=9)) is None
+    assert seconds_to_deadline(one, load_state(one.status), NOW + timedelta(days=9)) is None
     up = after(replace(one, replicas=3), [group("a0"), group("a1")], 900)
-    assert seconds_left(up, recall(up.status), NOW + timedelta(seconds=900)) == 600
+    assert seconds_to_deadline(up, load_state(up.status), NOW + timedelta(seconds=900)) == 600
 
 
 def test_a_paused_rollout_is_never_overdue() -> None:
     one = after(rolling(Rollout(paused=True, progress_deadline=10)), [])
-    assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+    assert not is_overdue(one, load_state(one.status), NOW + timedelta(days=1))
 
 
 def test_a_pause_costs_a_rollout_no_time() -> None:
@@ -116,34 +116,34 @@ def test_a_pause_costs_a_rollout_no_time() -> None:
     later = after(paused, [group("a0"), group("b1")], 90_000, newest="b")
     assert later.status == paused.status, "nothing is written meanwhile"
     again = after(replace(later, rollout=going), [group("a0"), group("b1")], 90_000, newest="b")
-    memory = recall(again.status)
-    assert seconds_left(again, memory, NOW + timedelta(seconds=90_000)) == 600
-    assert overdue(again, memory, NOW + timedelta(seconds=90_600))
+    memory = load_state(again.status)
+    assert seconds_to_deadline(again, memory, NOW + timedelta(seconds=90_000)) == 600
+    assert is_overdue(again, memory, NOW + timedelta(seconds=90_600))
 
 
 def test_a_rollout_up_to_its_partition_is_done() -> None:
     one = after(rolling(Rollout(partition=1, progress_deadline=10), replicas=2), [group("a0"), group("a1")])
     one = after(one, [group("a0"), group("b2")], newest="b")
-    assert not overdue(one, recall(one.status), NOW + timedelta(days=1))
+    assert not is_overdue(one, load_state(one.status), NOW + timedelta(days=1))
 
 
 def test_a_rollout_that_rests_has_its_whole_time_when_it_goes_on() -> None:
     a, b, going = group("a0"), group("b1"), {"newest": "b"}
     one = after(rolling(Rollout(partition=1, progress_deadline=600), replicas=2), [a, group("a1")])
     one = after(one, [a, b], 100, **going)
-    assert seconds_left(one, recall(one.status), NOW + timedelta(hours=2)) is None
+    assert seconds_to_deadline(one, load_state(one.status), NOW + timedelta(hours=2)) is None
     more = after(replace(one, rollout=Rollout(progress_deadline=600)), [a, b], 7200, **going)
-    assert seconds_left(more, recall(more.status), NOW + timedelta(seconds=7200)) == 600
+    assert seconds_to_deadline(more, load_state(more.status), NOW + timedelta(seconds=7200)) == 600
 
 
 def test_what_was_given_up_has_its_whole_time_when_it_is_tried_again() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
     one = after(one, [group("a0", restarts=3)], serves="")
-    assert recall(one.status).given_up is not None
+    assert load_state(one.status).abandoned is not None
     edited = after(
         replace(one, spec={**one.spec, "suspend": "x"}), [group("a0", restarts=3)], 7200, serves=""
     )
-    assert seconds_left(edited, recall(edited.status), NOW + timedelta(seconds=7200)) == 600
+    assert seconds_to_deadline(edited, load_state(edited.status), NOW + timedelta(seconds=7200)) == 600
 
 
 def test_who_scales_again_and_again_hides_no_rollout_that_gets_nowhere() -> None:
@@ -152,52 +152,52 @@ def test_who_scales_again_and_again_hides_no_rollout_that_gets_nowhere() -> None
     for minute in range(0, 60, 5):
         groups = 2 + minute // 5 % 2
         one = after(replace(one, replicas=groups), [*old[:groups], group("b9")], 60 * minute, "a", "b")
-    assert overdue(one, recall(one.status), NOW + timedelta(hours=1))
+    assert is_overdue(one, load_state(one.status), NOW + timedelta(hours=1))
 
 
 def test_a_group_that_was_given_up_is_forgotten_with_one_that_is_wanted_no_more() -> None:
     """What is wanted would else lack it for ever, and a service that slept never wake."""
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2}
     one = after(rolling(replicas=4, lifecycle=budget), [group("a0"), group("a1"), *FAILING])
-    assert recall(one.status).given_up.groups == (2, 3)  # type: ignore[union-attr]
+    assert load_state(one.status).abandoned.groups == (2, 3)  # type: ignore[union-attr]
     three = after(replace(one, replicas=3), [group("a0"), group("a1")], 10)
-    memory = recall(three.status)
-    assert memory.given_up is not None and memory.given_up.groups == (2,)
-    assert {failure.group for failure in memory.failures} == {2}
+    memory = load_state(three.status)
+    assert memory.abandoned is not None and memory.abandoned.groups == (2,)
+    assert {failure.index for failure in memory.failures} == {2}
     again = after(replace(three, replicas=4), [group("a0"), group("a1")], 20)
-    assert recall(again.status).given_up == replace(memory.given_up, wanted=4)
+    assert load_state(again.status).abandoned == replace(memory.abandoned, wanted_groups=4)
     for fewer in (0, 1):
-        memory = recall(after(replace(three, replicas=fewer), [group("a0")][:fewer], 20).status)
-        assert (memory.given_up, memory.failures) == (None, ())
+        memory = load_state(after(replace(three, replicas=fewer), [group("a0")][:fewer], 20).status)
+        assert (memory.abandoned, memory.failures) == (None, ())
     paused = after(replace(one, rollout=Rollout(paused=True)), [group("a0"), group("a1")], 20)
-    assert recall(paused.status).given_up is not None
-    assert recall(after(replace(paused, replicas=2), [group("a0")], 30).status).given_up is None
+    assert load_state(paused.status).abandoned is not None
+    assert load_state(after(replace(paused, replicas=2), [group("a0")], 30).status).abandoned is None
 
 
 def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
     one = after(rolling(), [group("a0", restarts=2)])
     one = after(one, [group("a0", restarts=2)], 60)
-    assert len(recall(one.status).failures) == 2
+    assert len(load_state(one.status).failures) == 2
     missed = after(one, [], 70)
     one = after(missed, [group("a0", restarts=3)], 1800)
-    assert len(recall(one.status).failures) == 3
-    assert len(recall(after(one, [group("a0", restarts=3)], 3700).status).failures) == 1
+    assert len(load_state(one.status).failures) == 3
+    assert len(load_state(after(one, [group("a0", restarts=3)], 3700).status).failures) == 1
 
 
 def test_a_group_over_its_budget_is_given_up_until_the_spec_changes() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2})
     one = after(one, [group("a0", restarts=2)])
-    assert recall(one.status).given_up is None
+    assert load_state(one.status).abandoned is None
     one = after(one, [group("a0", restarts=3, message="out of memory")], 10)
-    given_up = recall(one.status).given_up
+    given_up = load_state(one.status).abandoned
     assert given_up is not None and given_up.groups == (0,)
     assert "more than 2 times within an hour (out of memory)" in given_up.message
     scaled = replace(one, replicas=5, spec={**one.spec, "replicas": 5})
-    assert recall(after(scaled, [], 7200).status).given_up == replace(given_up, wanted=5)
+    assert load_state(after(scaled, [], 7200).status).abandoned == replace(given_up, wanted_groups=5)
     edited = replace(one, spec={**one.spec, "suspend": "x"})
-    forgiven = recall(after(edited, [group("a0", restarts=3)], 20).status)
-    assert (forgiven.given_up, forgiven.failures) == (None, ())
-    assert recall(after(one, [], 20, newest="b").status).given_up is None
+    forgiven = load_state(after(edited, [group("a0", restarts=3)], 20).status)
+    assert (forgiven.abandoned, forgiven.failures) == (None, ())
+    assert load_state(after(one, [], 20, newest="b").status).abandoned is None
 
 
 def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
@@ -207,15 +207,15 @@ def test_many_groups_that_fail_by_turns_are_all_given_up_in_the_end() -> None:
     for turn in range(1, 60):
         there = [group(f"a{number}", restarts=turn) for number in range(9) if number not in gone]
         one = after(one, there, turn)
-        assert len(recall(one.status).failures) <= 64
-        given_up = recall(one.status).given_up
+        assert len(load_state(one.status).failures) <= 64
+        given_up = load_state(one.status).abandoned
         gone = given_up.groups if given_up is not None else ()
     assert gone == tuple(range(9))
 
 
 def test_no_limit_gives_nothing_up() -> None:
     one = rolling(lifecycle={"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 0})
-    assert recall(after(one, [group("a0", restarts=60)]).status).given_up is None
+    assert load_state(after(one, [group("a0", restarts=60)]).status).abandoned is None
 
 
 @pytest.mark.parametrize(
@@ -248,14 +248,14 @@ def test_a_suspended_service_guards_nothing() -> None:
 def test_a_service_is_made_again_of_its_revision() -> None:
     template = {"labels": {"team": "a"}, "affinity": {"nodeAffinity": {}}}
     old = service(podTemplate=template, parallelism={"tensor": 2})
-    data = manifest(old, CONFIG, revision(old, CONFIG), 1)["data"]
+    data = controller_revision(old, CONFIG, revision(old, CONFIG), 1)["data"]
     new = service(
         podTemplate={"labels": {}},
         model={**SPEC["model"], "source": "file:///new", "contextLength": 5, "aliases": ["x"]},
         engine={**SPEC["engine"], "image": "engine:9", "pageSize": 64},
         replicas=7,
     )
-    again = restored(new, json.loads(json.dumps(data)))
+    again = restore_service(new, json.loads(json.dumps(data)))
     assert revision(again, OperatorConfig(engine_image="engine:2")) == revision(old, CONFIG)
     assert (again.model.source, again.model.context_length, again.tensor) == ("file:///m", None, 2)
     assert again.pod_template == template
@@ -271,13 +271,13 @@ def test_a_service_is_made_again_of_its_revision() -> None:
                 GOOD,
                 service=rolling(Rollout(paused=True)),
                 groups=[OLD],
-                memory=Memory("b"),
+                rollout=RolloutState("b"),
             ),
             "Ready",
             (False, "Paused"),
         ),
         (
-            replace(GOOD, service=rolling(Rollout(paused=True)), memory=Memory("a")),
+            replace(GOOD, service=rolling(Rollout(paused=True)), rollout=RolloutState("a")),
             "Ready",
             (True, "AllGroupsServing"),
         ),
@@ -289,7 +289,7 @@ def test_a_service_is_made_again_of_its_revision() -> None:
                 GOOD,
                 service=rolling(Rollout(partition=1), replicas=2),
                 groups=[OLD, SERVING],
-                memory=Memory("b"),
+                rollout=RolloutState("b"),
             ),
             "Ready",
             (True, "PartitionReached"),
@@ -299,7 +299,7 @@ def test_a_service_is_made_again_of_its_revision() -> None:
                 GOOD,
                 service=rolling(Rollout(partition=1), replicas=2),
                 groups=[SERVING],
-                memory=Memory("b"),
+                rollout=RolloutState("b"),
             ),
             "Progressing",
             (True, "StartingGroups"),
@@ -307,7 +307,7 @@ def test_a_service_is_made_again_of_its_revision() -> None:
         (
             replace(
                 GOOD,
-                memory=Memory("b", given_up=GivenUp("a", "h", (0,), "Why", "because")),
+                rollout=RolloutState("b", abandoned=Abandoned("a", "h", (0,), "Why", "because")),
             ),
             "Failed",
             (True, "Why"),
@@ -400,12 +400,12 @@ async def test_what_cannot_be_made_again_is_said_once_and_then_done_without() ->
     await revisions.sync(one, "a", ())
     await revisions.sync(one, "b", {"a"})
     del kube.objects["demo-a"]["data"]["spec"]["engine"]["device"], kube.objects["demo-a"]["data"]["image"]
-    with pytest.raises(Refused, match="revision a cannot be made again"):
-        await revisions.service_at(one, "a")
+    with pytest.raises(Refused, match="revision a cannot be created again"):
+        await revisions.restore(one, "a")
     assert await revisions.sync(one, "b", {"a"}) == {"b"}
     del kube.objects["demo-a"]
     with pytest.raises(Refused, match="revision a is gone"):
-        await revisions.service_at(one, "a")
+        await revisions.restore(one, "a")
 
 
 async def test_a_name_that_is_taken_is_no_revision_of_ours() -> None:

@@ -17,18 +17,18 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.model_cache.progress import (
     Download,
-    allowed,
-    clocked,
-    finished,
-    held,
-    read,
-    worth_telling,
+    allowed_actions,
+    restart_progress_clock,
+    load_finished_download,
+    pause_during_download,
+    read_progress,
+    should_report,
 )
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.fetch_job import cache_claim, cache_place, fetch_job, folder
 from mizzen_operator.resources.revision_hash import revision
-from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup, Wanted
-from mizzen_operator.rollout.state import Memory, Progress
+from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup, RolloutTarget
+from mizzen_operator.rollout.state import RolloutProgress, RolloutState
 
 pytestmark = CONTROL_PLANE
 
@@ -125,7 +125,7 @@ def test_a_fetch_that_waits_for_its_credentials_says_which_secret_and_field(
     node.behaviour.mounting.add(namespace)
     demo = fetched(RESULT)
     demo.becomes("Failed", "True", "ReferenceMissing")
-    assert "Secret hub is not there" in demo.message("Failed")
+    assert "Secret hub does not exist" in demo.message("Failed")
     assert "spec.model.credentialsSecretRef.name" in demo.message("Ready")
     metadata = {"name": "hub", "namespace": namespace}
     api.create(
@@ -205,7 +205,7 @@ def test_a_failed_fetch_says_why_and_recovers(fetched: Callable[..., Fetched]) -
     demo = fetched({"error": "hf://Qwen/Qwen3-0.6B@main is refused (401): give a token"})
     demo.becomes("ModelCached", "False", "DownloadFailed")
     assert demo.is_so("Failed", "True", "DownloadFailed") and demo.is_so("Ready", "False", "DownloadFailed")
-    assert "give a token; it is tried again" in demo.message("Failed") and not demo.pods()
+    assert "give a token; it is retried" in demo.message("Failed") and not demo.pods()
     demo.tell(progress=DOWNLOADING)
     demo.becomes("ModelCached", "False", "Downloading")
     demo.becomes("Failed", "False", "AsExpected")
@@ -325,11 +325,11 @@ def test_a_claim_goes_with_its_service_only_when_asked(service: Make) -> None:
 def test_only_a_finished_download_of_this_very_place_is_remembered(service: Make) -> None:
     one = service()
     known = {"place": cache_place(one), "folder": folder(one), "resolvedRevision": COMMIT, "totalBytes": 7}
-    assert finished(replace(one, status={"model": known})) is None
+    assert load_finished_download(replace(one, status={"model": known})) is None
     known["cachedTime"] = "2026-01-01T00:00:00Z"
-    found = finished(replace(one, status={"model": known}))
+    found = load_finished_download(replace(one, status={"model": known}))
     assert found is not None and found.revision == COMMIT and found.percent == 100
-    assert finished(replace(service({"source": "hf://a/b"}), status={"model": known})) is None
+    assert load_finished_download(replace(service({"source": "hf://a/b"}), status={"model": known})) is None
 
 
 # ---- pure ----
@@ -358,9 +358,9 @@ def test_folders_are_names_and_tell_sources_apart(one: str, two: str) -> None:
 )
 def test_whatever_a_pod_says_makes_a_status(said: Any) -> None:
     said = said if isinstance(said, dict) else {}
-    found = read({"metadata": {"name": "p"}, "status": {}}, said, BEGUN)
+    found = read_progress({"metadata": {"name": "p"}, "status": {}}, said, BEGUN)
     status = found.as_status()
-    assert json.dumps(status) and found.words() and not found.cached
+    assert json.dumps(status) and found.describe() and not found.cached_time
     numbers = ("totalBytes", "fetchedBytes", "bytesPerSecond", "secondsLeft", "downloadPercent")
     assert all(status[name] >= 0 for name in numbers if name in status)
 
@@ -368,38 +368,38 @@ def test_whatever_a_pod_says_makes_a_status(said: Any) -> None:
 def test_nothing_is_made_of_a_model_that_is_not_there() -> None:
     actions = [CreateGroup("n", 0, "new", 0, "Missing"), CreateGroup("o", 0, "old", 0, "Restored")]
     actions.append(DeleteGroup("x", "u", "Ended", ()))  # type: ignore[arg-type]
-    wanted = Wanted("demo", 2, "new")
-    cached = replace(BEGUN, cached="2026-01-01T00:00:00Z")
-    assert allowed(actions, "new", BEGUN) == actions[1:] and held(wanted, BEGUN).paused
+    wanted = RolloutTarget("demo", 2, "new")
+    cached = replace(BEGUN, cached_time="2026-01-01T00:00:00Z")
+    assert allowed_actions(actions, "new", BEGUN) == actions[1:] and pause_during_download(wanted, BEGUN).paused
     for download in (None, cached):
-        assert allowed(actions, "new", download) == actions and held(wanted, download) == wanted
+        assert allowed_actions(actions, "new", download) == actions and pause_during_download(wanted, download) == wanted
 
 
 @pytest.mark.parametrize(
     ("change", "seconds", "told"),
     [
         ({}, 1000.0, False),
-        ({"done": 449}, 29.0, False),
-        ({"done": 449}, 30.0, True),
-        ({"done": 450}, 1.0, True),
-        ({"rate": 7, "left": 9}, 29.0, False),
-        ({"rate": 7, "left": 9}, 30.0, True),
-        ({"waits": "the hub asks for a pause"}, 1.0, True),
-        ({"failed": "no room is left"}, 1.0, True),
-        ({"total": 1001}, 1.0, True),
+        ({"fetched_bytes": 449}, 29.0, False),
+        ({"fetched_bytes": 449}, 30.0, True),
+        ({"fetched_bytes": 450}, 1.0, True),
+        ({"bytes_per_second": 7, "seconds_left": 9}, 29.0, False),
+        ({"bytes_per_second": 7, "seconds_left": 9}, 30.0, True),
+        ({"waiting_for": "the hub asks for a pause"}, 1.0, True),
+        ({"error": "no room is left"}, 1.0, True),
+        ({"total_bytes": 1001}, 1.0, True),
     ],
 )
 def test_a_download_is_told_when_it_has_news(change: dict[str, Any], seconds: float, told: bool) -> None:
-    said = replace(BEGUN, total=1000, done=400, rate=5, left=120)
-    assert worth_telling(said, replace(said, **change), seconds) is told
+    said = replace(BEGUN, total_bytes=1000, fetched_bytes=400, bytes_per_second=5, seconds_left=120)
+    assert should_report(said, replace(said, **change), seconds) is told
 
 
 def test_a_rollouts_clock_begins_when_the_model_is_there() -> None:
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    memory = Memory(progress=Progress("new", 2, 0, 2, time))
+    memory = RolloutState(progress=RolloutProgress("new", 2, 0, 2, time))
     later = time + timedelta(hours=3)
-    cached = replace(BEGUN, cached=later.isoformat())
-    moved = clocked(memory, cached).progress
+    cached = replace(BEGUN, cached_time=later.isoformat())
+    moved = restart_progress_clock(memory, cached).progress
     assert moved is not None and moved.time == later
-    assert clocked(memory, BEGUN) == memory and clocked(memory, None) == memory
-    assert clocked(memory, replace(cached, cached=(time - timedelta(hours=1)).isoformat())) == memory
+    assert restart_progress_clock(memory, BEGUN) == memory and restart_progress_clock(memory, None) == memory
+    assert restart_progress_clock(memory, replace(cached, cached_time=(time - timedelta(hours=1)).isoformat())) == memory

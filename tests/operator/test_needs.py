@@ -8,11 +8,11 @@ from mizzen_operator.status.missing_refs import (
     CLAIM,
     CONFIG_MAP,
     SECRET,
-    Need,
-    engine_needs,
-    explained,
-    fetch_needs,
-    gateway_needs,
+    RequiredRef,
+    engine_refs,
+    explain_missing_ref,
+    fetch_refs,
+    gateway_refs,
 )
 from service_kit import SPEC, service
 
@@ -38,18 +38,18 @@ DEMO = service(
 
 def test_every_field_that_names_an_object_is_known() -> None:
     volumes = "spec.podTemplate.volumes"
-    assert engine_needs(DEMO) == [
-        Need(CLAIM, "models", "spec.model.source"),
-        Need(SECRET, "hub", "spec.engine.env[1].valueFrom.secretKeyRef.name"),
-        Need(SECRET, "authority", f"{volumes}[0].secret.secretName"),
-        Need(CONFIG_MAP, "settings", f"{volumes}[1].configMap.name"),
-        Need(CLAIM, "scratch", f"{volumes}[2].persistentVolumeClaim.claimName"),
-        Need(SECRET, "one", f"{volumes}[3].projected.sources[0].secret.name"),
-        Need(CONFIG_MAP, "two", f"{volumes}[3].projected.sources[1].configMap.name"),
+    assert engine_refs(DEMO) == [
+        RequiredRef(CLAIM, "models", "spec.model.source"),
+        RequiredRef(SECRET, "hub", "spec.engine.env[1].valueFrom.secretKeyRef.name"),
+        RequiredRef(SECRET, "authority", f"{volumes}[0].secret.secretName"),
+        RequiredRef(CONFIG_MAP, "settings", f"{volumes}[1].configMap.name"),
+        RequiredRef(CLAIM, "scratch", f"{volumes}[2].persistentVolumeClaim.claimName"),
+        RequiredRef(SECRET, "one", f"{volumes}[3].projected.sources[0].secret.name"),
+        RequiredRef(CONFIG_MAP, "two", f"{volumes}[3].projected.sources[1].configMap.name"),
     ]
     keys = {"secretNames": ["x", "y"], "fromLabel": False}
     gateway = service(gateway={**SPEC["gateway"], "apiKeys": keys, "tls": {"secretName": "cert"}}).gateway
-    assert [(one.name, one.field) for one in gateway_needs(gateway)] == [
+    assert [(one.name, one.field) for one in gateway_refs(gateway)] == [
         ("x", "spec.gateway.apiKeys.secretNames[0]"),
         ("y", "spec.gateway.apiKeys.secretNames[1]"),
         ("cert", "spec.gateway.tls.secretName"),
@@ -60,14 +60,14 @@ def test_a_model_that_is_fetched_needs_a_claim_that_nobody_makes_or_its_credenti
     reference = {"name": "hub", "key": "token"}
     cache = {"mode": "PersistentVolumeClaim", "claimName": "cache"}
     model = {**SPEC["model"], "source": "hf://a/b", "credentialsSecretRef": reference, "cache": cache}
-    claim = Need(CLAIM, "cache", "spec.model.cache.claimName")
-    token = Need(SECRET, "hub", "spec.model.credentialsSecretRef.name")
-    assert engine_needs(service(model=model)) == [claim]
-    assert fetch_needs(service(model=model)) == [token, claim]
+    claim = RequiredRef(CLAIM, "cache", "spec.model.cache.claimName")
+    token = RequiredRef(SECRET, "hub", "spec.model.credentialsSecretRef.name")
+    assert engine_refs(service(model=model)) == [claim]
+    assert fetch_refs(service(model=model)) == [token, claim]
     made = {**model, "cache": {**cache, "size": "1Gi"}}
-    assert engine_needs(service(model=made)) == []
+    assert engine_refs(service(model=made)) == []
     node = {**model, "cache": {"mode": "HostPath", "path": "/models"}}
-    assert engine_needs(service(model=node)) == [token]
+    assert engine_refs(service(model=node)) == [token]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_model_that_is_fetched_needs_a_claim_that_nobody_makes_or_its_credenti
     ],
 )
 def test_kubernetes_words_are_given_the_field(message: str, field: str) -> None:
-    told = explained(message, engine_needs(DEMO))
+    told = explain_missing_ref(message, engine_refs(DEMO))
     assert told.startswith(message)
     assert told[len(message) :].startswith(f"; {field} names it: " if field else "")
     assert bool(field) is (told != message)

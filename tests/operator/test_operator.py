@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from live_service import Service, asked, none_ends
 from marks import CONTROL_PLANE
-from mizzen_operator.pods.group import FIRST_REST_SECONDS
+from mizzen_operator.pods.group import BACKOFF_BASE_SECONDS
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 pytestmark = CONTROL_PLANE
@@ -219,7 +219,7 @@ def test_pods_that_a_node_turns_away_are_not_made_again_without_pause(
     demo.eventually(lambda: len(made()) >= 3, 90)
     # Incarnation n rests for 2^(n + 1) s. Times and rest are whole seconds, so that nothing is lost.
     for incarnation, (one, next_one) in enumerate(pairwise(made())):
-        assert (next_one - one).total_seconds() >= FIRST_REST_SECONDS * 2**incarnation
+        assert (next_one - one).total_seconds() >= BACKOFF_BASE_SECONDS * 2**incarnation
     node.behaviour.turned_away = set()
     demo.settle(1)
 

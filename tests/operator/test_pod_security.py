@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from marks import CONTROL_PLANE
-from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.chart import operator_manifests
 from mizzen_operator.config import OperatorConfig
@@ -83,7 +83,7 @@ def pods(make: Make) -> Iterator[tuple[str, Pod]]:
         yield f"engine {number} of a model in a claim", pod
     one = make(gateway={**FULL_GATEWAY, "mode": "Dedicated"})
     yield "gateway", of_workload(gateway_manifests(dedicated(one), CONFIG))
-    sharing = share([make(gateway=FULL_GATEWAY)])
+    sharing = resolve_sharing([make(gateway=FULL_GATEWAY)])
     assert sharing is not None
     yield "shared gateway", of_workload(gateway_manifests(shared(sharing), CONFIG))
     yield "fetch", of_workload([fetch_job(make(model=FETCHED), CONFIG)])

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from mizzen_operator.api.key import Key
-from mizzen_operator.kube.transport import TokenBucket
+from mizzen_operator.api.key import ServiceKey
+from mizzen_operator.kube.rate_limiter import TokenBucket
 from mizzen_operator.manager.fair_queueing import Turns
 from mizzen_operator.manager.workqueue import HOLD_SECONDS, PATIENCE_SECONDS, WorkQueue
 
-A, B = Key("n", "a"), Key("n", "b")
+A, B = ServiceKey("n", "a"), ServiceKey("n", "b")
 
 
 async def empty(queue: WorkQueue) -> bool:
@@ -124,7 +124,7 @@ async def test_the_bucket_lets_a_burst_pass_and_then_its_rate() -> None:
     assert time.monotonic() - began > 0.19
 
 
-async def order(queue: WorkQueue) -> list[Key]:
+async def order(queue: WorkQueue) -> list[ServiceKey]:
     """All keys that are due, as they come."""
     found = []
     while queue.depth():
@@ -135,7 +135,7 @@ async def order(queue: WorkQueue) -> list[Key]:
 
 async def test_what_is_aside_waits_for_the_others() -> None:
     queue = WorkQueue(Turns(8))
-    sweep = [Key("n", str(number)) for number in range(5)]
+    sweep = [ServiceKey("n", str(number)) for number in range(5)]
     for key in sweep:
         queue.add(key, aside=True)
     queue.add(A)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import mizzen_operator
-from mizzen_operator.pods.container_state import DEVICE_LOST, FAILING_REASONS, NODE_LOST
+from mizzen_operator.pods.container_state import DEVICE_LOST, FAILING_WAIT_REASONS, NODE_LOST
 from mizzen_operator.rollout.progress import RESTART_BUDGET, VERIFICATION
-from mizzen_operator.status.conditions import TYPES
+from mizzen_operator.status.conditions import CONDITION_TYPES
 
 CODE = Path(mizzen_operator.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs/conditions.md"
@@ -74,7 +74,7 @@ def given() -> set[str]:
     """Reasons in the operator's code."""
     found = {reason for path in CODE.rglob("*.py") for _, reason in reasons(path)}
     return (
-        found | {RESTART_BUDGET, VERIFICATION, DEVICE_LOST, NODE_LOST, *SCALES} | FAILING_REASONS | REJECTED
+        found | {RESTART_BUDGET, VERIFICATION, DEVICE_LOST, NODE_LOST, *SCALES} | FAILING_WAIT_REASONS | REJECTED
     )
 
 
@@ -106,7 +106,7 @@ def test_each_conditions_reasons_are_in_its_part(kind: str) -> None:
 
 def test_every_condition_that_is_given_is_known_as_the_operators() -> None:
     every = (*reasons(CODE / "conditions.py"), *reasons(CODE / "serving.py"))
-    assert {kind for kind, _ in every if kind not in GIVEN_BY} == TYPES
+    assert {kind for kind, _ in every if kind not in GIVEN_BY} == CONDITION_TYPES
 
 
 def test_the_gates_reasons_are_explained() -> None:

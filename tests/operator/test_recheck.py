@@ -10,28 +10,25 @@ import pytest
 
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
+from mizzen_operator.kube import apply_cache
 from mizzen_operator.kube.apply import Applier
+from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.kube.last_applied import Children
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.pods.observe import Observed
-from mizzen_operator.rollout import executor as execute
-from mizzen_operator.rollout.executor import Executor
+from mizzen_operator.pods.observe import ObservedState
+from mizzen_operator.rollout.pod_policies import PodPolicies
 from one_object import OneObject
 from service_kit import group, rolling
 
 RECHECK, RESYNC = 30.0, 600.0
 
 
-class NoRevisions:
-    def forget(self, key: object) -> None:
-        pass
-
-
 @dataclass
 class Bench:
     """Looks at one service at times of the test's own."""
 
-    executor: Executor
+    applied: ApplyCache
+    policies: PodPolicies
     server: OneObject
     service: InferenceService
     clock: list[float]
@@ -42,9 +39,9 @@ class Bench:
         self.server.asked.clear()
         one = replace(group(), routable=ready)
         deployment = {"spec": {"replicas": 2}, "status": {"readyReplicas": gateways}}
-        observed = Observed((one,), frozenset(), (), deployment, None)
-        self.executor.refresh(self.service, observed)
-        await self.executor.budget(self.service)
+        observed = ObservedState((one,), frozenset(), (), deployment, None)
+        self.applied.expire(self.service, observed.progress_marker, settled=observed.settled)
+        await self.policies.apply_disruption_budget(self.service)
         self.service = replace(self.service, status={"conditions": []})
         return self.server.asked.count("get")
 
@@ -52,12 +49,12 @@ class Bench:
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     clock, server, metrics = [1000.0], OneObject(), Metrics()
-    monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(apply_cache, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     kube: Any = server
-    nothing: Any = NoRevisions()
     config = OperatorConfig(recheck_seconds=RECHECK, resync_seconds=RESYNC)
-    executor = Executor(kube, config, metrics, nothing, nothing, Applier(kube, metrics, Children()))
-    made = Bench(executor, server, replace(rolling(), status={}), clock)
+    applied = ApplyCache(config)
+    policies = PodPolicies(config, Applier(kube, metrics, Children()), applied)
+    made = Bench(applied, policies, server, replace(rolling(), status={}), clock)
     await made.reads(0, 0)
     return made
 

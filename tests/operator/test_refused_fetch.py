@@ -11,11 +11,11 @@ from live_service import Service
 from marks import CONTROL_PLANE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import Refused
-from mizzen_operator.kube.client import KubeError, Ref
+from mizzen_operator.kube.errors import KubeError, Refused
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache import fetch
-from mizzen_operator.model_cache.fetch import Models
+from mizzen_operator.model_cache.fetch import ModelFetcher
 from mizzen_operator.resources.fetch_job import fetch_job
 
 pytestmark = CONTROL_PLANE
@@ -88,7 +88,7 @@ def evicted_pod() -> dict[str, Any]:
     }
 
 
-Looks = Callable[..., tuple[Models, Cluster]]
+Looks = Callable[..., tuple[ModelFetcher, Cluster]]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def looks(service: Callable[..., InferenceService], monkeypatch: pytest.MonkeyPa
         job["metadata"] |= {"uid": "job", "namespace": one.namespace}
         job["spec"] |= spec
         cluster = Cluster(job, refusal)
-        fetches = Models(cluster, CONFIG, Metrics())  # type: ignore[arg-type]
+        fetches = ModelFetcher(cluster, CONFIG, Metrics())  # type: ignore[arg-type]
         return lambda: fetches.sync(one), cluster
 
     return make

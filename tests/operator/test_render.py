@@ -15,7 +15,7 @@ import pytest
 
 from marks import CONTROL_PLANE
 from mizzen.gateway.services import parse_services
-from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import ApiError, parse
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
@@ -256,7 +256,7 @@ def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) ->
     one = service(
         gateway={"mode": "Shared", "tls": {"secretName": "c"}, "cors": {"allowOrigins": ["*"]}}, suspend=True
     )
-    sharing = share([one])
+    sharing = resolve_sharing([one])
     assert sharing is not None
     for front in (shared(sharing), dedicated(one)):
         [container] = gateway_manifests(front, CONFIG)[-1]["spec"]["template"]["spec"]["containers"]
@@ -272,7 +272,7 @@ def test_the_gateway_understands_its_arguments(service: Make, tmp_path: Path) ->
 def test_a_shared_gateway_tells_its_services_apart(service: Make, api: Any) -> None:
     one = replace(service(gateway={"mode": "Shared"}, model={"aliases": ["x"]}), created="2026-01-01")
     two = replace(one, name="other", uid="2", model=replace(one.model, served_name="x"), suspend=True)
-    sharing = share([two, replace(one, uid="1")])
+    sharing = resolve_sharing([two, replace(one, uid="1")])
     assert sharing is not None
     front = shared(sharing)
     listed = services_config_map(sharing, front, {"demo": EngineKeys(("k" * 40, "n" * 40), 3)})

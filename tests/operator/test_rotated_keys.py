@@ -19,7 +19,8 @@ from mizzen.wire import curve_keys as wire
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
 from mizzen_operator.keys.rotation import KeyKeeper, due, rotation
-from mizzen_operator.kube.refs import KubeError, Ref
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
 from mizzen_operator.resources.key_secrets import name_of
@@ -285,7 +286,8 @@ def test_a_crash_between_any_two_steps_leaves_nobody_out(
 
 async def _crashes(steps: list[Any], fails: list[str], generations: int) -> None:
     store = Store()
-    keeper = KeyKeeper(store, OperatorConfig(), Metrics())  # pyright: ignore[reportArgumentType]
+    kube: Any = store
+    keeper = KeyKeeper(kube, OperatorConfig(), Metrics(), lambda key, made: None)
     world = World(keeper, store, _service(""))
     assert await world.look()
     world.start()

@@ -11,24 +11,24 @@ from unittest.mock import Mock
 
 import pytest
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import Autoscaling
 from mizzen_operator.autoscaling.autoscaler import AT_ONCE, Autoscaler
 from mizzen_operator.metrics import Metrics
 
-HUNG = [Key("hung", str(number)) for number in range(2 * AT_ONCE)]
+HUNG = [ServiceKey("hung", str(number)) for number in range(2 * AT_ONCE)]
 """More than are decided on at once, each by a webhook that does not answer."""
-ONES = [Key("well", "one"), Key("well", "two")]
+ONES = [ServiceKey("well", "one"), ServiceKey("well", "two")]
 
 
 class Decisions:
     """What stands for decisions: those on services of one namespace never come."""
 
     def __init__(self) -> None:
-        self.made: list[Key] = []
-        self.under_way: set[Key] = set()
+        self.made: list[ServiceKey] = []
+        self.under_way: set[ServiceKey] = set()
 
-    async def decide(self, key: Key) -> None:
+    async def decide(self, key: ServiceKey) -> None:
         assert key not in self.under_way
         self.under_way.add(key)
         if key in HUNG:
@@ -55,7 +55,7 @@ async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: p
     for key in HUNG:
         scaler.poke(key)
     await until(lambda: len(decisions.under_way) == AT_ONCE)
-    expected: list[Key] = []
+    expected: list[ServiceKey] = []
     for key in (ONES[0], ONES[0], ONES[1]):
         expected.append(key)
         scaler.poke(key)
@@ -69,9 +69,9 @@ async def test_a_request_wakes_a_service_whatever_hangs_elsewhere(monkeypatch: p
 
 async def test_what_is_due_again_meanwhile_is_decided_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mizzen_operator.autoscaling.autoscaler.PERIOD_SECONDS", 600.0)
-    made, go_on = list[Key](), asyncio.Event()
+    made, go_on = list[ServiceKey](), asyncio.Event()
 
-    async def decide(key: Key) -> None:
+    async def decide(key: ServiceKey) -> None:
         made.append(key)
         await go_on.wait()
 

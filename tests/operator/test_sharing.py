@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.types import Admission, Gateway, InferenceService, Lifecycle, Model
 
 GATEWAY = Gateway(1, "ClusterIP", 8000, {}, (), "", (), Admission(1, 0, 1, 1))
@@ -43,32 +43,32 @@ def service(name: str, created: str = "2026-01-01T00:00:00Z", **fields: Any) -> 
 
 
 def test_nobody_shares() -> None:
-    assert share([]) is None
-    assert share([service("a", shared=False), service("b", deleting=True)]) is None
+    assert resolve_sharing([]) is None
+    assert resolve_sharing([service("a", shared=False), service("b", deleting=True)]) is None
 
 
 def test_a_name_is_the_older_services() -> None:
     new = service("a", "2026-01-02T00:00:00Z", served="chat", aliases=["mine"])
     old = service("b", "2026-01-01T00:00:00Z", served="qwen", aliases=["chat"])
-    sharing = share([new, old])
+    sharing = resolve_sharing([new, old])
     assert sharing is not None
     assert [one.name for one in sharing.services] == ["b", "a"]
-    assert sharing.models == {"b": ("qwen", "chat"), "a": ("mine",)}
-    assert sharing.taken == {"b": {}, "a": {"chat": "b"}}
-    left = share([new, replace(old, deleting=True)])
+    assert sharing.model_names == {"b": ("qwen", "chat"), "a": ("mine",)}
+    assert sharing.conflicting_names == {"b": {}, "a": {"chat": "b"}}
+    left = resolve_sharing([new, replace(old, deleting=True)])
     assert left is not None
-    assert left.models == {"a": ("chat", "mine")}
+    assert left.model_names == {"a": ("chat", "mine")}
 
 
 def test_settings_are_the_oldest_services() -> None:
     first = service("a", gateway=replace(GATEWAY, replicas=3, tls_secret="cert"))
     second = service("b", lifecycle=Lifecycle(60, 300))
-    sharing = share([second, first])
+    sharing = resolve_sharing([second, first])
     assert sharing is not None
-    assert sharing.first is first
+    assert sharing.oldest is first
     assert sharing.drain_timeout == 300
-    assert sharing.differences(first) == []
-    assert sharing.differences(second) == ["replicas", "tls"]
+    assert sharing.overridden_fields(first) == []
+    assert sharing.overridden_fields(second) == ["replicas", "tls"]
 
 
 NAMES = st.sampled_from("abcdef")
@@ -85,17 +85,17 @@ def test_every_name_has_one_owner_and_the_order_of_the_list_is_nothing(
         service(name, f"2026-01-0{day}T00:00:00Z", served=served, aliases=sorted(aliases - {served}))
         for name, (day, served, aliases) in given.items()
     ]
-    sharing = share(services)
+    sharing = resolve_sharing(services)
     assert sharing is not None
-    owned = [name for names in sharing.models.values() for name in names]
+    owned = [name for names in sharing.model_names.values() for name in names]
     claimed = {name for one in services for name in (one.model.served_name, *one.model.aliases)}
     assert len(owned) == len(set(owned))
     assert set(owned) == claimed
     for one in services:
-        for name, other in sharing.taken[one.name].items():
-            assert name in sharing.models[other]
+        for name, other in sharing.conflicting_names[one.name].items():
+            assert name in sharing.model_names[other]
     draw.shuffle(services)
-    assert share(services) == sharing
+    assert resolve_sharing(services) == sharing
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_every_name_has_one_owner_and_the_order_of_the_list_is_nothing(
     ],
 )
 def test_differences_are_named_as_in_the_spec(field: str, value: object, shown: str) -> None:
-    sharing = share([service("a"), service("b", gateway=replace(GATEWAY, **{field: value}))])
+    sharing = resolve_sharing([service("a"), service("b", gateway=replace(GATEWAY, **{field: value}))])
     assert sharing is not None
-    assert sharing.differences(sharing.services[1]) == [shown]
+    assert sharing.overridden_fields(sharing.services[1]) == [shown]
 
 
 def test_a_field_that_differs_twice_is_named_once() -> None:
     other = replace(GATEWAY, api_keys=("k",), keys_from_label=True)
-    sharing = share([service("a"), service("b", gateway=other)])
+    sharing = resolve_sharing([service("a"), service("b", gateway=other)])
     assert sharing is not None
-    assert sharing.differences(sharing.services[1]) == ["apiKeys"]
+    assert sharing.overridden_fields(sharing.services[1]) == ["apiKeys"]

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from mizzen_operator.gateway_client.routing_table import ApiKeys
-from mizzen_operator.pods.group import group
-from mizzen_operator.pods.observe import GatewayPod, gateway_pod
+from mizzen_operator.pods.group import read_single_pod_group
+from mizzen_operator.pods.observe import GatewayPod, read_gateway_pod
 from mizzen_operator.status import builder
-from mizzen_operator.status.conditions import conditions as every_condition
-from mizzen_operator.status.inputs import Facts, Failure
+from mizzen_operator.status.conditions import build_conditions as every_condition
+from mizzen_operator.status.inputs import StatusInputs, Failure
 from service_kit import DEPLOYED, GATEWAY, GOOD, NOW, OLD, SERVING, SPEC, service
 
 
-def conditions(facts: Facts) -> dict[str, tuple[bool, str]]:
+def conditions(facts: StatusInputs) -> dict[str, tuple[bool, str]]:
     return {c.type: (c.status, c.reason) for c in every_condition(facts)}
 
 
@@ -84,23 +84,23 @@ CRASHED = replace(
         (replace(GOOD, service=service(replicas=0), groups=[]), "Available", (False, "ScaledToZero")),
     ],
 )
-def test_condition(facts: Facts, name: str, expected: tuple[bool, str]) -> None:
+def test_condition(facts: StatusInputs, name: str, expected: tuple[bool, str]) -> None:
     assert conditions(facts)[name] == expected
 
 
 def test_the_containers_own_words_are_shown() -> None:
-    built = builder.build(replace(GOOD, groups=[CRASHED]), NOW)
+    built = builder.build_status(replace(GOOD, groups=[CRASHED]), NOW)
     [failed] = [c for c in built["conditions"] if c["type"] == "Failed"]
     assert failed["message"] == "demo-a-0-0: no such file"
     assert built["groups"][0]["state"] == "Failed"
 
 
 def test_nothing_changes_when_nothing_changed_and_times_only_with_the_status() -> None:
-    first = builder.build(GOOD, NOW)
+    first = builder.build_status(GOOD, NOW)
     later = datetime(2027, 1, 1, tzinfo=UTC)
-    again = builder.build(replace(GOOD, service=replace(GOOD.service, status=first)), later)
+    again = builder.build_status(replace(GOOD, service=replace(GOOD.service, status=first)), later)
     assert again == first
-    changed = builder.build(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
+    changed = builder.build_status(replace(GOOD, service=replace(GOOD.service, status=first), groups=[]), later)
     times = {c["type"]: c["lastTransitionTime"] for c in changed["conditions"]}
     assert times["Ready"] == times["Available"] == "2027-01-01T00:00:00Z"
     assert times["Failed"] == "2026-01-02T03:04:05Z"
@@ -121,24 +121,24 @@ def test_the_last_changes_of_replicas_are_told_whoever_made_them() -> None:
         ([scale(number) for number in range(4, 12)], list(range(4, 12))),
         ([scale(number) for number in range(5, 13)], list(range(5, 13))),
     ):
-        facts = replace(GOOD, service=replace(GOOD.service, status=before), scales=done)
-        before = builder.build(facts, NOW)
+        facts = replace(GOOD, service=replace(GOOD.service, status=before), scale_history=done)
+        before = builder.build_status(facts, NOW)
         assert before.get("scaleHistory", []) == [scale(number) for number in told]
         assert before.get("lastScale") == (scale(told[-1]) if told else None)
     former = replace(GOOD.service, status={"lastScale": scale(3)})
-    assert builder.build(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
+    assert builder.build_status(replace(GOOD, service=former), NOW)["scaleHistory"] == [scale(3)]
 
 
 def test_groups_are_cut_to_64_worst_first() -> None:
     many = [replace(SERVING, name=f"g-{n:03}", uid=str(n)) for n in range(100)]
-    built = builder.build(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)
+    built = builder.build_status(replace(GOOD, groups=[*many, replace(CRASHED, name="z")]), NOW)
     assert len(built["groups"]) == 64
     assert built["groups"][0]["name"] == "z"
     assert built["replicas"] == 101
 
 
 def test_a_long_message_is_cut() -> None:
-    built = builder.build(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
+    built = builder.build_status(replace(GOOD, failure=Failure("PodRejected", "x" * 9999)), NOW)
     assert all(len(c["message"]) <= 1024 for c in built["conditions"])
 
 
@@ -203,14 +203,14 @@ ENDED = {"exitCode": 9, "reason": "Error", "message": "out of memory"}
 def test_why_a_pod_does_not_run(
     containers: list[dict[str, Any]], reason: str, message: str, failing: bool
 ) -> None:
-    seen = group(pod(containers))
+    seen = read_single_pod_group(pod(containers))
     assert (seen.reason, seen.message, seen.failing) == (reason, message, failing)
 
 
 def gateway(state: dict[str, Any], restarts: int, last: dict[str, Any] | None = None, **meta: str) -> Any:
     one = {"name": "gateway", "restartCount": restarts, "ready": False, "state": state}
     containers = [{**one, "lastState": {"terminated": last} if last else {}}]
-    return gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
+    return read_gateway_pod({"metadata": {"name": "g", **meta}, "status": {"containerStatuses": containers}})
 
 
 KILLED = {"exitCode": 137, "reason": "OOMKilled", "message": "in work: 7"}
@@ -253,7 +253,7 @@ SHORT = {"startedAt": "2026-01-02T03:04:05Z", "finishedAt": "2026-01-02T03:04:09
 def test_what_is_said_of_a_gateways_pod(pod: GatewayPod, failing: bool, words: str | None) -> None:
     assert pod.failing is failing
     if words is not None:
-        assert pod.words == words
+        assert pod.description == words
     down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
     found = {c.type: c for c in every_condition(replace(GOOD, gateways=[pod], deployment=down))}
     assert found["Failed"].status is failing
@@ -268,10 +268,10 @@ def test_a_pod_of_a_former_template_fails_nothing() -> None:
         reason="Error",
         message="x",
         failing=True,
-        template="1",
+        template_hash="1",
         created="2026-01-02T03:04:05Z",
     )
-    coming = GatewayPod("b", "", False, template="2", created="2026-01-02T03:05:05Z")
+    coming = GatewayPod("b", "", False, template_hash="2", created="2026-01-02T03:05:05Z")
     down = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
     facts = replace(GOOD, deployment=down)
     assert conditions(replace(facts, gateways=[former, coming]))["Failed"] == (False, "AsExpected")
@@ -290,8 +290,8 @@ def test_a_gateway_of_which_no_pod_is_taken_fails() -> None:
 
 def test_a_gateway_that_no_node_takes_says_so() -> None:
     unfit = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
-    pod = gateway_pod({"metadata": {"name": "g"}, "status": {"conditions": [unfit]}})
-    assert (pod.words, pod.failing) == ("g: Unschedulable: 0/1 nodes", False)
+    pod = read_gateway_pod({"metadata": {"name": "g"}, "status": {"conditions": [unfit]}})
+    assert (pod.description, pod.failing) == ("g: Unschedulable: 0/1 nodes", False)
 
 
 UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=False, routable=False)
@@ -317,7 +317,7 @@ UNFIT = replace(SERVING, node="", unschedulable="0/1 nodes", containers_ready=Fa
     ],
 )
 def test_who_waits_for_the_scheduler_is_told_its_words(
-    facts: Facts, scheduled: tuple[bool, str], ready: tuple[bool, str]
+    facts: StatusInputs, scheduled: tuple[bool, str], ready: tuple[bool, str]
 ) -> None:
     found = conditions(facts)
     assert (found["Scheduled"], found["Ready"]) == (scheduled, ready)
@@ -325,13 +325,13 @@ def test_who_waits_for_the_scheduler_is_told_its_words(
 
 def test_a_group_that_is_held_by_a_gate_is_not_unschedulable() -> None:
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gates"}
-    assert group(pod([], [gated])).unschedulable == ""
-    assert group(pod([], [{**gated, "reason": "Unschedulable"}])).unschedulable == "gates"
+    assert read_single_pod_group(pod([], [gated])).unschedulable == ""
+    assert read_single_pod_group(pod([], [{**gated, "reason": "Unschedulable"}])).unschedulable == "gates"
 
 
 def test_a_group_that_has_served_does_not_fail_by_a_restart() -> None:
     again = [container(state={"running": {}}, lastState={"terminated": ENDED})]
-    seen = group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
+    seen = read_single_pod_group(pod(again, [{"type": "mizzen.dev/routable", "status": "False"}]))
     assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
 
 
@@ -356,7 +356,7 @@ LOST = {"exitCode": 3, "reason": "Error", "message": "device_lost: rank 0 failed
 def test_an_engine_that_has_lost_its_device_is_not_waited_for(
     containers: list[dict[str, Any]], lost: bool, restarts: int
 ) -> None:
-    seen = group(pod(containers, [{"type": "mizzen.dev/routable", "status": "True"}]))
+    seen = read_single_pod_group(pod(containers, [{"type": "mizzen.dev/routable", "status": "True"}]))
     assert (seen.ended, seen.restarts) == (lost, restarts)
     assert (seen.reason == "DeviceLost") is lost
     if lost:
@@ -370,7 +370,7 @@ def test_a_gateway_that_waits_names_its_secrets() -> None:
     facts = replace(GOOD, service=service(gateway=gateway), deployment=down, gateways=[])
     [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
     assert "they need the Secrets teams, cert of spec.gateway" in ready.message
-    assert builder.build(facts, NOW)["url"].startswith("https://")
+    assert builder.build_status(facts, NOW)["url"].startswith("https://")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_a_gateway_without_any_key_says_so(named: list[str], volumes: list[str],
     }
     facts = replace(GOOD, service=service(gateway=gateway), deployment=deployed)
     [ready] = [one for one in every_condition(facts) if one.type == "GatewayReady"]
-    words = "every request is 401, for no Secret has the label mizzen.dev/api-keys=demo-gateway"
+    words = "every request gets 401 because no Secret has the label mizzen.dev/api-keys=demo-gateway"
     assert ready.status
     assert (words in ready.message) is closed
 

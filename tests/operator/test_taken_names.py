@@ -12,7 +12,8 @@ from kubernetes.aio.config import load_kube_config
 from live_service import Service
 from marks import CONTROL_PLANE
 from mizzen_local.controlplane import ControlPlane
-from mizzen_operator.kube.client import Kube, KubeError
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.metrics import Metrics
 
 pytestmark = CONTROL_PLANE

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.manager.fair_queueing import SLOW_SECONDS, Lane, Turns
 from mizzen_operator.manager.workqueue import WorkQueue
 
@@ -27,15 +27,15 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.queue = WorkQueue(Turns(EACH))
-        self.due: dict[Key, float] = {}
-        self.running: dict[Key, tuple[Lane, float]] = {}
-        self.slow: set[Key] = set()
+        self.due: dict[ServiceKey, float] = {}
+        self.running: dict[ServiceKey, tuple[Lane, float]] = {}
+        self.slow: set[ServiceKey] = set()
 
-    def poll(self) -> Key | None:
+    def poll(self) -> ServiceKey | None:
         with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
             return self.queue.poll()[0]
 
-    def lane(self, key: Key) -> Lane:
+    def lane(self, key: ServiceKey) -> Lane:
         return Lane(key.namespace, key in self.slow)
 
     def lane_open(self, lane: Lane) -> bool:
@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
     def add(self, data: st.DataObject, names: list[str], delay: float, aside: bool) -> None:
         namespace = data.draw(st.sampled_from(self.namespaces))
         for name in names:
-            key = Key(namespace, name)
+            key = ServiceKey(namespace, name)
             with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
                 self.queue.add(key, delay, aside=aside)
             self.due[key] = min(self.due.get(key, float("inf")), self.now + delay)
@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         self.done(data.draw(st.sampled_from(sorted(self.running))))
 
-    def done(self, key: Key) -> None:
+    def done(self, key: ServiceKey) -> None:
         with mock.patch("mizzen_operator.manager.workqueue.time.monotonic", lambda: self.now):
             self.queue.done(key)
         _, began = self.running.pop(key)
@@ -81,11 +81,11 @@ class Machine(RuleBasedStateMachine):
             self.running[key] = (self.lane(key), self.now)
         assert not self.left(), "nobody waits for a turn that is there"
 
-    def left(self) -> list[Key]:
+    def left(self) -> list[ServiceKey]:
         """Services that are due and have a turn."""
         return self.have_a_turn() if self.any_may_begin() else []
 
-    def have_a_turn(self) -> list[Key]:
+    def have_a_turn(self) -> list[ServiceKey]:
         return [
             key
             for key, due in self.due.items()
@@ -111,7 +111,7 @@ class TwoNamespaces(Machine):
 
     namespaces = "ab"
 
-    def left(self) -> list[Key]:
+    def left(self) -> list[ServiceKey]:
         return [key for key in self.have_a_turn() if key not in self.slow]
 
 

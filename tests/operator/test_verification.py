@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from marks import in_cluster
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import Prompt, Verification
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.readiness.golden_prompts import Verdict, Verifier, judge
+from mizzen_operator.readiness.golden_prompts import Verdict, Verifier, judge_answer
 
-KEY = Key("llm", "demo")
+KEY = ServiceKey("llm", "demo")
 PROMPT = Prompt("2 + 2 =", " 4", 16)
 ENGINES = "mizzen.dev/component=engine"
 GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
@@ -25,7 +25,7 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
     [
         (200, {"text": " 4, of course"}, ""),
         (200, {"text": " 5"}, "prompt 2 ('2 + 2 ='): expected ' 4', got ' 5'"),
-        (200, {"text": " "}, "expected ' 4', got ' '; it ended for want of maxTokens"),
+        (200, {"text": " "}, "expected ' 4', got ' '; it was cut off by maxTokens"),
         (200, {"text": "x" * 100}, f"got '{'x' * 79}…'"),
         (400, {"error": {"message": "the prompt is too long"}}, "('2 + 2 ='): the prompt is too long"),
         (504, {"error": {"message": "no answer in 30 s"}}, "no answer in 30 s"),
@@ -34,21 +34,21 @@ GOLDEN = {"prompts": [{"prompt": "2 + 2 =", "expected": "4"}]}
     ],
 )
 def test_what_a_gateway_answers_is_judged(status: int, answer: dict[str, Any], refusal: str) -> None:
-    verdict = judge(PROMPT, 2, status, answer)
+    verdict = judge_answer(PROMPT, 2, status, answer)
     assert verdict is not None
-    assert (verdict.refusal == "") == (refusal == "")
-    assert refusal in verdict.refusal
+    assert (verdict.failure == "") == (refusal == "")
+    assert refusal in verdict.failure
 
 
 @pytest.mark.parametrize(
     ("status", "answer"), [(0, {}), (401, {}), (404, {}), (409, {}), (503, {}), (200, {})]
 )
 def test_what_says_nothing_of_the_engine_is_no_verdict(status: int, answer: dict[str, Any]) -> None:
-    assert judge(PROMPT, 1, status, answer) is None
+    assert judge_answer(PROMPT, 1, status, answer) is None
 
 
 def test_without_an_expected_text_any_answer_is_right() -> None:
-    assert judge(Prompt("a", "", 1), 1, 200, {"text": ""}) == Verdict()
+    assert judge_answer(Prompt("a", "", 1), 1, 200, {"text": ""}) == Verdict()
 
 
 class Scripted:
@@ -58,7 +58,7 @@ class Scripted:
         self.answers, self.asked = list(answers), list[str]()
 
     async def question(
-        self, key: Key, uid: str, prompt: str, max_tokens: int, seconds: float
+        self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
         self.asked.append(prompt)
         status, text = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -71,7 +71,7 @@ async def verdict(asker: Scripted, verification: Verification) -> Verdict:
     verifier = Verifier(asker, Metrics(), lambda key: news.set())
     try:
         async with asyncio.timeout(60):
-            while (found := verifier.verdict(KEY, "uid", "name", verification)) is None:
+            while (found := verifier.get_verdict(KEY, "uid", "name", verification)) is None:
                 await news.wait()
                 news.clear()
         return found
@@ -83,7 +83,7 @@ async def test_all_prompts_are_asked_and_one_wrong_answer_is_enough() -> None:
     prompts = (PROMPT, Prompt("3 + 3 =", " 6", 16), Prompt("never", "", 16))
     asker = Scripted((200, " 4"), (200, " 7"))
     found = await verdict(asker, Verification(prompts, "Rollback", 30))
-    assert found.refusal == "prompt 2 ('3 + 3 ='): expected ' 6', got ' 7'"
+    assert found.failure == "prompt 2 ('3 + 3 ='): expected ' 6', got ' 7'"
     assert asker.asked == ["2 + 2 =", "3 + 3 ="]
     assert await verdict(Scripted((200, " 4")), Verification((PROMPT,), "Rollback", 30)) == Verdict()
 
@@ -99,15 +99,15 @@ async def test_other_prompts_make_another_verdict_and_a_group_that_is_gone_is_no
     verifier = Verifier(asker, Metrics(), lambda key: news.set())
     given = Verification((PROMPT,), "Rollback", 30)
     async with asyncio.timeout(60):
-        assert verifier.verdict(KEY, "uid", "one", given) is None
+        assert verifier.get_verdict(KEY, "uid", "one", given) is None
         await news.wait()
-        found = verifier.verdict(KEY, "uid", "one", given)
+        found = verifier.get_verdict(KEY, "uid", "one", given)
         assert found is not None
-        assert found.refusal
-        assert verifier.verdict(KEY, "uid", "two", given) is None
-    verifier.keep(KEY, ())
+        assert found.failure
+        assert verifier.get_verdict(KEY, "uid", "two", given) is None
+    verifier.retain(KEY, ())
     await asyncio.sleep(0)
-    assert verifier.verdict(KEY, "uid", "two", given) is None, "what was forgotten begins anew"
+    assert verifier.get_verdict(KEY, "uid", "two", given) is None, "what was forgotten begins anew"
     await verifier.close()
 
 

@@ -61,7 +61,7 @@ def test_a_package_that_cannot_be_archived_is_refused(site: Path) -> None:
     (site / "kubernetes/fast.so").write_bytes(b"")
     done = script("slim.py", str(site))
     assert done.returncode != 0
-    assert "kubernetes holds fast.so" in done.stderr
+    assert "kubernetes contains fast.so" in done.stderr
     assert (site / "kubernetes").is_dir()
 
 

@@ -15,9 +15,9 @@ import yaml
 from mizzen.cli import app
 from mizzen.commands.options import settings
 from mizzen.gateway.config import GatewayConfig
-from mizzen.models.registry import HEADLESS, READERS
+from mizzen.models.registry import HEADLESS_READERS, READERS
 from mizzen.server.config import EngineConfig
-from mizzen_operator.api.gateway_sharing import share
+from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import parse
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources import engine_args, gateway_spec
@@ -212,7 +212,7 @@ def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
 
 
 def test_the_arguments_of_a_shared_gateway_are_options_of_the_gateway() -> None:
-    sharing = share([service(shared=True)])
+    sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
     config = GatewayConfig(**command_line(gateway_render.arguments(shared_render.shared(sharing))))
     assert config == GatewayConfig(services_config_map="mizzen-shared", **COMMON)
@@ -279,7 +279,7 @@ def test_every_parser_of_the_api_is_one_of_the_gateways() -> None:
 def test_the_api_reserves_exactly_the_gateways_options_that_the_operator_sets() -> None:
     rule = crd_fields()["spec.gateway.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
-    sharing = share([service(shared=True)])
+    sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
     fronts = gateway_spec.dedicated(service()), shared_render.shared(sharing)
     rendered = {a[2:] for one in fronts for a in gateway_render.arguments(one) if a.startswith("--")}
@@ -298,4 +298,4 @@ def test_the_api_reserves_exactly_the_options_that_the_operator_sets() -> None:
 def test_the_guide_names_the_models_that_are_served() -> None:
     section = (ROOT / "docs/models.md").read_text().split("## Supported architectures")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+ForCausalLM)`", section)) == set(READERS)
-    assert set(re.findall(r"`(\w+Model)`", section)) == set(HEADLESS)
+    assert set(re.findall(r"`(\w+Model)`", section)) == set(HEADLESS_READERS)

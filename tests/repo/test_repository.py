@@ -100,3 +100,12 @@ def test_links_between_pages_lead_somewhere() -> None:
         if not (page.parent / target).exists()
     ]
     assert not dead
+
+
+def test_files_in_the_contributing_guide_exist() -> None:
+    guide = (ROOT / "docs/contributing.md").read_text()
+    section = guide.split("## Where things are added")[1].split("\n## ")[0]
+    folders = (ROOT, ROOT / "worker/mizzen", ROOT / "operator/mizzen_operator")
+    named = set(re.findall(r"`([a-z_/]+\.(?:py|yaml|md)|[a-z_]+/[a-z_/]*)`", section))
+    assert len(named) > 20
+    assert not [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mizzen_operator.kube.refs import KubeError, Ref
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 
 MADE = {"uid": "u", "resourceVersion": "2", "generation": 1}
 

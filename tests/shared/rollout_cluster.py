@@ -1,4 +1,4 @@
-"""A service and its groups in a simulated cluster, for `rollout_machine.py`."""
+"""A service and its groups in a simulated cluster, for the state machine of `rollout_machine.py`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from mizzen_operator.api.types import (
     Model,
 )
 from mizzen_operator.kube.objects import stamp
-from mizzen_operator.pods.group import Group, Member
-from mizzen_operator.rollout import planner, progress
+from mizzen_operator.pods.group import Group, GroupPod
+from mizzen_operator.rollout.actions import CreateGroup, DeleteGroup
+from mizzen_operator.rollout.spec_identity import has_failed_verification, verification_id
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,138 +44,183 @@ BASE = InferenceService(
 
 
 @dataclass
-class Pod:
-    """A group of the simulated cluster: what its leading pod is like, and all of its pods."""
+class SimulatedGroup:
+    """One group of the simulated cluster.
+
+    Attributes:
+        group: the group as its leading pod makes it.
+        pods: the pods that exist, by rank.
+        acknowledged: every gateway routes to the group.
+    """
 
     group: Group
-    members: dict[int, Member]
+    pods: dict[int, GroupPod]
     acknowledged: bool = False
 
-    def seen(self) -> Group:
-        """The group as the operator sees it."""
-        one, members = self.group, tuple(self.members[rank] for rank in sorted(self.members))
-        going = any(member.terminating for member in members)
-        if one.size == 1:
-            return replace(one, terminating=going)
-        whole = len(members) == one.size
+    def observe(self) -> Group:
+        """Return the group as the operator sees it."""
+        pods = tuple(self.pods[rank] for rank in sorted(self.pods))
+        terminating = any(pod.terminating for pod in pods)
+        if self.group.size == 1:
+            return replace(self.group, terminating=terminating)
+        complete = len(pods) == self.group.size
         return replace(
-            one,
-            members=members,
-            terminating=going,
-            lost=0 not in self.members or (one.was_routable and not whole),
-            containers_ready=one.containers_ready and whole,
+            self.group,
+            members=pods,
+            terminating=terminating,
+            incomplete=0 not in self.pods or (self.group.was_routable and not complete),
+            containers_ready=self.group.containers_ready and complete,
         )
 
 
 @dataclass
 class Cluster:
-    """A service and what is there of it."""
+    """A service, its groups, and what goes wrong with them.
+
+    Attributes:
+        service: the service, with the status that was written last.
+        revision: the revision of its spec.
+        simulated: its groups, by name.
+        recorded: revisions that have a ControllerRevision, so that groups of them can be restored.
+        sizes: number of pods in a group of each revision.
+        created: number of pods created so far.
+        now: the time.
+        failing_prompts: revisions that answer golden prompts wrong.
+        misrouted: UIDs that gateways claim to route to although the groups await verification.
+        broken: revisions whose groups no longer serve and never will, as when their model is gone.
+        mismatched: revisions whose engines speak another protocol than every gateway.
+    """
 
     service: InferenceService = BASE
     revision: str = "a"
-    pods: dict[str, Pod] = field(default_factory=dict)
+    simulated: dict[str, SimulatedGroup] = field(default_factory=dict)
     recorded: set[str] = field(default_factory=set)
     sizes: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys("abc", 1))
-    """Pods of a group of each revision."""
-    made: int = 0
+    created: int = 0
     now: datetime = NOW
-    wrong: set[str] = field(default_factory=set)
-    """Revisions that answer golden prompts wrong."""
-    lies: set[str] = field(default_factory=set)
-    """Uids that gateways say they route to, though they hold them back."""
+    failing_prompts: set[str] = field(default_factory=set)
+    misrouted: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
-    """Revisions whose groups serve no more, and never will: their model is gone, or their key."""
-    foreign: set[str] = field(default_factory=set)
-    """Revisions whose engines speak another protocol than all gateways."""
+    mismatched: set[str] = field(default_factory=set)
 
     @property
     def groups(self) -> list[Group]:
-        """As the operator sees them: what gateways refuse, it knows of those whose engines are ready."""
-        seen = [pod.seen() for pod in self.pods.values()]
-        return [replace(one, stranger=one.containers_ready and one.revision in self.foreign) for one in seen]
+        """All groups as the operator sees them. A protocol mismatch is known of ready groups only."""
+        observed = [one.observe() for one in self.simulated.values()]
+        return [
+            replace(group, protocol_mismatch=group.containers_ready and group.revision in self.mismatched)
+            for group in observed
+        ]
 
     @property
     def live(self) -> list[Group]:
+        """Groups that are to stay."""
         return [group for group in self.groups if group.live]
 
-    def serving(self) -> frozenset[str]:
-        """Uids of the pods that every gateway routes to, as the gateways say it now."""
-        pods = self.pods.values()
-        return frozenset(
-            p.group.uid
-            for p in pods
-            if p.acknowledged and p.seen().containers_ready and p.seen().live and not p.group.held
-        )
-
-    def useful(self) -> int:
-        """Groups that serve, or may as they are: they have served, and no gateway says that it never will."""
-        serving = self.serving()
-        return sum(
-            one.uid in serving
-            or (one.was_routable and one.routable and one.containers_ready and not (one.held or one.stranger))
-            for one in self.live
-        )
-
     @property
-    def name(self) -> str:
-        """Of the golden prompts."""
-        return progress.verification_name(self.service)
+    def verification_id(self) -> str:
+        """Identifier of the golden prompts; empty if there are none."""
+        return verification_id(self.service)
+
+    def serving(self) -> frozenset[str]:
+        """Return the UIDs of the live groups that every gateway routes to."""
+        return frozenset(
+            one.group.uid
+            for one in self.simulated.values()
+            if one.acknowledged and not one.group.awaiting_verification
+            if (group := one.observe()).containers_ready and group.live
+        )
+
+    def count_may_serve(self) -> int:
+        """Count groups that serve, or have served and may again without a change."""
+        serving = self.serving()
+
+        def may_serve_again(group: Group) -> bool:
+            working = group.was_routable and group.routable and group.containers_ready
+            return working and not (group.awaiting_verification or group.protocol_mismatch)
+
+        return sum(group.uid in serving or may_serve_again(group) for group in self.live)
+
+    def count_duplicates(self) -> int:
+        """Count groups whose index and revision another group has; only a stale observation causes any."""
+        return len(self.live) - len({(group.index, group.revision) for group in self.live})
 
     def verify(self, name: str, *, unlucky: bool = False) -> None:
-        """What the operator does with a group that it may ask; `unlucky` is a fault of the one group."""
-        group = self.pods[name].seen()
-        asks = group.live and group.containers_ready and group.held and group.revision == self.revision
-        asks = asks and group.revision not in self.foreign
-        if not asks:
+        """Ask a group its golden prompts if it may be asked; an `unlucky` group alone answers wrong."""
+        group = self.simulated[name].observe()
+        asked = group.live and group.containers_ready and group.awaiting_verification
+        if not asked or group.revision != self.revision or group.revision in self.mismatched:
             return
-        if self.name and (group.refused_by == self.name or progress.refused(self.service, self.revision)):
+        verification = self.verification_id
+        known_to_fail = group.failed_verification == verification or has_failed_verification(
+            self.service, self.revision
+        )
+        if verification and known_to_fail:
             return
-        if self.name and (unlucky or group.revision in self.wrong):
-            self.change(name, refused_by=self.name, refusal="wrong")
+        if verification and (unlucky or group.revision in self.failing_prompts):
+            self.change(name, failed_verification=verification, verification_error="wrong")
         else:
-            self.change(name, held=False, verified=True, refused_by="", refusal="")
-
-    def doubles(self) -> int:
-        """Groups whose number another one of their revision has; only a look at what was makes some."""
-        return len(self.live) - len({(group.group, group.revision) for group in self.live})
+            self.change(
+                name,
+                awaiting_verification=False,
+                verified=True,
+                failed_verification="",
+                verification_error="",
+            )
 
     def change(self, name: str, **changes: object) -> None:
-        self.pods[name].group = replace(self.pods[name].group, **changes)
+        """Change fields of a group."""
+        self.simulated[name].group = replace(self.simulated[name].group, **changes)
 
-    def create(self, action: planner.CreateGroup, most: int) -> bool:
-        """Make the pods of an action, at most so many; whether none of them was there."""
+    def create(self, action: CreateGroup, max_pods: int) -> bool:
+        """Create at most `max_pods` pods of an action; return False if one of them exists already."""
         size = self.sizes[action.revision]
-        for rank in (action.ranks or range(size))[:most]:
-            self.made += 1
-            uid, name = f"uid-{self.made}", f"{action.name}-{rank}" if rank else action.name
-            pod = self.pods.get(action.name)
-            if pod is None:
-                one = Group(action.name, uid, action.group, action.revision, action.incarnation, size=size)
-                held = bool(self.name) and action.revision == self.revision
-                pod = Pod(replace(one, held=held, created=stamp(self.now)), {})
-                self.pods[action.name] = pod
-            if rank in pod.members:
+        for rank in (action.ranks or range(size))[:max_pods]:
+            self.created += 1
+            uid, name = f"uid-{self.created}", f"{action.name}-{rank}" if rank else action.name
+            one = self.simulated.get(action.name)
+            if one is None:
+                group = Group(
+                    name=action.name,
+                    uid=uid,
+                    index=action.index,
+                    revision=action.revision,
+                    attempt=action.attempt,
+                    size=size,
+                    awaiting_verification=bool(self.verification_id) and action.revision == self.revision,
+                    created=stamp(self.now),
+                )
+                one = self.simulated[action.name] = SimulatedGroup(group, {})
+            if rank in one.pods:
                 return False
-            pod.members[rank] = Member(name, uid, rank)
+            one.pods[rank] = GroupPod(name, uid, rank)
         return True
 
-    def delete(self, action: planner.DeleteGroup) -> None:
-        pod = self.pods.get(action.name)
-        for rank, member in list(pod.members.items()) if pod else []:
-            if (member.name, member.uid) in action.pods:
+    def delete(self, action: DeleteGroup) -> None:
+        """Begin to delete the pods of an action that still exist."""
+        one = self.simulated.get(action.name)
+        for rank, pod in list(one.pods.items()) if one else []:
+            if (pod.name, pod.uid) in action.pods:
                 self.terminate(action.name, rank)
 
     def terminate(self, name: str, rank: int) -> None:
-        members = self.pods[name].members
-        members[rank] = replace(members[rank], terminating=True)
+        """Begin to delete one pod of a group."""
+        pods = self.simulated[name].pods
+        pods[rank] = replace(pods[rank], terminating=True)
 
     def remove(self, name: str, rank: int) -> None:
-        del self.pods[name].members[rank]
-        if not self.pods[name].members:
-            del self.pods[name]
+        """Remove one pod of a group, and the group with its last pod."""
+        del self.simulated[name].pods[rank]
+        if not self.simulated[name].pods:
+            del self.simulated[name]
 
     def acknowledge(self, name: str) -> None:
-        one = self.pods[name].seen()
-        if one.containers_ready and not one.held and one.revision not in self.foreign:
-            self.pods[name].acknowledged = True
+        """Let every gateway route to a group, if gateways may."""
+        group = self.simulated[name].observe()
+        if (
+            group.containers_ready
+            and not group.awaiting_verification
+            and group.revision not in self.mismatched
+        ):
+            self.simulated[name].acknowledged = True
             self.change(name, routable=True, was_routable=True)

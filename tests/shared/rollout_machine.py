@@ -1,10 +1,10 @@
-"""Rollouts under everything that can happen: a state machine of a service, its pods and its operator.
+"""Rollouts under everything that can happen: a state machine of a service, its groups and the operator.
 
-Groups have one pod or several. Specs change, pods start, serve, fail, are evicted and vanish; the operator is
-killed between two actions, may make no pod, loses its last write of the status, meets conflicts, or looks at
-what was there a while ago. Two things must always hold: no look takes a group away that must serve, and no
-pod is made twice. And whatever has happened, once all goes well the service comes to what its spec says,
-whole, and stays there.
+Groups have one pod or several. Specs change; pods start, serve, fail, are evicted and vanish. The operator
+is killed between two actions, may create no pod, loses a write of the status, or acts on a stale observation.
+Two things must always hold: no reconcile removes a group that must serve, and no pod is created twice.
+Whatever has happened, once nothing goes wrong any more the service reaches the state of its spec, with
+complete groups, and stays there.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mizzen_operator.api import reasons
 from mizzen_operator.api.types import Prompt, Rollout, Verification
 from mizzen_operator.pods.group import Group
-from mizzen_operator.rollout import planner, progress
-from mizzen_operator.rollout.state import recall
+from mizzen_operator.rollout.actions import Action, DeleteGroup
+from mizzen_operator.rollout.progress import build_target, update_state
+from mizzen_operator.rollout.state import load_state
 from rollout_cluster import Cluster
 
-Plan = Callable[..., list[planner.Action]]
+Plan = Callable[..., list[Action]]
+UNLIMITED = 1 << 30
+MAX_RECONCILES = 80
+"""Reconciles within which a service must come to rest."""
 
 
 def machine(plan: Plan) -> type[RuleBasedStateMachine]:
-    """The state machine with a planner."""
+    """Return the state machine of an operator with this planner."""
 
     class Rollouts(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -34,88 +39,106 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             self.cluster = Cluster()
             self.snapshot: list[Group] = []
 
-        def look(
+        def _reconcile(
             self,
-            stop_after: int = 1 << 30,
+            max_actions: int = UNLIMITED,
             *,
-            most: int = 1 << 30,
+            max_pods: int = UNLIMITED,
             stale: bool = False,
-            keep_status: bool = True,
-            refused: bool = False,
+            write_status: bool = True,
+            reject_pods: bool = False,
         ) -> bool:
-            """One look, which makes so many pods of a group at most; whether it did anything.
+            """Reconcile once, and return whether there was anything to do.
 
-            Where pods are `refused`, it does the rest of its plan.
+            Args:
+                max_actions: actions after which the operator is killed.
+                max_pods: pods that it creates of each group at most.
+                stale: act on the snapshot instead of the groups as they are.
+                write_status: write the status at the end.
+                reject_pods: the API server rejects every new pod; deletions succeed.
             """
-            it = self.cluster
-            it.now += timedelta(seconds=1)
-            service = it.service
-            groups = self.snapshot if stale else it.groups
-            serving, live, doubles = it.serving(), len(it.live), it.doubles()
-            useful = it.useful()
-            said = serving | {group.uid for group in groups if group.held and group.uid in it.lies}
-            memory = progress.learn(service, it.revision, groups, serving, it.now)
-            it.recorded.add(it.revision)
-            wanted = progress.wanted(service, it.revision, memory, restorable=memory.current in it.recorded)
+            cluster = self.cluster
+            cluster.now += timedelta(seconds=1)
+            service = cluster.service
+            groups = self.snapshot if stale else cluster.groups
+            serving, live, duplicates = cluster.serving(), len(cluster.live), cluster.count_duplicates()
+            may_serve = cluster.count_may_serve()
+            acknowledged = serving | {
+                group.uid
+                for group in groups
+                if group.awaiting_verification and group.uid in cluster.misrouted
+            }
+            state = update_state(service, cluster.revision, groups, serving, cluster.now)
+            cluster.recorded.add(cluster.revision)
+            can_restore = state.stable_revision in cluster.recorded
+            target = build_target(service, cluster.revision, state, restorable=can_restore)
             taken = frozenset(group.name for group in groups)
-            actions = plan(wanted, groups, said, taken)
-            assert actions == plan(wanted, groups[::-1], said, taken), "the order of pods is no input"
-            for action in actions[:stop_after]:
-                if isinstance(action, planner.DeleteGroup):
-                    it.delete(action)
-                elif not refused:
-                    made = it.create(action, most)
-                    assert made or stale, "no name twice"
+            actions = plan(target, groups, acknowledged, taken)
+            assert actions == plan(target, groups[::-1], acknowledged, taken), "the order of groups matters"
+            for action in actions[:max_actions]:
+                if isinstance(action, DeleteGroup):
+                    cluster.delete(action)
+                elif not reject_pods:
+                    created = cluster.create(action, max_pods)
+                    assert created or stale, "a pod was created twice"
             if not stale:
-                enough = min(len(serving), wanted.enough)
-                assert len(it.serving()) >= enough, "no gap by our own doing"
-                assert it.useful() >= min(useful, wanted.enough), "nor of what some gateway may route to"
-                limit = max(live, wanted.groups + wanted.surge)
-                assert len(it.live) <= limit, "no more than the surge"
-                assert it.doubles() <= doubles, "no number twice"
-            if keep_status and stop_after >= len(actions):
-                status = memory.as_status()
-                status["groups"] = [{"name": g.name, "restarts": g.restarts} for g in groups]
-                it.service = replace(service, status=status)
+                min_serving = min(len(serving), target.min_available)
+                assert len(cluster.serving()) >= min_serving, "a group that must serve was deleted"
+                min_may_serve = min(may_serve, target.min_available)
+                assert cluster.count_may_serve() >= min_may_serve, "a group that may serve again was deleted"
+                limit = max(live, target.groups + target.max_surge)
+                assert len(cluster.live) <= limit, "there are more groups than the surge allows"
+                assert cluster.count_duplicates() <= duplicates, "an index was used twice"
+            if write_status and max_actions >= len(actions):
+                status = state.as_status()
+                status["groups"] = [{"name": group.name, "restarts": group.restarts} for group in groups]
+                cluster.service = replace(service, status=status)
             return bool(actions)
 
-        def pick(self, data: st.DataObject) -> str:
-            return data.draw(st.sampled_from(sorted(self.cluster.pods)))
+        def _draw_group(self, data: st.DataObject) -> str:
+            return data.draw(st.sampled_from(sorted(self.cluster.simulated)))
 
-        def pick_pod(self, data: st.DataObject) -> tuple[str, int]:
-            name = self.pick(data)
-            return name, data.draw(st.sampled_from(sorted(self.cluster.pods[name].members)))
+        def _draw_pod(self, data: st.DataObject) -> tuple[str, int]:
+            name = self._draw_group(data)
+            return name, data.draw(st.sampled_from(sorted(self.cluster.simulated[name].pods)))
+
+        def _draw_groups(self, data: st.DataObject, every: bool) -> list[str]:
+            return list(self.cluster.simulated) if every else [self._draw_group(data)]
+
+        # Time passes.
 
         @initialize(groups=st.integers(1, 4), sizes=st.tuples(*[st.sampled_from([1, 1, 2, 3])] * 3))
-        def come_up(self, groups: int, sizes: tuple[int, int, int]) -> None:
+        def create_the_service(self, groups: int, sizes: tuple[int, int, int]) -> None:
             self.cluster.sizes = dict(zip("abc", sizes, strict=True))
             self.scale(groups)
-            self.go_well(2)
+            self.let_time_pass(2)
 
-        @rule(looks=st.integers(1, 4))
-        def go_well(self, looks: int) -> None:
-            """Time passes, and every pod does what it should."""
-            for _ in range(looks):
-                self.look()
-                self.advance()
+        @rule(reconciles=st.integers(1, 4))
+        def let_time_pass(self, reconciles: int) -> None:
+            """Reconcile, and let every pod do what it should."""
+            for _ in range(reconciles):
+                self._reconcile()
+                self._advance()
 
-        def advance(self) -> None:
-            it = self.cluster
-            for name in list(it.pods):
-                for rank, member in list(it.pods[name].members.items()):
-                    if member.terminating:
-                        it.remove(name, rank)
-                if name not in it.pods:
+        def _advance(self) -> None:
+            cluster = self.cluster
+            for name in list(cluster.simulated):
+                for rank, pod in list(cluster.simulated[name].pods.items()):
+                    if pod.terminating:
+                        cluster.remove(name, rank)
+                if name not in cluster.simulated:
                     continue
-                if it.pods[name].group.ended:
-                    it.change(name, resting=False)
+                if cluster.simulated[name].group.ended:
+                    cluster.change(name, backing_off=False)
                     continue
-                if it.pods[name].group.revision in it.broken:
-                    it.change(name, containers_ready=False, routable=False)
+                if cluster.simulated[name].group.revision in cluster.broken:
+                    cluster.change(name, containers_ready=False, routable=False)
                     continue
-                it.change(name, containers_ready=True, reason="")
-                it.verify(name)
-                it.acknowledge(name)
+                cluster.change(name, containers_ready=True, reason="")
+                cluster.verify(name)
+                cluster.acknowledge(name)
+
+        # The user changes the service.
 
         @rule(groups=st.integers(0, 5))
         def scale(self, groups: int) -> None:
@@ -123,9 +146,9 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
         def change_spec(self, revision: str, edit: int) -> None:
-            it = self.cluster
-            it.revision = revision
-            it.service = replace(it.service, spec={"revision": revision, "edit": edit})
+            """Change the spec; an `edit` is a change that needs no new revision."""
+            self.cluster.revision = revision
+            self.cluster.service = replace(self.cluster.service, spec={"revision": revision, "edit": edit})
 
         @rule(
             surge=st.integers(0, 2),
@@ -135,216 +158,234 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         )
         def change_rollout(self, surge: int, unavailable: int, partition: int, paused: bool) -> None:
             verification = self.cluster.service.rollout.verification
-            given = Rollout(surge, unavailable, partition, paused, verification=verification)
-            self.cluster.service = replace(self.cluster.service, rollout=given)
+            rollout = Rollout(surge, unavailable, partition, paused, verification=verification)
+            self.cluster.service = replace(self.cluster.service, rollout=rollout)
 
         @rule(expected=st.sampled_from(["", "a", "b"]), on_failure=st.sampled_from(["Rollback", "Pause"]))
-        def ask_golden_prompts(self, expected: str, on_failure: str) -> None:
-            """From now on, or others, or none any more."""
+        def change_golden_prompts(self, expected: str, on_failure: str) -> None:
+            """Ask golden prompts from now on, ask others, or ask none any more."""
             prompts = (Prompt("2 + 2 =", expected, 16),)
-            given = Verification(prompts, on_failure, 30) if expected else None
+            verification = Verification(prompts, on_failure, 30) if expected else None
             service = self.cluster.service
-            spec = {**service.spec, "verification": [expected, on_failure]}
-            it = replace(service, spec=spec, rollout=replace(service.rollout, verification=given))
-            self.cluster.service = it
+            self.cluster.service = replace(
+                service,
+                spec={**service.spec, "verification": [expected, on_failure]},
+                rollout=replace(service.rollout, verification=verification),
+            )
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
-        def roll_out_what_answers_wrong(self, revision: str, edit: int) -> None:
-            self.ask_golden_prompts("4", "Rollback")
-            self.cluster.wrong = {revision}
+        def roll_out_a_revision_that_fails_verification(self, revision: str, edit: int) -> None:
+            self.change_golden_prompts("4", "Rollback")
+            self.cluster.failing_prompts = {revision}
             self.change_spec(revision, edit)
 
-        @precondition(lambda self: self.cluster.pods)
+        # The operator works, and is disturbed.
+
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), unlucky=st.booleans())
-        def be_verified(self, data: st.DataObject, unlucky: bool) -> None:
-            self.cluster.verify(self.pick(data), unlucky=unlucky)
+        def verify_a_group(self, data: st.DataObject, unlucky: bool) -> None:
+            self.cluster.verify(self._draw_group(data), unlucky=unlucky)
 
         @rule()
-        def remember(self) -> None:
-            """From here on a stale look may see what is there now."""
+        def take_a_snapshot(self) -> None:
+            """Keep an observation on which a later reconcile may act."""
             self.snapshot = self.cluster.groups
 
         @rule()
         def reconcile(self) -> None:
-            self.look()
+            self._reconcile()
 
-        @rule(after=st.integers(0, 3), most=st.integers(1, 3))
-        def be_killed_in_a_look(self, after: int, most: int) -> None:
-            self.look(stop_after=after, most=most, keep_status=False)
+        @rule(actions=st.integers(0, 3), pods=st.integers(1, 3))
+        def kill_the_operator_in_a_reconcile(self, actions: int, pods: int) -> None:
+            self._reconcile(actions, max_pods=pods, write_status=False)
 
         @rule()
-        def be_refused_every_pod(self) -> None:
-            """By a quota, or by a webhook that fails."""
-            self.look(refused=True)
+        def reject_every_pod(self) -> None:
+            """Reconcile while a quota is used up, or a webhook fails."""
+            self._reconcile(reject_pods=True)
 
         @rule()
         def lose_the_write_of_the_status(self) -> None:
-            self.look(keep_status=False)
+            self._reconcile(write_status=False)
 
         @rule()
-        def look_at_what_was(self) -> None:
-            self.look(stale=True)
+        def reconcile_a_stale_snapshot(self) -> None:
+            self._reconcile(stale=True)
 
-        @precondition(lambda self: self.cluster.pods)
+        # Engines and gateways change.
+
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
         def become_ready(self, data: st.DataObject) -> None:
-            self.cluster.change(self.pick(data), containers_ready=True, reason="")
+            self.cluster.change(self._draw_group(data), containers_ready=True, reason="")
 
-        @precondition(lambda self: self.cluster.pods)
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
-        def be_acknowledged(self, data: st.DataObject) -> None:
-            """Or said to be, by a gateway that knows nothing of golden prompts."""
-            name = self.pick(data)
+        def acknowledge_a_group(self, data: st.DataObject) -> None:
+            """Route to a group; a gateway that does not know golden prompts claims so in any case."""
+            name = self._draw_group(data)
             self.cluster.acknowledge(name)
-            self.cluster.lies = {self.cluster.pods[name].group.uid}
+            self.cluster.misrouted = {self.cluster.simulated[name].group.uid}
 
-        @precondition(lambda self: self.cluster.pods)
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
-        def be_unheard(self, data: st.DataObject, every: bool) -> None:
-            """By one of the gateways, which does not know one group yet, or none."""
-            for name in list(self.cluster.pods) if every else [self.pick(data)]:
-                self.cluster.pods[name].acknowledged = False
+        def start_a_gateway(self, data: st.DataObject, every: bool) -> None:
+            """Add a gateway that does not know a group yet, or any group."""
+            for name in self._draw_groups(data, every):
+                self.cluster.simulated[name].acknowledged = False
 
-        @precondition(lambda self: self.cluster.pods)
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), times=st.sampled_from([1, 1, 4]))
         def crash(self, data: st.DataObject, times: int) -> None:
-            name = self.pick(data)
-            restarts = self.cluster.pods[name].group.restarts + times
+            name = self._draw_group(data)
+            restarts = self.cluster.simulated[name].group.restarts + times
             self.cluster.change(
                 name, containers_ready=False, routable=False, reason="CrashLoopBackOff", restarts=restarts
             )
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
-        def break_for_good_and_be_mended(self, revision: str, edit: int) -> None:
-            """All groups of the revision that the spec asks for, until a change of the spec mends it."""
-            it = self.cluster
-            it.broken = {it.revision}
-            for name, pod in it.pods.items():
-                if pod.group.revision in it.broken:
-                    it.change(name, containers_ready=False, routable=False, reason="Error")
+        def break_the_revision_and_repair_it(self, revision: str, edit: int) -> None:
+            """Break all groups of the revision for good, until a change of the spec repairs it."""
+            cluster = self.cluster
+            cluster.broken = {cluster.revision}
+            for name, one in cluster.simulated.items():
+                if one.group.revision in cluster.broken:
+                    cluster.change(name, containers_ready=False, routable=False, reason="Error")
             self.change_spec(revision, edit)
 
         @rule(revision=st.sampled_from("abc"), edit=st.integers(0, 3))
-        def be_upgraded(self, revision: str, edit: int) -> None:
-            """Gateways of another release, whose protocol the engines that are there do not speak."""
-            it = self.cluster
-            it.foreign = {pod.group.revision for pod in it.pods.values()} - {revision}
-            for name, pod in it.pods.items():
-                if pod.group.revision in it.foreign:
-                    pod.acknowledged = False
-                    it.change(name, routable=False)
+        def upgrade_the_gateways(self, revision: str, edit: int) -> None:
+            """Start gateways of another release, whose protocol the present engines do not speak."""
+            cluster = self.cluster
+            cluster.mismatched = {one.group.revision for one in cluster.simulated.values()} - {revision}
+            for name, one in cluster.simulated.items():
+                if one.group.revision in cluster.mismatched:
+                    one.acknowledged = False
+                    cluster.change(name, routable=False)
             self.change_spec(revision, edit)
 
-        @precondition(lambda self: self.cluster.pods)
+        @rule()
+        def roll_the_gateways_back(self) -> None:
+            self.cluster.mismatched = set()
+
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
-        def be_shut_out(self, data: st.DataObject, every: bool) -> None:
-            """Gateways answer that they do not route to it, or any more to none, and its gate closes."""
-            for name in list(self.cluster.pods) if every else [self.pick(data)]:
-                self.cluster.pods[name].acknowledged = False
+        def stop_routing(self, data: st.DataObject, every: bool) -> None:
+            """Let every gateway say that it does not route to a group, or to any: the gate closes."""
+            for name in self._draw_groups(data, every):
+                self.cluster.simulated[name].acknowledged = False
                 self.cluster.change(name, routable=False)
 
-        @rule()
-        def have_the_gateways_of_before(self) -> None:
-            self.cluster.foreign = set()
+        # Pods end and vanish.
 
-        @precondition(lambda self: self.cluster.pods)
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
-        def lose_its_device(self, data: st.DataObject) -> None:
-            """Its engine ends, and what kubelet starts in its place finds the same device."""
-            name = self.pick(data)
-            it = self.cluster.pods[name].group
-            lost = {"ended": True, "resting": not it.was_routable, "reason": "DeviceLost"}
-            restarts = it.restarts if it.ended else it.restarts + 1
-            self.cluster.change(name, containers_ready=False, routable=False, restarts=restarts, **lost)
-
-        @precondition(lambda self: any(p.group.reason == "DeviceLost" for p in self.cluster.pods.values()))
-        @rule(data=st.data())
-        def find_its_device_after_all(self, data: st.DataObject) -> None:
-            """Nobody has deleted the pod yet, and the engine was started again in it."""
-            pods = self.cluster.pods
-            name = data.draw(
-                st.sampled_from([n for n in sorted(pods) if pods[n].group.reason == "DeviceLost"])
+        def lose_a_device(self, data: st.DataObject) -> None:
+            """End an engine that lost its device; the engine that kubelet starts instead has the same one."""
+            name = self._draw_group(data)
+            group = self.cluster.simulated[name].group
+            self.cluster.change(
+                name,
+                containers_ready=False,
+                routable=False,
+                restarts=group.restarts if group.ended else group.restarts + 1,
+                ended=True,
+                backing_off=not group.was_routable,
+                reason="DeviceLost",
             )
-            if pods[name].group.size == 1:
-                self.cluster.change(name, ended=False, resting=False, containers_ready=True, reason="")
 
-        @precondition(lambda self: self.cluster.pods)
+        def _lost_devices(self) -> list[str]:
+            simulated = self.cluster.simulated
+            return [name for name in sorted(simulated) if simulated[name].group.reason == "DeviceLost"]
+
+        @precondition(lambda self: self._lost_devices())
+        @rule(data=st.data())
+        def find_a_lost_device_again(self, data: st.DataObject) -> None:
+            """Restart an engine with a working device before its pod is deleted."""
+            name = data.draw(st.sampled_from(self._lost_devices()))
+            if self.cluster.simulated[name].group.size == 1:
+                self.cluster.change(name, ended=False, backing_off=False, containers_ready=True, reason="")
+
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), ended=st.booleans())
-        def be_deleted_or_evicted(self, data: st.DataObject, ended: bool) -> None:
-            """One pod of a group, or the only one."""
-            name, rank = self.pick_pod(data)
+        def delete_or_evict_a_pod(self, data: st.DataObject, ended: bool) -> None:
+            name, rank = self._draw_pod(data)
             if ended:
-                self.cluster.change(name, ended=True, resting=not self.cluster.pods[name].group.was_routable)
+                served = self.cluster.simulated[name].group.was_routable
+                self.cluster.change(name, ended=True, backing_off=not served)
             else:
                 self.cluster.terminate(name, rank)
 
-        @precondition(lambda self: self.cluster.pods)
+        @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data())
-        def vanish(self, data: st.DataObject) -> None:
-            """A pod is gone: one that was being deleted, or one whose node was removed."""
-            name, rank = self.pick_pod(data)
-            it = self.cluster.pods[name]
-            if it.members[rank].terminating or it.group.size > 1:
+        def remove_a_pod(self, data: st.DataObject) -> None:
+            """Remove a pod that was terminating, or a pod of several whose node was removed."""
+            name, rank = self._draw_pod(data)
+            one = self.cluster.simulated[name]
+            if one.pods[rank].terminating or one.group.size > 1:
                 self.cluster.remove(name, rank)
 
-        def settle(self) -> None:
-            for _ in range(80):
-                acted = self.look()
-                self.advance()
-                if not acted and not self.look():
-                    return
-            raise AssertionError("it never comes to rest")
+        # In the end all goes well.
 
-        def check_refused(self) -> None:
-            """What is at rest after a revision has failed its golden prompts."""
-            it, service = self.cluster, self.cluster.service
-            memory = recall(service.status)
-            found = memory.given_up
-            if found is None or found.reason != progress.VERIFICATION:
+        def _settle(self) -> None:
+            for _ in range(MAX_RECONCILES):
+                acted = self._reconcile()
+                self._advance()
+                if not acted and not self._reconcile():
+                    return
+            raise AssertionError("the service never comes to rest")
+
+        def _check_failed_verification(self) -> None:
+            """Check the state of rest after a revision failed verification."""
+            cluster, service = self.cluster, self.cluster.service
+            state, verification = load_state(service.status), service.rollout.verification
+            if state.abandoned is None or state.abandoned.reason != reasons.VERIFICATION_FAILED:
                 return
-            for pod in it.pods.values():
-                assert not (pod.group.routable and pod.group.held), "no group serves unverified"
-            new = [group for group in it.groups if group.revision == it.revision]
-            if (
-                service.rollout.verification is not None
-                and service.rollout.verification.on_failure == "Pause"
-            ):
+            for one in cluster.simulated.values():
+                assert not (one.group.routable and one.group.awaiting_verification), (
+                    "a group serves unverified"
+                )
+            if verification is not None and verification.on_failure == "Pause":
                 return
-            assert not [group for group in new if not group.was_routable], "none is left that never served"
-            if memory.current in it.recorded - {it.revision}:
-                assert len(it.serving()) == len(it.groups) == service.groups, "the one before serves"
-                assert not new
+            updated = [group for group in cluster.groups if group.revision == cluster.revision]
+            assert all(group.was_routable for group in updated), "a group that never served is left"
+            if state.stable_revision in cluster.recorded - {cluster.revision}:
+                assert not updated
+                serving, present = len(cluster.serving()), len(cluster.groups)
+                assert serving == present == service.groups, "the stable revision does not serve"
 
         def teardown(self) -> None:
-            it = self.cluster
-            it.lies = set()
-            it.broken.discard(it.revision)
-            it.foreign.discard(it.revision)
-            self.settle()
-            if it.broken or it.foreign:
-                it.service = replace(it.service, rollout=replace(it.service.rollout, partition=0))
+            """Let nothing go wrong any more, and check that the service reaches the state of its spec."""
+            cluster = self.cluster
+            cluster.misrouted = set()
+            cluster.broken.discard(cluster.revision)
+            cluster.mismatched.discard(cluster.revision)
+            self._settle()
+            if cluster.broken or cluster.mismatched:
+                rollout = replace(cluster.service.rollout, partition=0)
+                cluster.service = replace(cluster.service, rollout=rollout)
             else:
-                self.check_refused()
-            # Whatever was given up, refused or paused: the user lets it go on.
-            it.wrong = set()
-            it.service = replace(
-                it.service,
-                spec={"revision": it.revision, "edit": "last"},
-                rollout=replace(it.service.rollout, paused=False),
+                self._check_failed_verification()
+            # Whatever was abandoned, failed or paused: the user lets it continue.
+            cluster.failing_prompts = set()
+            cluster.service = replace(
+                cluster.service,
+                spec={"revision": cluster.revision, "edit": "last"},
+                rollout=replace(cluster.service.rollout, paused=False),
             )
-            self.settle()
-            memory = recall(it.service.status)
-            groups, stay = it.service.groups, 0
-            if memory.current not in ("", it.revision):
-                stay = min(it.service.rollout.partition, groups)
-            new = [group for group in it.groups if group.revision == it.revision]
-            assert len(new) == groups - stay
-            assert len(it.groups) == groups
-            for one in new:
-                whole = [rank for rank, _ in sorted(it.pods[one.name].members.items())]
-                assert whole == list(range(it.sizes[it.revision])), "no half of a group"
-            assert len(it.serving()) == groups
-            assert memory.given_up is None
-            assert (memory.progress is not None and memory.progress.reached) or groups == 0
+            self._settle()
+            state = load_state(cluster.service.status)
+            groups, keep_old = cluster.service.groups, 0
+            if state.stable_revision not in ("", cluster.revision):
+                keep_old = min(cluster.service.rollout.partition, groups)
+            updated = [group for group in cluster.groups if group.revision == cluster.revision]
+            assert len(updated) == groups - keep_old
+            assert len(cluster.groups) == groups
+            for group in updated:
+                ranks = sorted(cluster.simulated[group.name].pods)
+                assert ranks == list(range(cluster.sizes[cluster.revision])), "a group is not complete"
+            assert len(cluster.serving()) == groups
+            assert state.abandoned is None
+            assert (state.progress is not None and state.progress.complete) or groups == 0
 
     return Rollouts

@@ -10,7 +10,7 @@ from mizzen_operator.api.parse import parse
 from mizzen_operator.api.types import InferenceService, Rollout
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
-from mizzen_operator.status.inputs import Facts
+from mizzen_operator.status.inputs import StatusInputs
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SPEC: dict[str, Any] = {
@@ -91,7 +91,7 @@ def service(**spec: Any) -> InferenceService:
     return parse({"metadata": META, "spec": {**SPEC, **spec}})
 
 
-GOOD = Facts(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
+GOOD = StatusInputs(service(), "a", "engine:1", [SERVING], [GATEWAY], DEPLOYED)
 OLD = replace(SERVING, revision="b", uid="2", name="demo-b-0-0")
 
 

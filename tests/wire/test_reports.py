@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mizzen.core.outputs import Reports, RequestLogprobs, RequestVector, StepOutput
+from mizzen.core.outputs import RequestSideOutputs, RequestLogprobs, RequestVector, StepOutput
 from mizzen.core.request import FinishReason, Pooling
 from mizzen.wire.client.stream import EngineStream, StreamLost, TokenLogprobs, unpack
 from mizzen.wire.messages import Abort, Embed, Embedding, Logprobs, Outputs, Refused, Sampling
 
 
-def output(bench: Any, rows: list[int], reports: Reports, finished: tuple[Any, ...] = ()) -> Any:
+def output(bench: Any, rows: list[int], reports: RequestSideOutputs, finished: tuple[Any, ...] = ()) -> Any:
     count = len(rows)
     return bench.server.out.send(
         StepOutput(
@@ -25,7 +25,7 @@ def output(bench: Any, rows: list[int], reports: Reports, finished: tuple[Any, .
             tokens=np.arange(count, dtype=np.int32),
             counts=None,
             finished=finished,
-            reports=reports,
+            side_outputs=reports,
         ),
         bench.now,
     )
@@ -40,7 +40,7 @@ def test_everyone_gets_their_own(bench: Any) -> None:
     one, other = bench.gateway(), bench.gateway()
     mine = [bench.submit(one, handle, sampling=Sampling(logprobs=1)) for handle in (4, 5)]
     theirs = bench.submit(other, 4, sampling=Sampling(prompt_logprobs=2))
-    reports = Reports(
+    reports = RequestSideOutputs(
         (
             RequestLogprobs(mine[1], *table(1, 2, 10), False),
             RequestLogprobs(theirs, *table(3, 3, 40), True),
@@ -76,7 +76,7 @@ def test_an_embedding_frees_its_handle_and_ends_its_wait(bench: Any) -> None:
     bench.now += 2
     vector = np.arange(5, dtype=np.float32)
     end = bench.end(request.rid, FinishReason.LENGTH)
-    waits = output(bench, [], Reports((), (RequestVector(request.rid, vector, 3, 1),)), (end,))
+    waits = output(bench, [], RequestSideOutputs((), (RequestVector(request.rid, vector, 3, 1),)), (end,))
     assert waits.tolist() == [2.0]
     got = bench.expect(gateway, Embedding)
     assert np.frombuffer(got.vector, "<f4").tolist() == vector.tolist()

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.step_plan import SlotOptions, PageWrites, PrefillChunk, SlotStart, StepPlan
 from mizzen.wire.ranks.plan_encoding import MalformedPlan, decode_plan, encode_plan
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -22,7 +22,7 @@ def arrays(size: st.SearchStrategy[int] | int) -> st.SearchStrategy[np.ndarray]:
 
 ASKS = st.integers(1, 99).flatmap(
     lambda n: st.builds(
-        Asks,
+        SlotOptions,
         tokens=st.just(np.zeros(n, np.int32)),
         prompt_tokens=st.just(n),
         prompt_logprobs=st.none() | st.integers(0, 20),
@@ -63,7 +63,7 @@ def same(one: StepPlan, other: StepPlan) -> bool:
         (
             plan.step,
             plan.decode_version,
-            [(start.slot, start.length, start.sampling, asked(start.asks)) for start in plan.starts],
+            [(start.slot, start.length, start.sampling, asked(start.options)) for start in plan.starts],
             [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
         )
         for plan in (one, other)
@@ -72,7 +72,7 @@ def same(one: StepPlan, other: StepPlan) -> bool:
     return equal and heads[0] == heads[1]
 
 
-def asked(asks: Asks | None) -> object:
+def asked(asks: SlotOptions | None) -> object:
     """What the other ranks need to know of what a request asks: the known tokens by their number alone."""
     return asks and (asks.tokens.tolist(), asks.prompt_tokens, asks.prompt_logprobs, asks.pooling)
 
@@ -117,9 +117,9 @@ def test_how_tokens_are_drawn_stays_at_rank_0() -> None:
         length=2,
         sampling=SamplingParams(temperature=0.7, stop=("x",), logit_bias=((4, 1.0),)),
         seed=9,
-        asks=Asks(tokens=known, prompt_tokens=4, end_tokens=(2,), prompt_logprobs=1),
+        options=SlotOptions(tokens=known, prompt_tokens=4, end_tokens=(2,), prompt_logprobs=1),
     )
     plan = StepPlan(step=1, decode=known[:0], decode_version=0, pages=PageWrites(), starts=(start,))
     (told,) = decode_plan(encode_plan(plan)).starts
     assert (told.slot, told.length, told.sampling, told.seed) == (3, 2, SamplingParams(temperature=0), 0)
-    assert asked(told.asks) == ([0] * 4, 4, 1, None)
+    assert asked(told.options) == ([0] * 4, 4, 1, None)

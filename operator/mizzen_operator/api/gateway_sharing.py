@@ -13,7 +13,7 @@ from mizzen_operator.api.types import Gateway, InferenceService
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class GatewaySharing:
     """The services that share a gateway.
 
     Attributes:
@@ -23,11 +23,11 @@ class Sharing:
     """
 
     services: tuple[InferenceService, ...]
-    models: Mapping[str, tuple[str, ...]]
-    taken: Mapping[str, Mapping[str, str]]
+    model_names: Mapping[str, tuple[str, ...]]
+    conflicting_names: Mapping[str, Mapping[str, str]]
 
     @property
-    def first(self) -> InferenceService:
+    def oldest(self) -> InferenceService:
         """Whose `spec.gateway` is in force."""
         return self.services[0]
 
@@ -36,12 +36,12 @@ class Sharing:
         """Seconds that requests of any of the services may need to end."""
         return max(service.lifecycle.drain_timeout for service in self.services)
 
-    def differences(self, service: InferenceService) -> list[str]:
+    def overridden_fields(self, service: InferenceService) -> list[str]:
         """Fields of a service's `spec.gateway` that differ from those in force."""
-        return _differences(service.gateway, self.first.gateway)
+        return _differences(service.gateway, self.oldest.gateway)
 
 
-def share(services: Sequence[InferenceService]) -> Sharing | None:
+def resolve_sharing(services: Sequence[InferenceService]) -> GatewaySharing | None:
     """Say who has what among the services of one namespace; None when none shares a gateway."""
     sharing = [service for service in services if service.shared and not service.deleting]
     if not sharing:
@@ -56,7 +56,7 @@ def share(services: Sequence[InferenceService]) -> Sharing | None:
             owners.setdefault(name, service.name)
         models[service.name] = tuple(name for name in claimed if owners[name] == service.name)
         taken[service.name] = {name: owners[name] for name in claimed if owners[name] != service.name}
-    return Sharing(tuple(sharing), models, taken)
+    return GatewaySharing(tuple(sharing), models, taken)
 
 
 _FIELDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Key(NamedTuple):
+class ServiceKey(NamedTuple):
     """Name of one InferenceService."""
 
     namespace: str

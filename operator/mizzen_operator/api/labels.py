@@ -21,8 +21,6 @@ API_KEYS = "mizzen.dev/api-keys"
 ENGINE, GATEWAY, FETCH = "engine", "gateway", "fetch"
 SHARED = "shared"
 """Value of the label mizzen.dev/gateway on what belongs to services that share a gateway."""
-SHARED_NAME = "mizzen-shared"
-"""Name of everything of the gateway that a namespace's services share; no service's child ends in -shared."""
 SERVICES_FILE = "services.json"
 """Key of the ConfigMap that lists the services of a shared gateway."""
 ROUTABLE = "mizzen.dev/routable"
@@ -60,72 +58,6 @@ ODD_WIRE_PORT = WIRE_PORT + 1
 """Where engines use keys of odd generations: the key of a socket cannot change."""
 RANKS_PORT = 5560
 """Of a group's leading pod, for its other pods; they use the two ports after it, too."""
-
-
-def gateway_name(service: str) -> str:
-    """Name of the gateway's Deployment, Service, ServiceAccount and RoleBinding."""
-    return f"{service}-gateway"
-
-
-def served_by(gateway: str) -> str:
-    """Name of the service whose own gateway has this name; empty when it is no such name."""
-    service = gateway.removesuffix("-gateway")
-    return service if service != gateway else ""
-
-
-def root_keys(service: str) -> str:
-    """Name of the Secret that the keys of both kinds of pods follow from; no pod mounts it."""
-    return f"{service}-keys"
-
-
-def engine_keys(service: str) -> str:
-    """Name of the Secret that engine pods mount."""
-    return f"{service}-engine-keys"
-
-
-def gateway_keys(service: str) -> str:
-    """Name of the Secret that gateway pods mount."""
-    return f"{service}-gateway-keys"
-
-
-def engine_budget(service: str) -> str:
-    """Name of the PodDisruptionBudget of a service's groups."""
-    return f"{service}-engine"
-
-
-def controller_revision(service: str, revision: str) -> str:
-    """Name of the ControllerRevision of a revision."""
-    return f"{service}-{revision}"
-
-
-def engine_policy(service: str) -> str:
-    """Name of the NetworkPolicy of a service's engines."""
-    return f"{service}-engine"
-
-
-def fetch_policy(service: str) -> str:
-    """Name of the NetworkPolicy of the pods that fetch a service's model."""
-    return f"{service}-fetch"
-
-
-def pod_name(service: str, revision: str, group: int, incarnation: int) -> str:
-    """Name of a group's leading pod; at most 63 characters for a service name of 40."""
-    return f"{service}-{revision}-{group}-{incarnation}"
-
-
-def worker_name(leader: str, rank: int) -> str:
-    """Name of another pod of a group than its leading one, `rank` counting from 1."""
-    return f"{leader}-{rank}"
-
-
-def ranks_service(service: str) -> str:
-    """Name of the headless Service that gives pods of groups their DNS names."""
-    return f"{service}-ranks"
-
-
-def leader_address(service: str, namespace: str, leader: str) -> str:
-    """DNS name of a group's leading pod, before it is ready, too."""
-    return f"{leader}.{ranks_service(service)}.{namespace}.svc"
 
 
 def is_number(text: str) -> bool:

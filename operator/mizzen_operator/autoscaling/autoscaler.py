@@ -18,13 +18,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import ApiError, parse
 from mizzen_operator.api.types import MAX_SCALES, Autoscaling
 from mizzen_operator.autoscaling.policy import EngineLoad, Memory, Sample, Scale, decide
 from mizzen_operator.gateway_client.watch import GatewayListener
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -57,37 +59,37 @@ class Autoscaler:
     """All services with `spec.autoscaling`; looks at a service tell it which these are."""
 
     def __init__(
-        self, kube: Kube, listener: GatewayListener, metrics: Metrics, tell: Callable[[Key], None]
+        self, kube: Kube, listener: GatewayListener, metrics: Metrics, tell: Callable[[ServiceKey], None]
     ) -> None:
         """Scale by what gateways say; `tell` gets services whose status has to say something else."""
         self._kube = kube
         self._tell = tell
         self._listener = listener
         self._metrics = metrics
-        self._services: dict[Key, _Scaled] = {}
-        self._urgent: defaultdict[str, set[Key]] = defaultdict(set)
+        self._services: dict[ServiceKey, _Scaled] = {}
+        self._urgent: defaultdict[str, set[ServiceKey]] = defaultdict(set)
         """Services that are due, by their namespace."""
         self._deciding: set[str] = set()
         """Namespaces of which some are decided on now."""
         self._all = asyncio.Semaphore(ALL_AT_ONCE)
         self._wake = asyncio.Event()
 
-    def seen(self, key: Key, settings: Autoscaling | None, uid: str = "") -> None:
+    def seen(self, key: ServiceKey, settings: Autoscaling | None, uid: str = "") -> None:
         """Take what a look at a service of this uid saw."""
         if settings is None:
             self._services.pop(key, None)
         elif key not in self._services or self._services[key].uid != uid:
             self._services[key] = _Scaled(uid)
 
-    def rival(self, key: Key) -> str:
+    def rival(self, key: ServiceKey) -> str:
         """Name of the HorizontalPodAutoscaler that keeps this one from scaling a service; empty without."""
         return self._services[key].rival if key in self._services else ""
 
-    def scales(self, key: Key) -> Sequence[Mapping[str, Any]]:
+    def scales(self, key: ServiceKey) -> Sequence[Mapping[str, Any]]:
         """What this process has done to a service, the latest last; see `status.scaleHistory`."""
         return tuple(self._services[key].scales) if key in self._services else ()
 
-    def poke(self, key: Key) -> None:
+    def poke(self, key: ServiceKey) -> None:
         """Decide on a service now: its gateways have news, perhaps a request that waits."""
         if key in self._services and self._listener.waiting(key):
             self._urgent[key.namespace].add(key)
@@ -118,7 +120,7 @@ class Autoscaler:
         if namespace in self._urgent:
             self._wake.set()
 
-    async def _turn(self, key: Key, turns: asyncio.Semaphore) -> None:
+    async def _turn(self, key: ServiceKey, turns: asyncio.Semaphore) -> None:
         async with turns, self._all:
             try:
                 await self._decide(key)
@@ -128,7 +130,7 @@ class Autoscaler:
             except Exception:
                 logger.exception("%s/%s: unexpected error", *key)
 
-    async def _decide(self, key: Key) -> None:
+    async def _decide(self, key: ServiceKey) -> None:
         scaled = self._services.get(key)
         body = await self._kube.get(Ref(labels.KIND, *key))
         if scaled is None or body is None or "deletionTimestamp" in body["metadata"]:
@@ -151,7 +153,7 @@ class Autoscaler:
         if scale is not None and not await self._has_rival(key, scaled, older_than=0.0):
             await self._write(key, scaled, scale, body["metadata"]["resourceVersion"])
 
-    async def _write(self, key: Key, scaled: _Scaled, scale: Scale, version: str) -> None:
+    async def _write(self, key: ServiceKey, scaled: _Scaled, scale: Scale, version: str) -> None:
         patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": scale.after}}
         scaled.memory = replace(scaled.memory, recommended=())
         await self._kube.patch(Ref(labels.KIND, *key, "scale"), patch)
@@ -162,7 +164,7 @@ class Autoscaler:
         del scaled.scales[:-MAX_SCALES]
         self._tell(key)
 
-    async def _has_rival(self, key: Key, scaled: _Scaled, older_than: float = RIVALS_SECONDS) -> bool:
+    async def _has_rival(self, key: ServiceKey, scaled: _Scaled, older_than: float = RIVALS_SECONDS) -> bool:
         """Whether somebody else scales a service, by a look that is no older."""
         if time.monotonic() - scaled.looked_for_rivals > older_than:
             others = await self._kube.list(Ref("HorizontalPodAutoscaler", key.namespace))

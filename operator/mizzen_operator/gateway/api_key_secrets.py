@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.apply import Refused
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError, Refused
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.resources.gateway_spec import Front
 
 logger = logging.getLogger(__name__)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateway.api_key_secrets import LabelledSecrets, Where
+from mizzen_operator.gateway.dedicated import DedicatedGateways
 from mizzen_operator.gateway.shared import SharedGateways
 from mizzen_operator.gateway.shared_readonly import SharedGateway
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.keys.rotation import Keys, Rotation, rotation
-from mizzen_operator.kube.apply import Applier, Refused
-from mizzen_operator.kube.client import Kube, KubeError
-from mizzen_operator.kube.errors import Failure, rejection
+from mizzen_operator.keys.key_cache import KeyCache
+from mizzen_operator.keys.rotation import KeyKeeper, Keys, Rotation, rotation
+from mizzen_operator.kube.apply import Applier
+from mizzen_operator.kube.apply_cache import ApplyCache
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Failure, KubeError, Refused, rejection
 from mizzen_operator.kube.objects import owned
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
-from mizzen_operator.pods.observe import Observed
-from mizzen_operator.rollout.executor import Executor
+from mizzen_operator.pods.observe import ObservedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +58,39 @@ class Entrances:
         self,
         kube: Kube,
         config: OperatorConfig,
+        *,
         metrics: Metrics,
-        executor: Executor,
         labelled: LabelledSecrets,
         applier: Applier,
+        applied: ApplyCache,
+        record_key_time: Callable[[ServiceKey, str], None],
     ) -> None:
-        self._executor = executor
+        self._keys = KeyCache(KeyKeeper(kube, config, metrics, record_key_time), applied)
+        self._dedicated = DedicatedGateways(config, labelled, applier, applied)
+        self._applied = applied
         self._labelled = labelled
         self._fronts = SharedGateways(kube, config, metrics, labelled, applier)
-        self._sharing: set[Key] = set()
+        self._sharing: set[ServiceKey] = set()
 
-    def sharing(self, namespace: str) -> list[Key]:
+    def sharing(self, namespace: str) -> list[ServiceKey]:
         """Services that share the namespace's gateway, as far as they were looked at."""
         return [key for key in self._sharing if key.namespace == namespace]
 
-    async def other_api_keys(self) -> list[Key]:
+    async def other_api_keys(self) -> list[ServiceKey]:
         """Services whose gateway should mount other Secrets with API keys than it was seen to.
 
         Raises:
             KubeError: the API server failed.
         """
-        found: list[Key] = []
+        found: list[ServiceKey] = []
         for namespace, gateway in await self._labelled.news():
-            if gateway == labels.SHARED_NAME:
+            if gateway == child_names.SHARED_GATEWAY:
                 found += self.sharing(namespace)
             else:
-                found.append(Key(namespace, labels.served_by(gateway)))
+                found.append(ServiceKey(namespace, child_names.service_of_gateway(gateway)))
         return found
 
-    async def make(self, key: Key, service: InferenceService, observed: Observed) -> Entrance:
+    async def make(self, key: ServiceKey, service: InferenceService, observed: ObservedState) -> Entrance:
         """Make what the service's gateway needs, and the gateway itself.
 
         Where the cluster does not take a change of a gateway that is there, groups are looked after all the
@@ -96,24 +102,24 @@ class Entrances:
         """
         if service.shared:
             return await self._shared(key, service, observed)
-        keys = await self._executor.keys(service)
+        keys = await self._keys.sync(service)
         try:
-            return Entrance(keys.token, await self._executor.gateway(service, observed), keys)
+            return Entrance(keys.token, await self._dedicated.apply(service, observed), keys)
         except (Refused, KubeError) as error:
             failure, live = rejection(error), observed.deployment
             if failure is None or live is None or not owned(live, service.uid):
                 raise
             return Entrance(keys.token, live, keys, failure=failure)
 
-    async def _shared(self, key: Key, service: InferenceService, observed: Observed) -> Entrance:
+    async def _shared(self, key: ServiceKey, service: InferenceService, observed: ObservedState) -> Entrance:
         self._sharing.add(key)
         self._fronts.refresh(service.namespace, settled=observed.settled)
-        front = await self._fronts.sync(service.namespace, observed.deployment, observed.endpoint)
+        front = await self._fronts.sync(service.namespace, observed.deployment, observed.gateway_service)
         if front is None:
             raise KubeError(0, "Vanished", f"{service.name} is no longer among the services of its namespace")
-        keys = await self._executor.keys(service, front.public)
+        keys = await self._keys.sync(service, front.public)
         if self._fronts.learn(service, keys.engine):
-            again = await self._fronts.sync(service.namespace, front.deployment, observed.endpoint)
+            again = await self._fronts.sync(service.namespace, front.deployment, observed.gateway_service)
             front = replace(again, changed=True) if again is not None else front
         return Entrance(front.token, front.deployment, keys, front, front.failure_of(service.name))
 
@@ -131,29 +137,29 @@ class Entrances:
         there = rotation(entrance.keys, groups, heard)
         if not there.waits:
             if entrance.keys.rotating:
-                await self._executor.drop_keys(service)
+                await self._keys.drop_previous(service)
             if entrance.shared is not None and self._fronts.confirm(service, entrance.shared.public[-1]):
                 self._fronts.forget(service.namespace)
         return there
 
-    def others(self, key: Key, entrance: Entrance | None) -> tuple[Key, ...]:
+    def others(self, key: ServiceKey, entrance: Entrance | None) -> tuple[ServiceKey, ...]:
         """Services for which a look has changed something: they share its gateway."""
         if entrance is None or entrance.shared is None or not entrance.shared.changed:
             return ()
         return tuple(other for other in self.sharing(key.namespace) if other != key)
 
-    def join(self, key: Key) -> None:
+    def join(self, key: ServiceKey) -> None:
         """Have a service looked at when the gateway that it shares changes."""
         self._sharing.add(key)
 
-    def leave(self, key: Key) -> tuple[Key, ...]:
+    def leave(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
         """Have the gateway that a service has shared serve the others alone; returns these."""
         if key not in self._sharing:
             return ()
         self._sharing.discard(key)
         others = self.sharing(key.namespace)
         if not others:
-            self._labelled.forget(Where(key.namespace, labels.SHARED_NAME))
+            self._labelled.forget(Where(key.namespace, child_names.SHARED_GATEWAY))
             self._fronts.drop(key.namespace)
         return tuple(others)
 
@@ -161,16 +167,16 @@ class Entrances:
         """Compare one object of the gateway that a namespace's services share anew at the next look."""
         self._fronts.doubt(namespace, kind, name)
 
-    def distrust(self, key: Key) -> None:
+    def distrust(self, key: ServiceKey) -> None:
         """Read what is known of a service's keys anew: a gateway has another token."""
-        self._executor.forget(key)
+        self._applied.forget(key)
         if key in self._sharing:
             self._fronts.forget(key.namespace)
 
 
 def token_refused(service: InferenceService) -> Failure:
     """What to do where a gateway has another token than the service's Secret."""
-    secret = labels.SHARED_NAME if service.shared else labels.root_keys(service.name)
+    secret = child_names.SHARED_GATEWAY if service.shared else child_names.root_keys_secret(service.name)
     whose = f"{labels.SERVICE}={service.name}"
     if service.shared:
         whose = f"'{labels.GATEWAY_LABEL}={labels.SHARED}'"

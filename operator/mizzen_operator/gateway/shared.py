@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.gateway_sharing import Sharing, share
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.gateway_sharing import GatewaySharing, resolve_sharing
 from mizzen_operator.api.parse import ApiError, parse
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateway.api_key_secrets import LabelledSecrets
 from mizzen_operator.gateway.shared_readonly import SharedGateway, Standing, owners
 from mizzen_operator.keys.rotation import change_secret, due
-from mizzen_operator.kube.apply import Applier, Refused, name_taken
-from mizzen_operator.kube.client import Kube, KubeError, Ref
-from mizzen_operator.kube.errors import rejection
+from mizzen_operator.kube.apply import Applier, name_taken
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError, Refused, rejection
 from mizzen_operator.kube.objects import stamp
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.gateway_deployment import gateway_account, gateway_manifests
 from mizzen_operator.resources.gateway_spec import Front
@@ -151,7 +152,7 @@ class SharedGateways:
         memory = self._namespaces[namespace]
         async with memory.lock:
             services, unread = await self._services(namespace)
-            sharing = share(services)
+            sharing = resolve_sharing(services)
             if sharing is None:
                 # The garbage collector removes what its last owner leaves. Another look may have been first.
                 self._namespaces.pop(namespace, None)
@@ -202,10 +203,10 @@ class SharedGateways:
                 unread.append(body)
         return found, unread
 
-    async def _keys(self, front: Front, memory: _Namespace, sharing: Sharing) -> None:
+    async def _keys(self, front: Front, memory: _Namespace, sharing: GatewaySharing) -> None:
         """Make the gateway's Secret where it is missing, keep its owners up to date, and rotate its keys."""
         owners = {one["name"]: one["uid"] for one in front.metadata()["ownerReferences"]}
-        wish, days, now = sharing.first.rotate_keys, self._config.rotate_keys_days, datetime.now(UTC)
+        wish, days, now = sharing.oldest.rotate_keys, self._config.rotate_keys_days, datetime.now(UTC)
         rotate = not memory.frozen and due(wish, memory.asked, memory.made, days, now)
         if memory.token and owners == memory.uids and len(memory.public) == 1 and not rotate:
             return
@@ -230,7 +231,7 @@ class SharedGateways:
         memory.frozen = bool(live.get("immutable"))
 
     async def _rotated(
-        self, live: Mapping[str, Any], memory: _Namespace, sharing: Sharing
+        self, live: Mapping[str, Any], memory: _Namespace, sharing: GatewaySharing
     ) -> Mapping[str, Any]:
         """Begin or end a rotation of the gateway's own keys where it is time to; the Secret as it is then."""
         if live.get("immutable"):
@@ -240,7 +241,7 @@ class SharedGateways:
             if all(memory.confirmed.get(one.uid) == newest for one in sharing.services):
                 return await change_secret(self._kube, self._metrics, live, finish(live))
             return live
-        wish, now = sharing.first.rotate_keys, datetime.now(UTC)
+        wish, now = sharing.oldest.rotate_keys, datetime.now(UTC)
         obeyed, days = annotation(live, labels.ROTATE_KEYS), self._config.rotate_keys_days
         if due(wish, obeyed, made(live), days, now):
             patch = begin(live, fresh_shared_keys(), wish, stamp(now))
@@ -249,7 +250,7 @@ class SharedGateways:
 
     async def _engine_key(self, service: InferenceService) -> EngineKeys | None:
         """The public keys of a service's engines; None before the service has them."""
-        ref = Ref("Secret", service.namespace, labels.engine_keys(service.name))
+        ref = Ref("Secret", service.namespace, child_names.engine_keys_secret(service.name))
         live = await self._kube.get(ref)
         if live is None:
             return None

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.gateway_sharing import Sharing
-from mizzen_operator.kube.apply import Refused
-from mizzen_operator.kube.client import Kube, Ref
-from mizzen_operator.kube.errors import Failure
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.gateway_sharing import GatewaySharing
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Failure, Refused
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.resources.key_secrets import public_keys
 from mizzen_operator.resources.secret_data import read
 
@@ -30,7 +30,7 @@ class SharedGateway:
         left_out: names of the services whom alone the failure concerns; None where it concerns all.
     """
 
-    sharing: Sharing
+    sharing: GatewaySharing
     deployment: Mapping[str, Any]
     public: tuple[str, ...]
     token: str
@@ -50,7 +50,7 @@ class Standing:
         self._kube = kube
 
     async def gateway(
-        self, namespace: str, deployment: Mapping[str, Any], sharing: Sharing, unread: Sequence[str]
+        self, namespace: str, deployment: Mapping[str, Any], sharing: GatewaySharing, unread: Sequence[str]
     ) -> SharedGateway:
         """A namespace's gateway as it is.
 
@@ -64,15 +64,15 @@ class Standing:
             Refused: its Secret is gone, or lacks something.
             KubeError: the API server failed.
         """
-        secret = await self._kube.get(Ref("Secret", namespace, labels.SHARED_NAME))
-        config = await self._kube.get(Ref("ConfigMap", namespace, labels.SHARED_NAME))
+        secret = await self._kube.get(Ref("Secret", namespace, child_names.SHARED_GATEWAY))
+        config = await self._kube.get(Ref("ConfigMap", namespace, child_names.SHARED_GATEWAY))
         try:
-            there = secret or {"metadata": {"name": labels.SHARED_NAME}, "data": {}}
+            there = secret or {"metadata": {"name": child_names.SHARED_GATEWAY}, "data": {}}
             public, token = public_keys(there, labels.GATEWAY), read(there, labels.ADMIN_TOKEN)
         except ValueError as error:
             raise Refused("KeysUnusable", str(error)) from error
         served = _served(config or {})
-        wanted = {one.name: (list(sharing.models[one.name]), one.suspend) for one in sharing.services}
+        wanted = {one.name: (list(sharing.model_names[one.name]), one.suspend) for one in sharing.services}
         failure = Failure(
             "NeighbourInvalid",
             f"InferenceService {', '.join(unread)}, which has the same gateway, cannot be read; until "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.gateway_client.heartbeat import Heartbeats
 from mizzen_operator.gateway_client.routing_table import (
     NO_ANSWER,
@@ -61,10 +61,10 @@ class GatewayListener:
     `ask` says what is known. Whenever that becomes another, `on_change` is told the service.
     """
 
-    def __init__(self, metrics: Metrics, on_change: Callable[[Key], None] = lambda key: None) -> None:
+    def __init__(self, metrics: Metrics, on_change: Callable[[ServiceKey], None] = lambda key: None) -> None:
         self.on_change = on_change
         self._metrics = metrics
-        self._ears: dict[Key, dict[_Source, _Ear]] = {}
+        self._ears: dict[ServiceKey, dict[_Source, _Ear]] = {}
         self._beats = Heartbeats(labels.ADMIN_PORT, self._answers, self._silence)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
@@ -80,7 +80,7 @@ class GatewayListener:
         await self._beats.close()
         await self._session.close()
 
-    async def ask(self, pods: Sequence[GatewayPod], token: str, key: Key) -> Acknowledgements:
+    async def ask(self, pods: Sequence[GatewayPod], token: str, key: ServiceKey) -> Acknowledgements:
         """What the ready gateways among `pods` say of a service.
 
         One that has not been heard yet is waited for, up to QUERY_SECONDS; one that fails to answer
@@ -103,18 +103,18 @@ class GatewayListener:
         ]
         return acknowledged(answers, silent)
 
-    def waiting(self, key: Key) -> bool:
+    def waiting(self, key: ServiceKey) -> bool:
         """Whether a gateway holds requests of a service because no engine serves."""
         return any(ear.answer.waiting for ear in self._ears.get(key, {}).values())
 
-    async def look(self, key: Key) -> list[dict[str, Any]] | None:
+    async def look(self, key: ServiceKey) -> list[dict[str, Any]] | None:
         """The routing tables of all gateways that are listened to, as they are now; None when one fails."""
         sources = list(self._ears.get(key, {}))
         tables = await asyncio.gather(*(self._table(key, source) for source in sources))
         return None if None in tables else [table for table in tables if table is not None]
 
     async def question(
-        self, key: Key, uid: str, prompt: str, max_tokens: int, seconds: float
+        self, key: ServiceKey, uid: str, prompt: str, max_tokens: int, seconds: float
     ) -> tuple[int, dict[str, Any]]:
         """Have an engine that is not verified yet continue a prompt; returns HTTP status and answer.
 
@@ -143,20 +143,20 @@ class GatewayListener:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError):
             return 0, {}
 
-    async def _table(self, key: Key, source: _Source) -> dict[str, Any] | None:
+    async def _table(self, key: ServiceKey, source: _Source) -> dict[str, Any] | None:
         try:
             async with self._session.get(_engines_url(key, source), headers=_headers(source)) as response:
                 return await response.json() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: ServiceKey) -> None:
         """Listen for a service no more."""
         for source, ear in self._ears.pop(key, {}).items():
             self._beats.remove(source.address)
             _end(ear)
 
-    def _listen(self, key: Key, sources: Sequence[_Source]) -> list[_Ear]:
+    def _listen(self, key: ServiceKey, sources: Sequence[_Source]) -> list[_Ear]:
         """The ears for exactly these gateways."""
         ears = self._ears.setdefault(key, {})
         for source in [source for source in ears if source not in sources]:
@@ -186,7 +186,7 @@ class GatewayListener:
         except (aiohttp.ClientError, OSError):
             return False
 
-    async def _hear(self, key: Key, source: _Source, ear: _Ear) -> None:
+    async def _hear(self, key: ServiceKey, source: _Source, ear: _Ear) -> None:
         backoff, version = FIRST_BACKOFF_SECONDS, ""
         while True:
             began = time.monotonic()
@@ -205,14 +205,14 @@ class GatewayListener:
                 await asyncio.sleep(1)  # it keeps no request just now: it may be ending
             version = said
 
-    def _take(self, key: Key, ear: _Ear, answer: Answer) -> None:
+    def _take(self, key: ServiceKey, ear: _Ear, answer: Answer) -> None:
         news = ear.late or (ear.heard.is_set() and answer != ear.answer)
         ear.answer, ear.late = answer, False
         ear.heard.set()
         if news:
             self.on_change(key)
 
-    async def _ask(self, key: Key, source: _Source, version: str) -> tuple[Answer | None, str]:
+    async def _ask(self, key: ServiceKey, source: _Source, version: str) -> tuple[Answer | None, str]:
         """The gateway's answer, None when it is as before; and the version that the answer has."""
         url = _engines_url(key, source)
         total = QUERY_SECONDS
@@ -238,7 +238,7 @@ class GatewayListener:
             self._metrics.gateway_queries.labels(result).inc()
 
 
-def _engines_url(key: Key, source: _Source) -> str:
+def _engines_url(key: ServiceKey, source: _Source) -> str:
     return _url(source, f"/admin/engines?service={key.name}")
 
 

@@ -13,9 +13,10 @@ import kopf
 from mizzen_operator.api import labels
 from mizzen_operator.informers.relist import CONNECT_SECONDS, Traffic
 from mizzen_operator.informers.watch_health import INACTIVITY_SECONDS, SERVER_SECONDS, Watches
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.client import Kube
 from mizzen_operator.kube.paged_list import Listing
-from mizzen_operator.kube.store import Cache, Changed, Name
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.store import Cache, Changed, ObjectName
 from mizzen_operator.kube.transport import REQUEST_SECONDS, load_configuration
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class Caches:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    def _tell(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
+    def _tell(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
         """Tell of a change; what a watch begins with has not changed, and is looked at by whoever leads."""
         if kind not in self._known:
             if not self._caches[kind].synced:

@@ -12,8 +12,10 @@ import logging
 import random
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.last_applied import UNWATCHED, Children
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.kube.store import Changed
 from mizzen_operator.resources.metadata import MANAGED_BY
 

@@ -8,19 +8,21 @@ them alone, the former ones are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.kube.apply import Refused, name_taken
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.apply import name_taken
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Refused
 from mizzen_operator.kube.objects import owned, stamp
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.pods.group import Group
 from mizzen_operator.resources import key_secrets as render
@@ -65,10 +67,18 @@ class Rotation:
 class KeyKeeper:
     """Makes the Secrets of services, and what a rotation changes of them."""
 
-    def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        config: OperatorConfig,
+        metrics: Metrics,
+        record_key_time: Callable[[ServiceKey, str], None],
+    ) -> None:
+        """Write Secrets; `record_key_time` gets the time at which each service's present keys were made."""
         self._kube = kube
         self._config = config
         self._metrics = metrics
+        self._record_key_time = record_key_time
 
     def due(self, service: InferenceService, keys: Keys, now: datetime) -> bool:
         """Whether a service's keys should be rotated: it is asked for, or they are too old."""
@@ -119,9 +129,9 @@ class KeyKeeper:
 
     async def _frozen(self, service: InferenceService) -> str:
         """A Secret of the service that an older release made immutable; kubelet would not follow it."""
-        names = [labels.root_keys(service.name), labels.engine_keys(service.name)]
+        names = [child_names.root_keys_secret(service.name), child_names.engine_keys_secret(service.name)]
         if not service.shared:
-            names.append(labels.gateway_keys(service.name))
+            names.append(child_names.gateway_keys_secret(service.name))
         for name in names:
             live = await self._kube.get(Ref("Secret", service.namespace, name))
             if live is not None and live.get("immutable"):
@@ -132,13 +142,13 @@ class KeyKeeper:
         """The Secret that the others follow from; when it is lost, it is made of those that are left."""
         if not service.status and (made := await self._made(service, render.root_keys(service))):
             return made
-        ref = Ref("Secret", service.namespace, labels.root_keys(service.name))
+        ref = Ref("Secret", service.namespace, child_names.root_keys_secret(service.name))
         # Read once: if it were lost between two reads, keys that fit nobody's would be made in its place.
         if (live := await self._kube.get(ref)) is not None:
             return self._ours(service, live)
-        names = [labels.engine_keys(service.name)]
+        names = [child_names.engine_keys_secret(service.name)]
         if not service.shared:
-            names.append(labels.gateway_keys(service.name))
+            names.append(child_names.gateway_keys_secret(service.name))
         mounted = [await self._kube.get(Ref("Secret", service.namespace, name)) for name in names]
         left = [secret for secret in mounted if secret is not None and owned(secret, service.uid)]
         if len(left) < len(names):
@@ -172,8 +182,8 @@ class KeyKeeper:
 
     def _keys_made(self, service: InferenceService, secret: Mapping[str, Any]) -> None:
         """Note the age of the keys in the Secret that a service's others follow from."""
-        if secret["metadata"]["name"] == labels.root_keys(service.name):
-            self._metrics.fleet.keys_made(Key(service.namespace, service.name), render.made(secret))
+        if secret["metadata"]["name"] == child_names.root_keys_secret(service.name):
+            self._record_key_time(ServiceKey(service.namespace, service.name), render.made(secret))
 
 
 async def change_secret(

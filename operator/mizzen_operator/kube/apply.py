@@ -7,27 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
 from mizzen_operator.kube.drift import correction, covers
+from mizzen_operator.kube.errors import KubeError, Refused
 from mizzen_operator.kube.last_applied import Children
 from mizzen_operator.kube.objects import digest
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
 _ABSENT = "absent"
-
-
-class Refused(Exception):
-    """The cluster does not let a service have what it needs, and trying again alone does not help.
-
-    Attributes:
-        reason: in CamelCase, for a condition.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 def name_taken(live: Mapping[str, Any], service: str = "") -> Refused:

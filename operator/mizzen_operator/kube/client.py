@@ -13,10 +13,12 @@ import msgspec
 from kubernetes.aio.client import Configuration
 
 from mizzen_operator.api import labels
+from mizzen_operator.kube.errors import KubeError, by_webhook, pause, refusal
 from mizzen_operator.kube.paged_list import Listing, next_page
-from mizzen_operator.kube.refs import KubeError, Ref, by_webhook, pause, refusal
-from mizzen_operator.kube.store import Cache, Name
-from mizzen_operator.kube.transport import REQUEST_SECONDS, Connection, TokenBucket, load_configuration
+from mizzen_operator.kube.rate_limiter import TokenBucket
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.store import Cache, ObjectName
+from mizzen_operator.kube.transport import REQUEST_SECONDS, Connection, load_configuration
 from mizzen_operator.metrics import Metrics
 
 LOGIN_SECONDS = 2 * REQUEST_SECONDS
@@ -86,7 +88,7 @@ class Kube:
         """
         cache = self._caches(ref.kind)
         if cache is not None and not (ref.subresource or live):
-            return cache.get(Name(ref.namespace, ref.name))
+            return cache.get(ObjectName(ref.namespace, ref.name))
         found = await self._read(ref)
         return None if found is None else msgspec.json.decode(found)
 
@@ -174,7 +176,7 @@ class Kube:
     async def create(self, manifest: Mapping[str, Any]) -> bool:
         """Create an object; False when one of its name is there already."""
         meta = manifest["metadata"]
-        name = Name(meta["namespace"], meta["name"])
+        name = ObjectName(meta["namespace"], meta["name"])
         ref = Ref(manifest["kind"], meta["namespace"])
         try:
             await self._write("POST", ref, name, _QUERY, manifest, tell=True)
@@ -217,11 +219,11 @@ class Kube:
         query = {**_QUERY, "force": "true"}
         if new:
             manifest = {**manifest, "metadata": {**meta, "resourceVersion": NO_VERSION}}
-        return await self._write("PATCH", ref, Name(ref.namespace, ref.name), query, manifest, APPLY)
+        return await self._write("PATCH", ref, ObjectName(ref.namespace, ref.name), query, manifest, APPLY)
 
     async def patch(self, ref: Ref, patch: Mapping[str, Any], content_type: str = MERGE) -> None:
         """Patch an object or its subresource."""
-        await self._write("PATCH", ref, Name(ref.namespace, ref.name), _QUERY, patch, content_type)
+        await self._write("PATCH", ref, ObjectName(ref.namespace, ref.name), _QUERY, patch, content_type)
 
     async def delete(self, ref: Ref, uid: str, propagation: str = "") -> bool:
         """Delete the very object of this uid; False when it is gone.
@@ -237,7 +239,7 @@ class Kube:
         body: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         if propagation:
             body["propagationPolicy"] = propagation
-        name, cache = Name(ref.namespace, ref.name), self._caches(ref.kind)
+        name, cache = ObjectName(ref.namespace, ref.name), self._caches(ref.kind)
         try:
             left = await self._write("DELETE", ref, name, body=body, tell=True)
         except KubeError as error:
@@ -254,7 +256,7 @@ class Kube:
         self,
         verb: str,
         ref: Ref,
-        name: Name,
+        name: ObjectName,
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content_type: str = JSON,

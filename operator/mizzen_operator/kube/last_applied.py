@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mizzen_operator.api import labels
-from mizzen_operator.kube.store import Name
+from mizzen_operator.kube.store import ObjectName
 
 UNWATCHED = ("PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "ServiceAccount")
 """Of Secrets and ConfigMaps the operator may list nothing."""
@@ -40,10 +40,10 @@ class _Metadata(msgspec.Struct, rename="camel"):
     generation: int = 0
     labels: _Labels = msgspec.field(default_factory=_Labels)
 
-    def read(self) -> tuple[Name, Child]:
+    def read(self) -> tuple[ObjectName, Child]:
         """Whose metadata it is; an object whose status changes alone has a generation."""
         edition = str(self.generation) if self.generation else self.resource_version
-        return Name(self.namespace, self.name), Child(self.uid, edition, self.labels.service)
+        return ObjectName(self.namespace, self.name), Child(self.uid, edition, self.labels.service)
 
 
 class _Item(msgspec.Struct):
@@ -61,7 +61,7 @@ class Children:
     """All of them, by kind and name: about 200 bytes each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[Name, Child]] = {kind: {} for kind in UNWATCHED}
+        self._known: dict[str, dict[ObjectName, Child]] = {kind: {} for kind in UNWATCHED}
 
     def compared(self, body: Mapping[str, Any]) -> None:
         """Note that an object is as it should be."""
@@ -71,14 +71,14 @@ class Children:
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
         """Which object was as it should be when it was compared last; empty when none was, or it strayed."""
-        child = self._known[kind].get(Name(namespace, name))
+        child = self._known[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 
     def removed(self, kind: str, namespace: str, name: str) -> None:
         """Note that an object is not wanted any more."""
-        self._known.get(kind, {}).pop(Name(namespace, name), None)
+        self._known.get(kind, {}).pop(ObjectName(namespace, name), None)
 
-    def strayed(self, kind: str, pages: Iterable[bytes]) -> list[tuple[Name, Child]]:
+    def strayed(self, kind: str, pages: Iterable[bytes]) -> list[tuple[ObjectName, Child]]:
         """Objects that are not there, or are others than when they were compared; each is named once.
 
         Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mizzen_operator.kube.store import Name, Version
+from mizzen_operator.kube.store import ObjectName, Version
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -39,7 +39,7 @@ class Listing:
         more: the token of the next page; empty when there is none.
     """
 
-    objects: dict[Name, Version] = field(default_factory=dict)
+    objects: dict[ObjectName, Version] = field(default_factory=dict)
     version: int = 0
     more: str = ""
 
@@ -53,7 +53,7 @@ class Listing:
         self.version, self.more = int(read.metadata.resource_version), read.metadata.continue_
         for item in read.items or ():  # null where there is nothing
             meta = item.metadata
-            name = Name(meta.namespace, meta.name)
+            name = ObjectName(meta.namespace, meta.name)
             self.objects[name] = Version(meta.uid, int(meta.resource_version))
 
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from urllib.parse import quote
 
-import msgspec
-
 from mizzen_operator.api import labels
-
-MOST_PAUSE_SECONDS = 5.0
-"""However long the API server asks to be left alone; the look's own back-off is longer."""
-WEBHOOK_FAILS = "failed calling webhook"
-"""What the API server says of an admission webhook that did not answer, or answered what is no answer."""
 
 _PATHS = {
     "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
@@ -35,20 +27,6 @@ _PATHS = {
 }
 
 
-class KubeError(Exception):
-    """The API server refused or failed a request.
-
-    Attributes:
-        code: HTTP status; 0 when no answer came.
-        reason: the API's reason, such as `AlreadyExists`.
-    """
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Ref:
     """Where an object is; `subresource` such as `status`."""
@@ -67,26 +45,3 @@ class Ref:
         parts.append(plural)
         parts += [quote(part) for part in (self.name, self.subresource) if part]
         return "/".join(parts)
-
-
-def pause(least: float, data: bytes) -> float:
-    """Seconds until a request is sent again: what a refusal asks for, if that is more."""
-    try:
-        asked = float(msgspec.json.decode(data)["details"]["retryAfterSeconds"])
-    except (ValueError, TypeError, KeyError):
-        asked = 0.0
-    return min(MOST_PAUSE_SECONDS, max(asked, least * random.uniform(0.8, 1.2)))
-
-
-def by_webhook(code: int, data: bytes) -> bool:
-    """Whether an admission webhook failed that has to agree: somebody's program, not the API server."""
-    return code == 500 and WEBHOOK_FAILS.encode() in data
-
-
-def refusal(code: int, data: bytes, what: str) -> KubeError:
-    """What the API server says of a request that it refused or failed; `what` was asked."""
-    try:
-        status = msgspec.json.decode(data)
-        return KubeError(code, status.get("reason", ""), status.get("message", "") or f"{what}: {code}")
-    except (ValueError, AttributeError):
-        return KubeError(code, "", f"{what}: {code}")

@@ -25,7 +25,7 @@ REMEMBERED_ENDS = 4096
 """Ended objects whose late answers are recognized."""
 
 
-class Name(NamedTuple):
+class ObjectName(NamedTuple):
     """Namespace and name of an object."""
 
     namespace: str
@@ -53,7 +53,7 @@ class Held:
     """Versions after it that are our own writes'."""
 
 
-Changed = Callable[[str, Name, Mapping[str, str]], None]
+Changed = Callable[[str, ObjectName, Mapping[str, str]], None]
 """Gets the kind, name and labels of an object that is another than before."""
 
 _decode = msgspec.json.Decoder().decode
@@ -68,7 +68,7 @@ class Cache:
         self.listings = 0
         """How often the objects were listed."""
         self._on_change = on_change
-        self._objects: dict[Name, Held] = {}
+        self._objects: dict[ObjectName, Held] = {}
         self._namespaces: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._by_label: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
         self._ended: OrderedDict[str, int] = OrderedDict()
@@ -76,7 +76,7 @@ class Cache:
         self._listed = 0
         self._awaited: dict[str, int] = {}
         """Versions, by uid, of what a list has named and no event has brought yet."""
-        self._writing: dict[Name, list[int]] = {}
+        self._writing: dict[ObjectName, list[int]] = {}
         self._stirred = asyncio.Event()
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Cache:
         """Whether the objects were listed, and all that were are held."""
         return self.listings > 0 and not self._awaited
 
-    def get(self, name: Name) -> dict[str, Any] | None:
+    def get(self, name: ObjectName) -> dict[str, Any] | None:
         """An object; None when there is none."""
         held = self._objects.get(name)
         return None if held is None else _decode(held.data)
@@ -102,7 +102,7 @@ class Cache:
             _decode(held.data) for name in names if _matches((held := self._objects[name]).labels, wanted)
         ]
 
-    def reflects(self, there: Mapping[Name, Version], version: int) -> bool:
+    def reflects(self, there: Mapping[ObjectName, Version], version: int) -> bool:
         """Whether the cache is at least as new as a list.
 
         Args:
@@ -158,7 +158,7 @@ class Cache:
         """Take the end of an object, as a DELETED event shows it."""
         self.end(*_identity(body))
 
-    def end(self, name: Name, uid: str, version: int = sys.maxsize) -> None:
+    def end(self, name: ObjectName, uid: str, version: int = sys.maxsize) -> None:
         """Take the end of the object of a uid, or of its being watched: up to a version, or for good."""
         self._stirred.set()
         self._awaited.pop(uid, None)
@@ -171,7 +171,7 @@ class Cache:
             self._drop(name, held)
             self._on_change(self.kind, name, held.labels)
 
-    def listed(self, there: Mapping[Name, Version], version: int) -> None:
+    def listed(self, there: Mapping[ObjectName, Version], version: int) -> None:
         """Take a whole list: what is held, not in the list and no newer than it has ended meanwhile.
 
         Args:
@@ -190,11 +190,11 @@ class Cache:
         self.listings += 1
         self._stirred.set()
 
-    def begin_write(self, name: Name) -> None:
+    def begin_write(self, name: ObjectName) -> None:
         """Tell that a write of ours is under way: its own event, if it is first, is no news."""
         self._writing.setdefault(name, [])
 
-    def end_write(self, name: Name, version: int | None, *, tell: bool = False) -> None:
+    def end_write(self, name: ObjectName, version: int | None, *, tell: bool = False) -> None:
         """Tell how the write ended; events of others that came meanwhile are told now.
 
         Args:
@@ -207,7 +207,7 @@ class Cache:
         if held is not None and (tell or any(event != version for event in events)):
             self._on_change(self.kind, name, held.labels)
 
-    def _was_overtaken(self, name: Name, uid: str, version: int) -> bool:
+    def _was_overtaken(self, name: ObjectName, uid: str, version: int) -> bool:
         """Whether an event is of a change by others that the answer to a write of ours came before."""
         held = self._objects.get(name)
         if held is None or held.uid != uid or not held.told < version <= held.version:
@@ -216,24 +216,24 @@ class Cache:
         self._objects[name] = replace(held, told=version, own=own)
         return version not in held.own
 
-    def _lacks(self, name: Name, uid: str, version: int) -> bool:
+    def _lacks(self, name: ObjectName, uid: str, version: int) -> bool:
         held = self._objects.get(name)
         return self._ended.get(uid, -1) < version and (held is None or held.version < version)
 
-    def _is_news(self, name: Name, uid: str, version: int) -> bool:
+    def _is_news(self, name: ObjectName, uid: str, version: int) -> bool:
         if not self._lacks(name, uid, version):
             return False
         held = self._objects.get(name)
         known = (held is not None and held.uid == uid) or uid in self._awaited
         return known or version > self._listed  # else it had ended by the time of the list
 
-    def _tell(self, name: Name, version: int, given: Mapping[str, str]) -> None:
+    def _tell(self, name: ObjectName, version: int, given: Mapping[str, str]) -> None:
         if name in self._writing:
             self._writing[name].append(version)
         else:
             self._on_change(self.kind, name, given)
 
-    def _hold(self, name: Name, uid: str, version: int, body: Mapping[str, Any]) -> None:
+    def _hold(self, name: ObjectName, uid: str, version: int, body: Mapping[str, Any]) -> None:
         held = Held(uid, version, body["metadata"].get("labels") or {}, _plain(body), version)
         if version >= self._awaited.get(uid, version + 1):
             del self._awaited[uid]
@@ -247,7 +247,7 @@ class Cache:
             if key in held.labels:
                 self._by_label[name.namespace, key, held.labels[key]][name.name] = None
 
-    def _drop(self, name: Name, held: Held) -> None:
+    def _drop(self, name: ObjectName, held: Held) -> None:
         self._stirred.set()
         del self._objects[name]
         _discard(self._namespaces, name.namespace, name.name)
@@ -255,7 +255,7 @@ class Cache:
             if key in held.labels:
                 _discard(self._by_label, (name.namespace, key, held.labels[key]), name.name)
 
-    def _candidates(self, namespace: str, wanted: list[tuple[str, str]]) -> Iterator[Name]:
+    def _candidates(self, namespace: str, wanted: list[tuple[str, str]]) -> Iterator[ObjectName]:
         if not namespace:
             yield from self._objects
             return
@@ -265,7 +265,7 @@ class Cache:
                 found = self._by_label.get((namespace, key, value), {})
                 break
         for name in found:
-            yield Name(namespace, name)
+            yield ObjectName(namespace, name)
 
 
 def _owners(given: Mapping[str, str]) -> tuple[str | None, ...]:
@@ -273,9 +273,9 @@ def _owners(given: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(given.get(key) for key in INDEXED)
 
 
-def _identity(body: Mapping[str, Any]) -> tuple[Name, str, int]:
+def _identity(body: Mapping[str, Any]) -> tuple[ObjectName, str, int]:
     meta = body["metadata"]
-    return Name(meta["namespace"], meta["name"]), meta["uid"], int(meta["resourceVersion"])
+    return ObjectName(meta["namespace"], meta["name"]), meta["uid"], int(meta["resourceVersion"])
 
 
 def _plain(body: Mapping[str, Any]) -> bytes:

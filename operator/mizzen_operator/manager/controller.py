@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube, KubeError, Ref
-from mizzen_operator.kube.store import Name
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.manager.fair_queueing import Turns
 from mizzen_operator.manager.workqueue import WorkQueue
 from mizzen_operator.metrics import Metrics
@@ -47,9 +49,9 @@ class Loop:
         self._config = config
         self._metrics = metrics
         self._queue = WorkQueue(Turns(config.workers))
-        self._began: dict[Key, float] = {}
+        self._began: dict[ServiceKey, float] = {}
         self._leads = False
-        self._recent: dict[Key, float] = {}
+        self._recent: dict[ServiceKey, float] = {}
         """Services that have changed while another replica led, the latest last."""
         self._besides = besides
         self._idle = asyncio.Event()
@@ -90,12 +92,12 @@ class Loop:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def hung(self) -> list[Key]:
+    def hung(self) -> list[ServiceKey]:
         """Services whose look takes far longer than its deadline."""
         limit = time.monotonic() - 2 * RECONCILE_SECONDS
         return [key for key, began in self._began.items() if began < limit]
 
-    def changed(self, kind: str, name: Name, given: Mapping[str, str]) -> None:
+    def changed(self, kind: str, name: ObjectName, given: Mapping[str, str]) -> None:
         """Enqueue the services that an object belongs to, which has changed.
 
         Args:
@@ -104,14 +106,14 @@ class Loop:
             given: its labels.
         """
         if kind == labels.KIND:
-            self.enqueue(Key(*name))
+            self.enqueue(ServiceKey(*name))
         elif service := given.get(labels.SERVICE):
-            self.enqueue(Key(name.namespace, service))
+            self.enqueue(ServiceKey(name.namespace, service))
         elif labels.GATEWAY_LABEL in given:
-            for key in self._reconciler.sharing(name.namespace):
+            for key in self._reconciler.services_sharing_gateway(name.namespace):
                 self.enqueue(key)
 
-    def enqueue(self, key: Key) -> None:
+    def enqueue(self, key: ServiceKey) -> None:
         """Have a service looked at soon."""
         if self._leads:
             self._queue.add(key)
@@ -131,7 +133,7 @@ class Loop:
                 self._idle.clear()
                 group.create_task(self._one(key), name="look")
 
-    async def _one(self, key: Key) -> None:
+    async def _one(self, key: ServiceKey) -> None:
         began, result = self._began[key], "error"
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
@@ -150,16 +152,16 @@ class Loop:
             self._queue.done(key)
             self._metrics.reconciles.labels(result).observe(time.monotonic() - began)
 
-    async def _look(self, key: Key) -> str:
+    async def _look(self, key: ServiceKey) -> str:
         outcome = await self._reconciler.reconcile(key)
-        for other in outcome.others:
+        for other in outcome.also_enqueue:
             self._queue.add(other)
-        if outcome.again is not None:
-            self._queue.add(key, outcome.again)
+        if outcome.requeue_after is not None:
+            self._queue.add(key, outcome.requeue_after)
         if outcome.failure is not None:
             self._failed(key, outcome.failure.reason, outcome.failure.message)
             return "failure"
-        if outcome.waits:
+        if outcome.requeue_backoff:
             self._queue.retry(key, WAIT_LIMIT_SECONDS)
             return "waits"
         self._queue.forget(key)
@@ -167,7 +169,7 @@ class Loop:
             self._queue.add(key, self._config.recheck_seconds, aside=True)
         return "ok"
 
-    def _failed(self, key: Key, reason: str, message: str) -> None:
+    def _failed(self, key: ServiceKey, reason: str, message: str) -> None:
         self._metrics.errors.labels(reason).inc()
         delay = self._queue.fail(key)
         logger.warning("%s/%s: %s: %s; again in %.1f s", *key, reason, message, delay)
@@ -188,11 +190,11 @@ class Loop:
         for key in await self._services():
             self._queue.add(key, random.uniform(0, self._config.resync_seconds), aside=True)
 
-    async def _services(self) -> dict[Key, bool]:
+    async def _services(self) -> dict[ServiceKey, bool]:
         """All services, and whether their status is of their spec as it is."""
         found = await self._kube.list(Ref(labels.KIND, self._config.namespace))
         return {
-            Key(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
+            ServiceKey(meta["namespace"], meta["name"]): body.get("status", {}).get("observedGeneration")
             == meta["generation"]
             for body in found
             for meta in (body["metadata"],)
@@ -200,5 +202,5 @@ class Loop:
 
     async def _api_keys(self) -> None:
         """Look at the services whose gateway lacks a Secret with API keys, or has one too many."""
-        for key in await self._reconciler.other_api_keys():
+        for key in await self._reconciler.services_with_changed_api_keys():
             self._queue.add(key)

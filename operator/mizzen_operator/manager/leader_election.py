@@ -14,7 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 
 logger = logging.getLogger(__name__)
 

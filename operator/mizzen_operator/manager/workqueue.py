@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterable
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.manager.fair_queueing import Lane, Turns
 
 FIRST_BACKOFF_SECONDS = 0.1
@@ -32,19 +32,19 @@ class WorkQueue:
     def __init__(self, turns: Turns) -> None:
         """Share the turns of those who `get` keys."""
         self._turns = turns
-        self._parked: dict[Lane, list[tuple[float, Key]]] = {}
-        self._is_parked: set[Key] = set()
-        self._due: dict[Key, float] = {}
-        self._aside: set[Key] = set()
-        self._first: list[tuple[float, Key]] = []
-        self._later: list[tuple[float, Key]] = []
-        self._running: set[Key] = set()
-        self._attempts: dict[Key, int] = {}
-        self._held: dict[Key, float] = {}
+        self._parked: dict[Lane, list[tuple[float, ServiceKey]]] = {}
+        self._is_parked: set[ServiceKey] = set()
+        self._due: dict[ServiceKey, float] = {}
+        self._aside: set[ServiceKey] = set()
+        self._first: list[tuple[float, ServiceKey]] = []
+        self._later: list[tuple[float, ServiceKey]] = []
+        self._running: set[ServiceKey] = set()
+        self._attempts: dict[ServiceKey, int] = {}
+        self._held: dict[ServiceKey, float] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
-    def add(self, key: Key, delay: float = 0.0, *, aside: bool = False) -> None:
+    def add(self, key: ServiceKey, delay: float = 0.0, *, aside: bool = False) -> None:
         """Have a key worked on after `delay` seconds; an earlier time that was asked for before stands.
 
         Args:
@@ -67,7 +67,7 @@ class WorkQueue:
         if key not in self._running:
             self._push(key)
 
-    async def get(self) -> Key:
+    async def get(self) -> ServiceKey:
         """Wait for the next due key and take it; every `get` is followed by `done`."""
         while True:
             key, wait = self.poll()
@@ -79,7 +79,7 @@ class WorkQueue:
             except TimeoutError:
                 pass
 
-    def done(self, key: Key) -> None:
+    def done(self, key: ServiceKey) -> None:
         """Give a key back; if it was added meanwhile, it waits again."""
         self._running.discard(key)
         lane = self._turns.end(key, time.monotonic())
@@ -89,7 +89,7 @@ class WorkQueue:
         self._unpark([other for other in self._parked if other.slow] if lane.slow else [lane])
         self._changed.set()
 
-    def fail(self, key: Key) -> float:
+    def fail(self, key: ServiceKey) -> float:
         """Add a key whose work has failed, as `retry` does; for HOLD_SECONDS nothing has it sooner."""
         delay = self.retry(key)
         held = time.monotonic() + min(delay, HOLD_SECONDS)
@@ -98,7 +98,7 @@ class WorkQueue:
             self._due[key] = held
         return delay
 
-    def retry(self, key: Key, limit: float = MAX_BACKOFF_SECONDS) -> float:
+    def retry(self, key: ServiceKey, limit: float = MAX_BACKOFF_SECONDS) -> float:
         """Add a key with a delay that doubles with each retry, up to `limit` seconds; returns the delay."""
         self._held.pop(key, None)
         attempt = self._attempts.get(key, 0)
@@ -114,7 +114,7 @@ class WorkQueue:
         for held in (self._due, self._aside, self._first, self._later, self._parked, self._is_parked):
             held.clear()
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: ServiceKey) -> None:
         """Let the next retry of a key be its first."""
         self._attempts.pop(key, None)
         self._held.pop(key, None)
@@ -129,11 +129,11 @@ class WorkQueue:
         due = [at for key, at in self._due.items() if key not in self._running]
         return max(0.0, time.monotonic() - min(due, default=float("inf")))
 
-    def _push(self, key: Key) -> None:
+    def _push(self, key: ServiceKey) -> None:
         heapq.heappush(self._later if key in self._aside else self._first, (self._due[key], key))
         self._changed.set()
 
-    def poll(self) -> tuple[Key | None, float | None]:
+    def poll(self) -> tuple[ServiceKey | None, float | None]:
         """Take a due key, or tell the seconds until there may be one; None where only a change tells."""
         now = time.monotonic()
         if wait := self._turns.seconds_until_free(now):
@@ -154,7 +154,7 @@ class WorkQueue:
                 return key, None
             self._park(key, lane)
 
-    def _take(self, key: Key, lane: Lane, now: float) -> None:
+    def _take(self, key: ServiceKey, lane: Lane, now: float) -> None:
         del self._due[key]
         self._aside.discard(key)
         self._is_parked.discard(key)
@@ -165,7 +165,7 @@ class WorkQueue:
         if self._due:
             self._changed.set()  # who waits besides may take the next one
 
-    def _park(self, key: Key, lane: Lane) -> None:
+    def _park(self, key: ServiceKey, lane: Lane) -> None:
         if key not in self._is_parked:
             self._is_parked.add(key)
             waits = self._due[key] + (PATIENCE_SECONDS if key in self._aside else 0.0)
@@ -184,7 +184,7 @@ class WorkQueue:
             if not parked:
                 self._parked.pop(lane, None)
 
-    def _head(self, heap: list[tuple[float, Key]], *, aside: bool) -> float:
+    def _head(self, heap: list[tuple[float, ServiceKey]], *, aside: bool) -> float:
         """When the first key of a heap is due; entries are dropped that were moved or are under way."""
         while heap:
             due, key = heap[0]

@@ -1,13 +1,12 @@
-"""Brings a service's model into its cache by a Job, and says how far it is.
+"""Fetches a service's model into its cache by a Job, and reads the progress.
 
-The Job's pod tells it all: its termination message the result or the failure, its `/progress` the bytes. Once
-the status says that the model is there, nothing is asked any more: no Job is read, and none is made again.
+The Job's pod reports everything: its termination message has the result or the error, and its `/progress` has
+the bytes. Once the status says that the model is cached, no Job is read or created again.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,210 +15,238 @@ from typing import Any
 
 import aiohttp
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import labels, reasons
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import Refused, name_taken
-from mizzen_operator.kube.client import Kube, KubeError, Ref
-from mizzen_operator.kube.errors import REJECTED, rejection
+from mizzen_operator.kube.apply import name_taken
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import REJECTED, KubeError, Refused, rejection
 from mizzen_operator.kube.objects import holds, owned, stamp
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.model_cache.progress import Download, begun, finished, read, result_of, worth_telling
+from mizzen_operator.model_cache.progress import (
+    Download,
+    load_finished_download,
+    new_download,
+    read_progress,
+    read_result,
+    should_report,
+)
 from mizzen_operator.resources.fetch_job import cache_claim, fetch_job, fetch_pod
 
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 5.0
-"""How often progress is asked for."""
-_ASK_SECONDS = 2.0
+POLL_SECONDS = 5.0
+"""Time between two requests for the progress."""
+_REQUEST_SECONDS = 2.0
 _MAX_ANSWER = 64 * 1024
+"""Maximum bytes of an answer to `/progress`."""
 NO_DRY_RUN = "does not support dry run"
-"""Says a webhook that must not be asked what it would say."""
+"""Part of the API server's error for a webhook that must not be called in a dry run."""
 PODLESS_SECONDS = 10.0
-"""A Job that has had no pod for so long is asked about."""
-ASK_AGAIN_SECONDS = 60.0
-"""A dry run takes a write of the API server's and its webhooks' time."""
+"""Time without a pod after which a dry run checks whether the API server accepts the Job's pod."""
+DRY_RUN_AGAIN_SECONDS = 60.0
+"""Time between two dry runs: each costs a write of the API server and calls of its webhooks."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Podless:
-    """A Job without a pod that goes on: when its pod is asked for next, and what is said until then."""
+class _PodlessJob:
+    """A Job without a running pod.
+
+    Attributes:
+        uid: uid of the Job.
+        next_dry_run: monotonic time of the next dry run of its pod.
+        message: message for the status until then.
+    """
 
     uid: str
-    ask: float
-    says: str = ""
+    next_dry_run: float
+    message: str = ""
 
 
-class Models:
-    """The fetches of all services."""
+class ModelFetcher:
+    """Fetches the models of all services."""
 
     def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
-        self._said: dict[Key, tuple[Download, float]] = {}
-        """What the status says of each download that is under way, and since when."""
-        self._podless: dict[Key, _Podless] = {}
-        """Jobs without a pod that goes on."""
+        self._reported: dict[ServiceKey, tuple[Download, float]] = {}
+        """Each running download as the status reports it, with the monotonic time of the report."""
+        self._podless: dict[ServiceKey, _PodlessJob] = {}
 
-    def told(self, key: Key, download: Download | None) -> Download | None:
-        """A download as the status should tell of it: what it says already, while little has come since."""
-        if download is None or download.cached:
-            self._said.pop(key, None)
-            self._podless.pop(key, None)
+    def reported_download(self, key: ServiceKey, download: Download | None) -> Download | None:
+        """Return the download for the status: the reported one, until there is enough progress to report."""
+        if download is None or download.cached_time:
+            self.forget(key)
             return download
-        said, since = self._said.get(key, (None, 0.0))
-        if said is not None and not worth_telling(said, download, time.monotonic() - since):
-            return said
-        self._said[key] = (download, time.monotonic())
+        reported, since = self._reported.get(key, (None, 0.0))
+        if reported is not None and not should_report(reported, download, time.monotonic() - since):
+            return reported
+        self._reported[key] = (download, time.monotonic())
         return download
 
+    def forget(self, key: ServiceKey) -> None:
+        """Drop what is cached about a service's download."""
+        self._reported.pop(key, None)
+        self._podless.pop(key, None)
+
     async def sync(self, service: InferenceService, *, unused: bool = False) -> Download | None:
-        """Do what is next for a service's model; None when it needs no fetch.
+        """Create the Job that fetches a service's model if needed; return the progress.
 
         Args:
-            service: whose model it is.
-            unused: no pod of it has the cache mounted, so somebody may have deleted the claim.
+            service: the service.
+            unused: no pod has mounted the cache, so somebody may have deleted its claim.
+
+        Returns:
+            The progress; None if the model is not fetched.
 
         Raises:
-            Refused: an object of a name that is needed belongs to something else, or cannot be made.
+            Refused: a required object's name belongs to something else, or the object cannot be created.
             KubeError: the API server failed.
         """
         if not service.access.cached:
             if service.status.get("model"):
-                await self._remove(service, kept="")
+                await self._delete_jobs(service, keep="")
             return None
-        if (known := finished(service)) is not None:
-            if not (unused and service.groups and await self._claim_is_gone(service)):
-                return known
-            await self._remove(service, kept="")
-            return begun(service, waits="its claim is gone: it is fetched anew")
+        if (finished := load_finished_download(service)) is not None:
+            if not (unused and service.groups and await self._is_claim_missing(service)):
+                return finished
+            await self._delete_jobs(service, keep="")
+            return new_download(service, waiting_for="its claim is gone: the model is fetched again")
         if service.suspend:
-            return begun(service, waits="spec.suspend is true")
-        await self._claim(service)
+            return new_download(service, waiting_for="spec.suspend is true")
+        await self._ensure_claim(service)
         job = fetch_job(service, self._config)
         name = job["metadata"]["name"]
         live = await self._kube.get(Ref("Job", service.namespace, name))
         if live is None:
-            await self._remove(service, kept=name)
-            await self._make(job)
+            await self._delete_jobs(service, keep=name)
+            await self._create(job)
         elif not owned(live, service.uid):
             raise name_taken({**live, "kind": "Job"}, service.name)
-        download = await self._look(service, live)
-        if live is not None and _has_ended(live) and not download.cached:
-            # Its pod is gone, and with it what it said: the next one finds all there.
+        download = await self._read_download(service, live)
+        if live is not None and _has_ended(live) and not download.cached_time:
+            # Its pod was deleted with the result. The next Job finds the complete model.
             await self._delete(live)
-        elif download.cached:
-            await self._remove(service, kept=name)
+        elif download.cached_time:
+            await self._delete_jobs(service, keep=name)
         return download
 
-    async def _look(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
-        """What the pods of a Job say; of a former one of its name they say nothing of what is there now."""
-        key, start = Key(service.namespace, service.name), begun(service)
+    async def _read_download(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
+        """Read the progress from the pods of a Job; pods of an earlier Job of its name do not count."""
+        key, download = ServiceKey(service.namespace, service.name), new_download(service)
         uid = job["metadata"]["uid"] if job is not None else ""
         pods = await self._kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
-        mine = [
+        fetching = [
             pod for pod in pods if labels.JOB_NAME in pod["metadata"].get("labels", {}) and owned(pod, uid)
         ]
-        for pod in mine:
-            if (result := result_of(pod)) is not None:
-                now = stamp(datetime.now(UTC))
-                total, revision = int(result.get("bytes", 0)), str(result.get("revision", ""))
-                return replace(start, revision=revision, total=total, done=total, cached=now)
-        live = [pod for pod in mine if "deletionTimestamp" not in pod["metadata"]]
-        go_on = [pod for pod in live if pod.get("status", {}).get("phase") != "Failed"]
-        waits = ""
-        if go_on:
+        for pod in fetching:
+            if (result := read_result(pod)) is not None:
+                total = int(result.get("bytes", 0))
+                return replace(
+                    download,
+                    revision=str(result.get("revision", "")),
+                    total_bytes=total,
+                    fetched_bytes=total,
+                    cached_time=stamp(datetime.now(UTC)),
+                )
+        live = [pod for pod in fetching if "deletionTimestamp" not in pod["metadata"]]
+        running = [pod for pod in live if pod.get("status", {}).get("phase") != "Failed"]
+        message = ""
+        if running:
             self._podless.pop(key, None)
         elif job is not None:
-            waits = await self._podless_job(key, job)
+            message = await self._explain_podless_job(key, job)
         if not live:
-            return replace(start, waits=waits or "its pod is being made")
-        pod = max(go_on or live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
-        return read(pod, await self._progress(pod), start)
+            return replace(download, waiting_for=message or "its pod is being created")
+        pod = max(running or live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
+        return read_progress(pod, await self._request_progress(pod), download)
 
-    async def _podless_job(self, key: Key, job: Mapping[str, Any]) -> str:
-        """Why a Job has no pod that goes on; empty while that is nothing to speak of.
+    async def _explain_podless_job(self, key: ServiceKey, job: Mapping[str, Any]) -> str:
+        """Return why a Job has no running pod; empty if it has not been without one for long.
 
-        Its controller says so in events alone, which the operator may not read. But it may make pods: so it
-        asks the API server whether it would take this one.
+        The Job controller reports the cause only by events, which the operator may not read. But the operator
+        may create pods, so it checks by a dry run whether the API server accepts this one.
 
         Raises:
-            Refused: it would not.
-            KubeError: a webhook fails without which it takes none.
+            Refused: the API server rejects the pod.
+            KubeError: a required admission webhook fails.
         """
         name, uid = job["metadata"]["name"], job["metadata"]["uid"]
         if _has_ended(job) or "deletionTimestamp" in job["metadata"]:
-            return "its Job has ended, and is made anew"
+            return "its Job has ended, and is created again"
         if job["spec"].get("suspend"):
-            return f"Job {name} is suspended: whoever did that has to let it go on"
-        known, now = self._podless.get(key), time.monotonic()
-        if known is None or known.uid != uid:
-            self._podless[key] = _Podless(uid, now + PODLESS_SECONDS)
+            return f"Job {name} is suspended, not by the operator: set its spec.suspend to false"
+        podless, now = self._podless.get(key), time.monotonic()
+        if podless is None or podless.uid != uid:
+            self._podless[key] = _PodlessJob(uid, now + PODLESS_SECONDS)
             return ""
-        if now < known.ask:
-            return known.says
+        if now < podless.next_dry_run:
+            return podless.message
         try:
             await self._kube.check(fetch_pod(job))
         except KubeError as error:
             failure = None if NO_DRY_RUN in str(error) else rejection(error)
-            if failure is not None and failure.reason == "WebhookFailed":
+            if failure is not None and failure.reason == reasons.WEBHOOK_FAILED:
                 raise
             if failure is not None:
-                raise Refused("FetchRejected", f"Job {name} gets no pod: {error}") from error
-        says = f"Job {name} has no pod yet: kubectl describe job {name} -n {key.namespace} tells why"
-        self._podless[key] = _Podless(uid, now + ASK_AGAIN_SECONDS, says)
-        return says
+                raise Refused(reasons.FETCH_REJECTED, f"Job {name} gets no pod: {error}") from error
+        message = f"Job {name} has no pod yet: kubectl describe job {name} -n {key.namespace} shows why"
+        self._podless[key] = _PodlessJob(uid, now + DRY_RUN_AGAIN_SECONDS, message)
+        return message
 
-    async def _progress(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a pod says of its progress; empty when it does not answer."""
-        address, status = pod.get("status", {}).get("podIP", ""), pod.get("status", {})
-        running = any("running" in one.get("state", {}) for one in status.get("containerStatuses", []))
+    async def _request_progress(self, pod: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a pod's answer to `/progress`; empty if it does not answer."""
+        status = pod.get("status", {})
+        address = status.get("podIP", "")
+        running = any(
+            "running" in container.get("state", {}) for container in status.get("containerStatuses", [])
+        )
         if not address or not running:
             return {}
         host = f"[{address}]" if ":" in address else address
-        timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
                 session.get(f"http://{host}:{labels.FETCH_PORT}/progress", allow_redirects=False) as answer,
             ):
-                found = json.loads(await answer.content.read(_MAX_ANSWER)) if answer.status == 200 else {}
+                body = json.loads(await answer.content.read(_MAX_ANSWER)) if answer.status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return body if isinstance(body, dict) else {}
 
-    async def _claim_is_gone(self, service: InferenceService) -> bool:
+    async def _is_claim_missing(self, service: InferenceService) -> bool:
         cache = service.access.cache
         if cache.mode != "PersistentVolumeClaim":
             return False
         return await self._kube.get(Ref("PersistentVolumeClaim", service.namespace, cache.claim)) is None
 
-    async def _claim(self, service: InferenceService) -> None:
-        """Make the cache's claim where it is missing; one that is there stays as it is."""
+    async def _ensure_claim(self, service: InferenceService) -> None:
+        """Create the cache's claim if it is missing; an existing one is not changed."""
         claim = cache_claim(service)
         if claim is None:
             return
         ref = Ref("PersistentVolumeClaim", service.namespace, claim["metadata"]["name"])
         if await self._kube.get(ref) is None:
-            await self._make(claim)
+            await self._create(claim)
 
-    async def _make(self, manifest: dict[str, Any]) -> None:
+    async def _create(self, manifest: dict[str, Any]) -> None:
         kind = manifest["kind"]
         try:
             if await self._kube.create(manifest):
                 self._metrics.actions.labels(f"Create{kind}").inc()
         except KubeError as error:
             if error.code in REJECTED:
-                raise Refused(f"{kind}Rejected", f"the API server rejects the {kind}: {error}") from error
+                reason = f"{kind}{reasons.REJECTED}"
+                raise Refused(reason, f"the API server rejects the {kind}: {error}") from error
             raise
 
-    async def _remove(self, service: InferenceService, *, kept: str) -> None:
-        """Delete the service's Jobs but one."""
+    async def _delete_jobs(self, service: InferenceService, *, keep: str) -> None:
+        """Delete the service's fetch Jobs except the one named `keep`."""
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.FETCH}"
         for job in await self._kube.list(Ref("Job", service.namespace), selector):
-            if owned(job, service.uid) and job["metadata"]["name"] != kept:
+            if owned(job, service.uid) and job["metadata"]["name"] != keep:
                 await self._delete(job)
 
     async def _delete(self, job: Mapping[str, Any]) -> None:
@@ -230,6 +257,6 @@ class Models:
 
 
 def _has_ended(job: Mapping[str, Any]) -> bool:
-    """Whether a Job makes no more pods."""
+    """Return whether a Job creates no more pods."""
     status = job.get("status", {})
     return bool(status.get("succeeded")) or holds(status, "Failed")

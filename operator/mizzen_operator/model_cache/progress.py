@@ -1,4 +1,8 @@
-"""How far a model is on its way into its cache, and what that means for its service: pure."""
+"""Progress of a model's download into its cache, and its consequences for the rollout. Pure.
+
+`model_cache/fetch.py` reads it from the fetch Job's pod; the reconciler holds rollouts back until it is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -9,198 +13,235 @@ from datetime import datetime
 from typing import Any
 
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.pods.container_state import trouble
+from mizzen_operator.pods.container_state import read_problem
 from mizzen_operator.resources.fetch_job import cache_place, folder, resolved
-from mizzen_operator.rollout.actions import Action, Wanted, without_new
-from mizzen_operator.rollout.state import Memory
+from mizzen_operator.rollout.actions import Action, RolloutTarget, drop_creations
+from mizzen_operator.rollout.state import RolloutState
 
-TELL_PERCENT, TELL_SECONDS = 5, 30.0
-"""How much of a model, or how long, makes a download's progress worth a write of the status."""
-_MOVING = ("downloading", "verifying", "unpacking", "complete")
+REPORT_PERCENT, REPORT_SECONDS = 5, 30.0
+"""Progress, or age of the reported one, that justifies another write of the status."""
+_MOVING_PHASES = ("downloading", "verifying", "unpacking", "complete")
+"""Phases in which the fetch makes progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A model on its way into a cache.
+    """The download of a model into a cache.
 
     Attributes:
-        place: names cache and folder.
-        folder: the model's, in the cache.
-        revision: what the source was resolved to; empty before.
-        total: bytes of the model; 0 before they are known.
-        done: bytes that are there.
-        rate: bytes a second now.
-        left: seconds until the end at this rate; None without one.
-        cached: when all was there; empty before.
-        failed: why the last try failed; empty while all goes well.
-        waits: what it waits for, or tries again.
+        cache_key: identifies cache and folder; `status.model.place`.
+        source: source of the model, as in the spec.
+        folder: folder of the model in the cache.
+        revision: revision that the source was resolved to; empty until it is.
+        total_bytes: size of the model; 0 until it is known.
+        fetched_bytes: bytes in the cache.
+        bytes_per_second: current rate.
+        seconds_left: remaining seconds at this rate; None without a rate.
+        cached_time: time at which the model was complete; empty until it is.
+        error: error of the last attempt; empty if there was none.
+        waiting_for: what the fetch waits for, or retries; empty if it makes progress.
     """
 
-    place: str
+    cache_key: str
     source: str
     folder: str
     revision: str = ""
-    total: int = 0
-    done: int = 0
-    rate: int = 0
-    left: int | None = None
-    cached: str = ""
-    failed: str = ""
-    waits: str = ""
+    total_bytes: int = 0
+    fetched_bytes: int = 0
+    bytes_per_second: int = 0
+    seconds_left: int | None = None
+    cached_time: str = ""
+    error: str = ""
+    waiting_for: str = ""
 
     @property
     def percent(self) -> int:
-        """How much is there."""
-        return 100 if self.cached else 100 * self.done // self.total if self.total else 0
+        """Fetched share in percent; 0 while the size is unknown."""
+        if self.cached_time:
+            return 100
+        return 100 * self.fetched_bytes // self.total_bytes if self.total_bytes else 0
 
     def as_status(self) -> dict[str, Any]:
-        """`status.model`."""
-        found: dict[str, Any] = {
-            "place": self.place,
+        """Return `status.model`."""
+        rate = {"bytesPerSecond": self.bytes_per_second, "secondsLeft": self.seconds_left}
+        fields: dict[str, Any] = {
+            "place": self.cache_key,
             "source": self.source,
             "folder": self.folder,
             "resolvedRevision": self.revision,
-            "cachedTime": self.cached,
-            "totalBytes": self.total,
-            "fetchedBytes": self.done,
+            "cachedTime": self.cached_time,
+            "totalBytes": self.total_bytes,
+            "fetchedBytes": self.fetched_bytes,
             "downloadPercent": self.percent,
-            **({} if self.cached else {"bytesPerSecond": self.rate, "secondsLeft": self.left}),
+            **({} if self.cached_time else rate),
         }
-        return {key: value for key, value in found.items() if value not in ("", None)}
+        return {key: value for key, value in fields.items() if value not in ("", None)}
 
-    def words(self) -> str:
-        """How far it is, for a condition."""
-        if self.cached:
-            return f"{self.source} is there, {self.total} bytes, pinned to {self.revision}"
-        if self.failed:
-            return f"{self.failed}; it is tried again"
-        if not self.total:
-            return self.waits or f"{self.source} is asked for its files"
-        rest = f", {self.left} s left" if self.left is not None else ""
-        trouble = f"; {self.waits}" if self.waits else ""
-        return f"{self.percent} % of {self.total} bytes, {self.rate} a second{rest}{trouble}"
+    def describe(self) -> str:
+        """Return the progress as a condition's message."""
+        if self.cached_time:
+            return f"{self.source} is complete, {self.total_bytes} bytes, pinned to {self.revision}"
+        if self.error:
+            return f"{self.error}; it is retried"
+        if not self.total_bytes:
+            return self.waiting_for or f"listing the files of {self.source}"
+        left = f", {self.seconds_left} s left" if self.seconds_left is not None else ""
+        note = f"; {self.waiting_for}" if self.waiting_for else ""
+        return f"{self.percent} % of {self.total_bytes} bytes, {self.bytes_per_second} a second{left}{note}"
 
 
-def finished(service: InferenceService) -> Download | None:
-    """What the status remembers of a finished download of the service's model into its cache."""
-    known = service.status.get("model", {})
-    if known.get("place") != cache_place(service) or not known.get("cachedTime"):
+def load_finished_download(service: InferenceService) -> Download | None:
+    """Return the finished download in a service's status; None if there is none for its model and cache."""
+    model = service.status.get("model", {})
+    if model.get("place") != cache_place(service) or not model.get("cachedTime"):
         return None
-    total = known.get("totalBytes", 0)
+    total = model.get("totalBytes", 0)
     return Download(
-        place=known["place"],
+        cache_key=model["place"],
         source=service.model.source,
         folder=folder(service),
-        revision=known.get("resolvedRevision", ""),
-        total=total,
-        done=total,
-        cached=known["cachedTime"],
+        revision=model.get("resolvedRevision", ""),
+        total_bytes=total,
+        fetched_bytes=total,
+        cached_time=model["cachedTime"],
     )
 
 
-def begun(service: InferenceService, *, waits: str = "", failed: str = "") -> Download:
-    """A download of the service's model of which nothing is there yet."""
+def new_download(service: InferenceService, *, waiting_for: str = "", error: str = "") -> Download:
+    """Return the download of a service's model with nothing fetched yet."""
     return Download(
-        cache_place(service),
-        service.model.source,
-        folder(service),
-        resolved(service),
-        waits=waits,
-        failed=failed,
+        cache_key=cache_place(service),
+        source=service.model.source,
+        folder=folder(service),
+        revision=resolved(service),
+        waiting_for=waiting_for,
+        error=error,
     )
 
 
-def worth_telling(said: Download, now: Download, seconds: float) -> bool:
-    """Whether a status that was written so long ago should say something else of a download."""
-    if replace(now, done=said.done, rate=said.rate, left=said.left) != said:
+def should_report(reported: Download, current: Download, seconds: float) -> bool:
+    """Return whether the status should be updated.
+
+    Args:
+        reported: the download as the status has it.
+        current: the download as it is now.
+        seconds: age of the reported one.
+    """
+    same_numbers = replace(
+        current,
+        fetched_bytes=reported.fetched_bytes,
+        bytes_per_second=reported.bytes_per_second,
+        seconds_left=reported.seconds_left,
+    )
+    if same_numbers != reported:
         return True
-    return now != said and (seconds >= TELL_SECONDS or now.percent >= said.percent + TELL_PERCENT)
+    advanced = current.percent >= reported.percent + REPORT_PERCENT
+    return current != reported and (seconds >= REPORT_SECONDS or advanced)
 
 
-def read(pod: Mapping[str, Any], said: Mapping[str, Any], begun: Download) -> Download:
-    """How far a fetch is: what its pod's status shows, and what the pod itself says, if it does."""
-    found = begun
-    if said:
-        found = replace(
-            begun,
-            revision=str(said.get("revision", "")) or begun.revision,
-            total=_number(said, "totalBytes"),
-            done=_number(said, "fetchedBytes"),
-            rate=_number(said, "bytesPerSecond"),
-            left=_number(said, "secondsLeft") if "secondsLeft" in said else None,
-            waits=str(said.get("message", "")),
+def read_progress(pod: Mapping[str, Any], answer: Mapping[str, Any], download: Download) -> Download:
+    """Return the progress of a fetch.
+
+    Args:
+        pod: the fetch Job's pod.
+        answer: the pod's answer to `/progress`; empty if it does not answer.
+        download: the download with nothing fetched yet.
+    """
+    progress = download
+    if answer:
+        progress = replace(
+            download,
+            revision=str(answer.get("revision", "")) or download.revision,
+            total_bytes=_non_negative(answer, "totalBytes"),
+            fetched_bytes=_non_negative(answer, "fetchedBytes"),
+            bytes_per_second=_non_negative(answer, "bytesPerSecond"),
+            seconds_left=_non_negative(answer, "secondsLeft") if "secondsLeft" in answer else None,
+            waiting_for=str(answer.get("message", "")),
         )
-        if said.get("phase") in _MOVING:
-            return found
-    status = pod.get("status", {})
-    if failure := _failure(status):
-        return replace(found, failed=failure)
-    scheduled = next((c for c in status.get("conditions", []) if c["type"] == "PodScheduled"), {})
+        if answer.get("phase") in _MOVING_PHASES:
+            return progress
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    if error := _pod_error(status):
+        return replace(progress, error=error)
+    conditions = status.get("conditions", [])
+    scheduled = next((entry for entry in conditions if entry["type"] == "PodScheduled"), {})
     if scheduled.get("status") == "False":
-        return replace(found, waits=f"{pod['metadata']['name']}: {scheduled.get('message', 'not scheduled')}")
-    if not said:
-        words = "waits for its node, its volumes and its image" if not _started(status) else "has begun"
-        return replace(found, waits=f"{pod['metadata']['name']} {words}")
-    return found
+        message = scheduled.get("message", "not scheduled")
+        return replace(progress, waiting_for=f"{name}: {message}")
+    if not answer:
+        state = "has started" if _has_started(status) else "waits for its node, its volumes and its image"
+        return replace(progress, waiting_for=f"{name} {state}")
+    return progress
 
 
-def _failure(status: Mapping[str, Any]) -> str:
-    """Why the last try failed; also while the next one has not got a byte yet."""
-    containers = status.get("containerStatuses", [])
-    for entry in containers:
-        ended = entry.get("state", {}).get("terminated") or entry.get("lastState", {}).get("terminated") or {}
-        if ended.get("exitCode", 0) != 0:
-            return ended.get("message") or f"its pod ended with exit code {ended['exitCode']}"
-    reason, message = trouble(status, containers)
-    return message or reason
-
-
-def _started(status: Mapping[str, Any]) -> bool:
-    return any(
-        "waiting" not in one.get("state", {"waiting": {}}) for one in status.get("containerStatuses", [])
-    )
-
-
-def _number(said: Mapping[str, Any], name: str) -> int:
-    value = said.get(name)
-    return max(0, value) if isinstance(value, int) else 0
-
-
-def result_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The last word of a pod that has fetched all; None when it has not, or said nothing."""
-    for entry in pod.get("status", {}).get("containerStatuses", []):
-        ended = entry.get("state", {}).get("terminated") or {}
-        if entry["name"] == "fetch" and ended and ended.get("exitCode") == 0:
+def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the result in the termination message of a finished fetch; None if there is no valid one."""
+    for container in pod.get("status", {}).get("containerStatuses", []):
+        terminated = container.get("state", {}).get("terminated") or {}
+        if container["name"] == "fetch" and terminated and terminated.get("exitCode") == 0:
             try:
-                found = json.loads(ended.get("message", ""))
+                result = json.loads(terminated.get("message", ""))
             except ValueError:
                 return None
-            return found if isinstance(found, dict) and found.get("revision") else None
+            return result if isinstance(result, dict) and result.get("revision") else None
     return None
 
 
-def pinned(service: InferenceService, download: Download | None) -> InferenceService:
-    """The service as its status will say: pods that fetch by themselves get its revision."""
+def _pod_error(status: Mapping[str, Any]) -> str:
+    """Return why the last attempt failed, also while the next one has not fetched a byte yet; else empty."""
+    containers = status.get("containerStatuses", [])
+    for container in containers:
+        state, previous = container.get("state", {}), container.get("lastState", {})
+        terminated = state.get("terminated") or previous.get("terminated") or {}
+        if terminated.get("exitCode", 0) != 0:
+            return terminated.get("message") or f"its pod ended with exit code {terminated['exitCode']}"
+    reason, message = read_problem(status, containers)
+    return message or reason
+
+
+def _has_started(status: Mapping[str, Any]) -> bool:
+    return any(
+        "waiting" not in container.get("state", {"waiting": {}})
+        for container in status.get("containerStatuses", [])
+    )
+
+
+def _non_negative(answer: Mapping[str, Any], name: str) -> int:
+    value = answer.get(name)
+    return max(0, value) if isinstance(value, int) else 0
+
+
+def pin_revision(service: InferenceService, download: Download | None) -> InferenceService:
+    """Return the service with the download in its status, so that pods fetch the resolved revision."""
     if download is None:
         return service
     return replace(service, status={**service.status, "model": download.as_status()})
 
 
-def held(wanted: Wanted, download: Download | None) -> Wanted:
-    """While a model is on its way nothing is replaced for the sake of it: old groups serve on."""
-    return wanted if download is None or download.cached else replace(wanted, paused=True)
+def pause_during_download(target: RolloutTarget, download: Download | None) -> RolloutTarget:
+    """Return the planner's input, paused while the model is downloading: old groups keep serving."""
+    return target if download is None or download.cached_time else replace(target, paused=True)
 
 
-def allowed(actions: Sequence[Action], revision: str, download: Download | None) -> Sequence[Action]:
-    """Of the plan what may be done: no group is made of a model that is not there."""
-    if download is None or download.cached:
+def allowed_actions(actions: Sequence[Action], revision: str, download: Download | None) -> Sequence[Action]:
+    """Return the actions that do not need a model that is still downloading.
+
+    Args:
+        actions: the plan.
+        revision: revision whose model it is.
+        download: its download; None if the model is not fetched.
+    """
+    if download is None or download.cached_time:
         return actions
-    return without_new(actions, revision)
+    return drop_creations(actions, revision)
 
 
-def clocked(memory: Memory, download: Download | None) -> Memory:
-    """The time that a download took is no rollout's: its clock begins when the model is there."""
-    if download is None or not download.cached or memory.progress is None:
-        return memory
-    begins = max(memory.progress.time, datetime.fromisoformat(download.cached))
-    return replace(memory, progress=replace(memory.progress, time=begins))
+def restart_progress_clock(state: RolloutState, download: Download | None) -> RolloutState:
+    """Return the rollout state with its progress clock started at the end of the download, if that is later.
+
+    The time of a download does not count towards a rollout's progress deadline.
+    """
+    if download is None or not download.cached_time or state.progress is None:
+        return state
+    time = max(state.progress.time, datetime.fromisoformat(download.cached_time))
+    return replace(state, progress=replace(state.progress, time=time))

@@ -1,4 +1,8 @@
-"""Where the time goes until gateways route to a group, by the times in its pods. Pure."""
+"""Startup timings of a group, from the times in its pods' status, and `status.coldStart` made of them. Pure.
+
+`pods/group.py` reads the timings; the reconciler reports those of a group when the gateways first route to
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,74 +17,82 @@ from mizzen_operator.kube.objects import stamp
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """When a pod came how far, as its status says; None for what it does not say (yet).
+class StartupTimings:
+    """Times at which a pod passed the stages of its start; None while its status lacks one.
 
     Attributes:
-        scheduled: it got its node.
-        fetched: how long it fetched the model itself.
-        began: its engine's process began, for the last time.
-        ready: its engine was ready.
+        created: creation of the pod.
+        scheduled: binding to a node.
+        fetch_duration: time that init containers spent fetching the model; zero if they fetch nothing.
+        engine_started: last start of the engine's process.
+        ready: time at which the engine became ready.
     """
 
     created: datetime | None = None
     scheduled: datetime | None = None
-    fetched: timedelta = timedelta()
-    began: datetime | None = None
+    fetch_duration: timedelta = timedelta()
+    engine_started: datetime | None = None
     ready: datetime | None = None
 
 
-NOT_STARTED = Start()
+NOT_STARTED = StartupTimings()
 
 
-def read_start(pod: Mapping[str, Any]) -> Start:
-    """Read an engine's pod."""
+def read_startup_timings(pod: Mapping[str, Any]) -> StartupTimings:
+    """Read the timings of an engine pod."""
     status = pod.get("status", {})
-    true = {one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"}
-    engines = [one for one in status.get("containerStatuses", []) if one.get("name") == labels.ENGINE]
-    running = [one.get("state", {}).get("running") or {} for one in engines]
-    fetches = [
-        one.get("state", {}).get("terminated") or {} for one in status.get("initContainerStatuses", [])
-    ]
-    return Start(
-        created=_time(pod["metadata"], "creationTimestamp"),
-        scheduled=_time(true.get("PodScheduled", {}), "lastTransitionTime"),
-        fetched=sum(map(_length, fetches), timedelta()),
-        began=max(filter(None, (_time(one, "startedAt") for one in running)), default=None),
-        ready=_time(true.get("ContainersReady", {}), "lastTransitionTime"),
+    true = {entry["type"]: entry for entry in status.get("conditions", []) if entry.get("status") == "True"}
+    containers = status.get("containerStatuses", [])
+    engines = [container for container in containers if container.get("name") == labels.ENGINE]
+    running = [engine.get("state", {}).get("running") or {} for engine in engines]
+    init_containers = status.get("initContainerStatuses", [])
+    fetches = [container.get("state", {}).get("terminated") or {} for container in init_containers]
+    return StartupTimings(
+        created=_parse_time(pod["metadata"], "creationTimestamp"),
+        scheduled=_parse_time(true.get("PodScheduled", {}), "lastTransitionTime"),
+        fetch_duration=sum(map(_duration, fetches), timedelta()),
+        engine_started=max(
+            filter(None, (_parse_time(state, "startedAt") for state in running)), default=None
+        ),
+        ready=_parse_time(true.get("ContainersReady", {}), "lastTransitionTime"),
     )
 
 
-def whole(starts: Sequence[Start]) -> Start:
-    """The start of a group of several pods: it is as late as the last of them."""
+def merge_startup_timings(timings: Sequence[StartupTimings]) -> StartupTimings:
+    """Merge the timings of a group's pods: a group passes a stage when its last pod does."""
 
     def last(times: Sequence[datetime | None]) -> datetime | None:
         known = [time for time in times if time is not None]
         return max(known) if len(known) == len(times) else None
 
-    return Start(
-        created=min(filter(None, (one.created for one in starts)), default=None),
-        scheduled=last([one.scheduled for one in starts]),
-        fetched=max((one.fetched for one in starts), default=timedelta()),
-        began=last([one.began for one in starts]),
-        ready=last([one.ready for one in starts]),
+    return StartupTimings(
+        created=min(filter(None, (pod.created for pod in timings)), default=None),
+        scheduled=last([pod.scheduled for pod in timings]),
+        fetch_duration=max((pod.fetch_duration for pod in timings), default=timedelta()),
+        engine_started=last([pod.engine_started for pod in timings]),
+        ready=last([pod.ready for pod in timings]),
     )
 
 
-def cold_start(name: str, start: Start, now: datetime) -> dict[str, Any]:
-    """`status.coldStart` of a group that all gateways route to from now on.
+def cold_start_entry(name: str, timings: StartupTimings, now: datetime) -> dict[str, Any]:
+    """Return `status.coldStart` of a group that all gateways route to since `now`.
 
-    Its parts follow one another without a gap, whatever the clocks of scheduler, node and operator say: none
-    is negative, and together they are the whole.
+    Each stage begins where the previous one ends, even if the clocks of scheduler, node and operator differ:
+    no stage is negative, and together they make up the total.
+
+    Args:
+        name: the group's name.
+        timings: its timings; stages without a time are zero seconds long.
+        now: the end of the start, in UTC; it is cut to seconds.
     """
     end = now.replace(microsecond=0)
-    points = [min(start.created or end, end)]
-    for time in (start.scheduled, start.began, start.ready, end):
+    points = [min(timings.created or end, end)]
+    for time in (timings.scheduled, timings.engine_started, timings.ready, end):
         points.append(min(end, max(points[-1], time or points[-1])))
-    pending, begin, load, warm = (
+    pending, begin, load, warmup = (
         round((after - before).total_seconds()) for before, after in pairwise(points)
     )
-    download = min(begin, round(start.fetched.total_seconds()))
+    download = min(begin, round(timings.fetch_duration.total_seconds()))
     return {
         "group": name,
         "time": stamp(end),
@@ -88,15 +100,17 @@ def cold_start(name: str, start: Start, now: datetime) -> dict[str, Any]:
         "imagePullSeconds": begin - download,
         "downloadSeconds": download,
         "loadSeconds": load,
-        "warmupSeconds": warm,
-        "firstReadySeconds": pending + begin + load + warm,
+        "warmupSeconds": warmup,
+        "firstReadySeconds": pending + begin + load + warmup,
     }
 
 
-def _time(given: Mapping[str, Any], name: str) -> datetime | None:
-    return datetime.fromisoformat(given[name]) if given.get(name) else None
+def _parse_time(entry: Mapping[str, Any], name: str) -> datetime | None:
+    return datetime.fromisoformat(entry[name]) if entry.get(name) else None
 
 
-def _length(ended: Mapping[str, Any]) -> timedelta:
-    began, end = _time(ended, "startedAt"), _time(ended, "finishedAt")
-    return max(timedelta(), end - began) if began is not None and end is not None else timedelta()
+def _duration(terminated: Mapping[str, Any]) -> timedelta:
+    started, finished = _parse_time(terminated, "startedAt"), _parse_time(terminated, "finishedAt")
+    if started is None or finished is None:
+        return timedelta()
+    return max(timedelta(), finished - started)

@@ -1,4 +1,8 @@
-"""Why a pod does not run, or is to go, as its status says."""
+"""State of a pod's containers: waiting, crash looping, unschedulable, disrupted, without its device. Pure.
+
+Called for engine pods, gateway pods and the pods that fetch models. Messages prefer the container's own
+termination message over the kubelet's.
+"""
 
 from __future__ import annotations
 
@@ -6,136 +10,154 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.pods.termination_cause import KINDS, OUT_OF_MEMORY
+from mizzen_operator.api import labels, reasons
+from mizzen_operator.pods.termination_cause import MESSAGE_PREFIXES
 
-CRASH_LOOP = "CrashLoopBackOff"
-FAILING_REASONS = frozenset(
+FAILING_WAIT_REASONS = frozenset(
     {
-        CRASH_LOOP,
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RunContainerError",
+        reasons.CRASH_LOOP_BACK_OFF,
+        reasons.CREATE_CONTAINER_CONFIG_ERROR,
+        reasons.CREATE_CONTAINER_ERROR,
+        reasons.ERR_IMAGE_NEVER_PULL,
+        reasons.ERR_IMAGE_PULL,
+        reasons.IMAGE_PULL_BACK_OFF,
+        reasons.INVALID_IMAGE_NAME,
+        reasons.RUN_CONTAINER_ERROR,
     }
 )
+"""Reasons of waiting containers that cannot run as they are."""
+NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
+"""Reasons of a pod's DisruptionTarget condition that mean an unreachable or removed node."""
+CRASH_LOOP_SECONDS = 600.0
+"""Run time after which an exit is not part of a crash loop; the kubelet resets its back-off then, too."""
 
 
-DEVICE_LOST, NODE_LOST = "DeviceLost", "NodeLost"
-"""Reasons of groups that are moved."""
-NODE_LOST_REASONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
-"""Of a pod's condition DisruptionTarget: its node cannot be reached, or is no longer there."""
+def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
+    """Return an engine's message about its lost device, and whether `restartCount` counts that exit.
 
-
-def device_lost(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
-    """What an engine said of the device that it has lost, and whether its `restartCount` counts that end.
-
-    Empty where it has not lost any, or runs all the same: kubelet has started it again, and it is ready.
+    The message is empty if no device was lost, or if the engine was restarted since and is ready.
     """
-    for entry in containers:
-        now, last = (entry.get(state, {}).get("terminated") for state in ("state", "lastState"))
-        ended = now or last or {}
-        if entry.get("name") == labels.ENGINE and ended.get("exitCode") == labels.DEVICE_LOST_CODE:
-            words = ended.get("message") or f"the engine has lost its device ({_exit(ended)})"
-            return ("", True) if entry.get("ready") else (words.strip(), now is None)
+    for container in containers:
+        current, previous = (container.get(state, {}).get("terminated") for state in ("state", "lastState"))
+        terminated = current or previous or {}
+        is_engine = container.get("name") == labels.ENGINE
+        if is_engine and terminated.get("exitCode") == labels.DEVICE_LOST_CODE:
+            message = (
+                terminated.get("message") or f"the engine has lost its device ({_exit_code(terminated)})"
+            )
+            return ("", True) if container.get("ready") else (message.strip(), current is None)
     return "", True
 
 
-def disruption(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> tuple[str, str]:
-    """Why a pod was told to go, or is gone, by something else than its owner."""
+def read_disruption(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> tuple[str, str]:
+    """Return reason and message of a disruption: the removal of a pod by something other than its owner.
+
+    Args:
+        pod: the pod.
+        condition: its condition DisruptionTarget.
+    """
     reason, node = condition.get("reason", ""), pod["spec"].get("nodeName", "")
     if reason not in NODE_LOST_REASONS:
-        return reason or "Disrupted", condition.get("message", "")
-    words = f"node {node} is lost, and a group elsewhere takes its place; the pod goes once the node is back"
-    return NODE_LOST, f"{words} or removed ({condition.get('message', '')})"
+        return reason or reasons.DISRUPTED, condition.get("message", "")
+    message = (
+        f"node {node} is lost, and a group elsewhere takes its place; the pod goes once the node is back"
+    )
+    return reasons.NODE_LOST, f"{message} or removed ({condition.get('message', '')})"
 
 
-def trouble(status: Mapping[str, Any], containers: list[Any]) -> tuple[str, str]:
-    """Why a pod does not run: the container's own words where there are some, else the node's."""
-    for entry in containers:
-        state, last = entry.get("state", {}), entry.get("lastState", {})
-        ended = state.get("terminated") or last.get("terminated") or {}
+def read_problem(status: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return reason and message of the first container that does not run; two empty strings if all run.
+
+    Args:
+        status: the pod's status; its own reason counts if no container has one.
+        containers: the container statuses to check, in order of preference.
+    """
+    for container in containers:
+        state, previous = container.get("state", {}), container.get("lastState", {})
+        terminated = state.get("terminated") or previous.get("terminated") or {}
         waiting = state.get("waiting") or {}
-        if waiting.get("reason") == CRASH_LOOP:  # the node only says how long it waits
-            return CRASH_LOOP, _words(ended) or waiting.get("message", "")
-        if waiting.get("reason") in FAILING_REASONS:
-            return waiting["reason"], waiting.get("message") or _words(ended)
-        if state.get("terminated") or (ended and not entry.get("ready")):
-            return ended.get("reason", "Error"), _words(ended)
+        if waiting.get("reason") == reasons.CRASH_LOOP_BACK_OFF:  # the kubelet's message is only the delay
+            return reasons.CRASH_LOOP_BACK_OFF, _exit_message(terminated) or waiting.get("message", "")
+        if waiting.get("reason") in FAILING_WAIT_REASONS:
+            return waiting["reason"], waiting.get("message") or _exit_message(terminated)
+        if state.get("terminated") or (terminated and not container.get("ready")):
+            return terminated.get("reason", reasons.ERROR), _exit_message(terminated)
     if status.get("phase") == "Failed":
-        return status.get("reason", "Failed"), status.get("message", "")
+        return status.get("reason", reasons.FAILED), status.get("message", "")
     return "", ""
 
 
-LOOP_SECONDS = 600.0
-"""A container that ran for longer before it ended does not loop: so the kubelet's back-off has it, too."""
-UNSCHEDULABLE = "Unschedulable"
+def is_crash_looping(containers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a container cannot run, or exits repeatedly soon after its start.
 
-
-def loops(containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a container cannot run, or ends again and again soon after it began.
-
-    Also while its next try runs: so far it has failed. One end is none yet, nor is one after a long time.
+    This also holds while the next attempt runs. A single exit is not a crash loop, and neither is an exit
+    after `CRASH_LOOP_SECONDS`.
     """
 
-    def fails(entry: Mapping[str, Any]) -> bool:
-        state, last = entry.get("state", {}), entry.get("lastState", {})
-        if (state.get("waiting") or {}).get("reason") in FAILING_REASONS:
+    def fails(container: Mapping[str, Any]) -> bool:
+        state, previous = container.get("state", {}), container.get("lastState", {})
+        if (state.get("waiting") or {}).get("reason") in FAILING_WAIT_REASONS:
             return True
-        ended = state.get("terminated") or last.get("terminated")
-        return bool(ended) and entry.get("restartCount", 0) > 1 and _ran(ended) < LOOP_SECONDS
+        terminated = state.get("terminated") or previous.get("terminated")
+        restarted = container.get("restartCount", 0) > 1
+        return bool(terminated) and restarted and _seconds_run(terminated) < CRASH_LOOP_SECONDS
 
-    return any(fails(entry) for entry in containers if not entry.get("ready"))
+    return any(fails(container) for container in containers if not container.get("ready"))
 
 
-def waits_to_begin(containers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a node has taken a pod and made none of its containers yet, as while a volume is missing."""
+def is_creating_containers(containers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a pod has a node, and none of its containers exists yet: a volume may be missing."""
     return bool(containers) and all(
-        (entry.get("state", {}).get("waiting") or {}).get("reason") == "ContainerCreating"
-        for entry in containers
+        (container.get("state", {}).get("waiting") or {}).get("reason") == reasons.CONTAINER_CREATING
+        for container in containers
     )
 
 
-def unschedulable(conditions: Mapping[str, Mapping[str, Any]]) -> str:
-    """The scheduler's words for why no node takes a pod; empty where one does, or it was not asked yet."""
-    found = conditions.get("PodScheduled", {})
-    held = found.get("status") == "False" and found.get("reason") != "SchedulingGated"
-    return found.get("message", "") if held else ""
+def unschedulable_message(conditions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the scheduler's message if no node fits a pod; empty if one does, or if it was not tried yet.
 
-
-def _ran(ended: Mapping[str, Any]) -> float:
-    """Seconds that a container ran; 0 where nobody says."""
-    began, end = ended.get("startedAt"), ended.get("finishedAt")
-    if not (began and end):
-        return 0.0
-    return (datetime.fromisoformat(end) - datetime.fromisoformat(began)).total_seconds()
-
-
-def failed_first(status: Mapping[str, Any]) -> list[Any]:
-    """Init containers that have not done their work."""
-    given = status.get("initContainerStatuses", [])
-    return [one for one in given if one.get("state", {}).get("terminated", {}).get("exitCode") != 0]
-
-
-def _words(ended: Mapping[str, Any]) -> str:
-    """A container's own last words, else how it ended.
-
-    Of one that was out of memory these are the end of its log, unless they begin with its word for an end.
+    Args:
+        conditions: the pod's conditions, by type.
     """
-    message = ended.get("message", "")
-    if ended.get("reason") == OUT_OF_MEMORY and message.partition(":")[0] not in KINDS:
-        return ": ".join(filter(None, (_end(ended), message)))
-    return message or _end(ended)
+    condition = conditions.get("PodScheduled", {})
+    gated = condition.get("reason") == reasons.SCHEDULING_GATED
+    return condition.get("message", "") if condition.get("status") == "False" and not gated else ""
 
 
-def _end(ended: Mapping[str, Any]) -> str:
-    """How a container ended, with the node's word for it where that says more than an exit code."""
-    reason = ended.get("reason", "")
-    return f"{reason} ({_exit(ended)})" if reason == OUT_OF_MEMORY and _exit(ended) else _exit(ended)
+def unfinished_init_containers(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the statuses of init containers that have not succeeded."""
+    return [
+        container
+        for container in status.get("initContainerStatuses", [])
+        if container.get("state", {}).get("terminated", {}).get("exitCode") != 0
+    ]
 
 
-def _exit(ended: Mapping[str, Any]) -> str:
-    return f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+def _seconds_run(terminated: Mapping[str, Any]) -> float:
+    """Return the run time of a terminated container in seconds; 0 if a time is missing."""
+    started, finished = terminated.get("startedAt"), terminated.get("finishedAt")
+    if not (started and finished):
+        return 0.0
+    return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
+
+
+def _exit_message(terminated: Mapping[str, Any]) -> str:
+    """Return a container's termination message, or else a description of its exit.
+
+    The termination message of a container that ran out of memory is the end of its log, unless it begins with
+    one of the engine's own prefixes: then the kubelet's reason is put first.
+    """
+    message = terminated.get("message", "")
+    if terminated.get("reason") == reasons.OOM_KILLED and message.partition(":")[0] not in MESSAGE_PREFIXES:
+        return ": ".join(filter(None, (_describe_exit(terminated), message)))
+    return message or _describe_exit(terminated)
+
+
+def _describe_exit(terminated: Mapping[str, Any]) -> str:
+    """Return the exit code, with the kubelet's reason if that says more than the code."""
+    code, reason = _exit_code(terminated), terminated.get("reason", "")
+    return f"{reason} ({code})" if reason == reasons.OOM_KILLED and code else code
+
+
+def _exit_code(terminated: Mapping[str, Any]) -> str:
+    return f"exit code {terminated['exitCode']}" if "exitCode" in terminated else ""

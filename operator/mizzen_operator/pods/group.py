@@ -1,4 +1,8 @@
-"""Groups: the pods of a service's engines → plain dataclasses."""
+"""Groups: the pods of a service's engines, read into plain values. Pure.
+
+`pods/observe.py` reads the groups of a service; planner, readiness gates and status work on these values
+alone. A group is one pod, or several pods (one per node) that start, serve, fail and go together.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,35 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.pods.cold_start import NOT_STARTED, Start, read_start, whole
-from mizzen_operator.pods.container_state import (
-    CRASH_LOOP,
-    DEVICE_LOST,
-    FAILING_REASONS,
-    device_lost,
-    disruption,
-    failed_first,
-    trouble,
-    unschedulable,
-    waits_to_begin,
+from mizzen_operator.api import child_names, labels, reasons
+from mizzen_operator.pods.cold_start import (
+    NOT_STARTED,
+    StartupTimings,
+    merge_startup_timings,
+    read_startup_timings,
 )
+from mizzen_operator.pods.container_state import (
+    FAILING_WAIT_REASONS,
+    is_creating_containers,
+    read_device_loss,
+    read_disruption,
+    read_problem,
+    unfinished_init_containers,
+    unschedulable_message,
+)
+
+BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
+"""Back-off before a group that ended without ever serving is replaced; it doubles with each attempt."""
+_IDENTITY_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
+"""Labels that the pods of one group have in common."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupPod:
     """One pod of a group of several.
 
     Attributes:
-        rank: which of the group's pods; 0 leads.
+        rank: number of the pod in its group; 0 is the leader.
     """
 
     name: str
@@ -40,232 +52,276 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One group: its leading pod, and what the others of its pods make of it.
+    """One group: the state of its leading pod, combined with that of its other pods.
 
-    Where it has several pods, it is as well as the worst of them: it is ready when all are, and ends or goes
-    when one does.
+    A group of several pods is ready when all of its pods are, and it ends or terminates when one of them
+    does.
 
     Attributes:
-        terminating: its pod is being deleted, or one of them is.
-        ended: it will not run again, or should not, for its engine has lost its device.
-        lost: a pod of it is gone that was there when it served, or led it.
-        resting: it has ended before it ever served, and so soon that its replacement waits.
-        containers_ready: its engine says that it is ready.
-        was_routable: the gateways acknowledged it at some time.
-        routable: the readiness gate's value now.
-        problem: why a gateway does not route to it, as that gateway says.
-        stranger: every gateway speaks another protocol than its engine: none will ever route to it.
-        held: no gateway gives it requests, for it was not verified (yet).
-        verified: it had to be verified, and was.
-        refused_by: name of the verification that it failed last; empty when it failed none.
-        refusal: what was wrong with its answer.
-        waits: it has a node, and none of its containers was made yet.
-        unschedulable: why no node takes it; empty when one did, or nobody has tried yet.
-        reason: why its container waits or ended last, such as `Error`; `CrashLoopBackOff` from the first
-            restart until it serves for the first time; empty when it runs well.
-        message: what its container said about that, such as the termination message.
+        name: name of the leading pod.
+        uid: uid of the leading pod.
+        index: the group's number, from 0.
+        attempt: how many groups of this revision and index came before it.
+        terminating: a pod of the group is being deleted.
+        ended: the group will not run again, or should not because its engine lost its device.
+        backing_off: it ended before it ever served, so recently that its replacement has to wait.
+        containers_ready: its engine reports that it is ready.
+        was_routable: the gateways have routed to it at some time.
+        routable: current value of the readiness gate `mizzen.dev/routable`.
+        routing_error: a gateway's reason for not routing to it.
+        protocol_mismatch: every gateway speaks another protocol version than its engine, so none can ever
+            route to it.
+        awaiting_verification: no gateway sends it requests until its golden prompts have passed.
+        verified: it was subject to verification, and passed.
+        failed_verification: id of the verification that it failed; empty if it failed none.
+        verification_error: description of the wrong answer.
+        node: node of the leading pod; empty until all pods have one.
+        creating_containers: it has a node, and none of its containers exists yet.
+        unschedulable: the scheduler's message if no node fits; empty if one does, or if it was not tried yet.
+        restarts: restarts of its containers.
+        created: creation time of its first pod.
+        reason: reason of the last exit or of the wait, such as `Error`; `CrashLoopBackOff` from the first
+            restart until it first serves; empty if it runs well.
+        message: its container's message about that, such as the termination message.
+        incomplete: a pod is missing that existed when the group served, or the leading pod is.
+        size: number of pods that it should have.
+        members: its existing pods, if it should have several.
+        startup: times at which it passed the stages of its start.
     """
 
     name: str
     uid: str
-    group: int
+    index: int
     revision: str
-    incarnation: int
+    attempt: int
     terminating: bool = False
     ended: bool = False
-    resting: bool = False
+    backing_off: bool = False
     containers_ready: bool = False
     was_routable: bool = False
     routable: bool = False
-    problem: str = ""
-    stranger: bool = False
-    held: bool = False
+    routing_error: str = ""
+    protocol_mismatch: bool = False
+    awaiting_verification: bool = False
     verified: bool = False
-    refused_by: str = ""
-    refusal: str = ""
+    failed_verification: str = ""
+    verification_error: str = ""
     node: str = ""
-    waits: bool = False
+    creating_containers: bool = False
     unschedulable: str = ""
     restarts: int = 0
     created: str = ""
     reason: str = ""
     message: str = ""
-    lost: bool = False
+    incomplete: bool = False
     size: int = 1
-    """Pods that it should have."""
-    members: tuple[Member, ...] = ()
-    """Its pods, where it should have several; those that are there."""
-    start: Start = NOT_STARTED
+    members: tuple[GroupPod, ...] = ()
+    startup: StartupTimings = NOT_STARTED
 
     @property
     def live(self) -> bool:
-        """It is there to stay."""
-        return not (self.terminating or self.ended or self.lost)
+        """Whether the group is here to stay: neither terminating, ended nor incomplete."""
+        return not (self.terminating or self.ended or self.incomplete)
 
     @property
     def routed(self) -> bool:
-        """It gets requests now."""
+        """Whether gateways send it requests now."""
         return self.live and self.routable and self.containers_ready
 
     @property
-    def left(self) -> tuple[tuple[str, str], ...]:
-        """Names and uids of its pods that nobody has deleted yet."""
+    def remaining_pods(self) -> tuple[tuple[str, str], ...]:
+        """Names and uids of its pods that are not being deleted."""
         if self.size == 1:
             return () if self.terminating else ((self.name, self.uid),)
-        return tuple((one.name, one.uid) for one in self.members if not one.terminating)
+        return tuple((pod.name, pod.uid) for pod in self.members if not pod.terminating)
 
     @property
-    def missing(self) -> tuple[int, ...]:
-        """Which of its pods are not there."""
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks of its pods that do not exist."""
         if self.size == 1:
             return ()
-        there = {one.rank for one in self.members}
-        return tuple(rank for rank in range(self.size) if rank not in there)
+        existing = {pod.rank for pod in self.members}
+        return tuple(rank for rank in range(self.size) if rank not in existing)
 
     @property
     def failing(self) -> bool:
-        """Its container cannot run as it is."""
-        return self.ended or self.reason in FAILING_REASONS
+        """Whether its container cannot run as it is."""
+        return self.ended or self.reason in FAILING_WAIT_REASONS
 
 
-FIRST_REST_SECONDS, MOST_REST_SECONDS = 2.0, 120.0
+def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
+    """Return whether a group that ended without ever serving is too recent to be replaced.
 
+    A node that rejects pods (no free device, an unfit host) does so at once and for ever: the back-off
+    doubles with each attempt.
 
-def rests(created: str, incarnation: int, now: datetime) -> bool:
-    """Whether a pod that ended without ever having served was made too recently to be replaced.
-
-    A node that turns pods away (no device left, an unfit host) does so at once, for ever: the pause doubles
-    with each incarnation.
+    Args:
+        created: creation time of the group, as Kubernetes writes it.
+        attempt: the group's attempt, from 0.
+        now: the time, in UTC.
     """
     age = (now - datetime.fromisoformat(created)).total_seconds()
-    return age < min(MOST_REST_SECONDS, FIRST_REST_SECONDS * 2 ** min(incarnation, 10))
+    return age < min(BACKOFF_MAX_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(attempt, 10))
 
 
-def groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
-    """Read a service's engine pods, in the order of their groups' first ones."""
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
+    """Read a service's engine pods, in the order of each group's first pod.
+
+    Args:
+        service: name of the service.
+        pods: engine pods whose labels are valid.
+    """
+    by_group: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for pod in pods:
-        given = pod["metadata"]["labels"]
-        alone = given.get(labels.PODS, "1") == "1"
-        names = (pod["metadata"]["name"],) if alone else tuple(given[name] for name in _GROUP_LABELS)
-        found.setdefault(names, []).append(pod)
-    return tuple(group(one[0]) if len(names) == 1 else gang(service, one) for names, one in found.items())
+        pod_labels = pod["metadata"]["labels"]
+        single = pod_labels.get(labels.PODS, "1") == "1"
+        identity = (
+            (pod["metadata"]["name"],) if single else tuple(pod_labels[label] for label in _IDENTITY_LABELS)
+        )
+        by_group.setdefault(identity, []).append(pod)
+    return tuple(
+        read_single_pod_group(members[0]) if len(identity) == 1 else read_multi_pod_group(service, members)
+        for identity, members in by_group.items()
+    )
 
 
-_GROUP_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
+def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
+    """Read the pods of one group that should have several.
 
-
-def gang(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
-    """Read the pods of one group that should have several."""
-    first = pods[0]["metadata"]["labels"]
-    size = int(first[labels.PODS])
+    Args:
+        service: name of the service.
+        pods: the group's existing pods, at least one, in any order.
+    """
+    first_labels = pods[0]["metadata"]["labels"]
+    size = int(first_labels[labels.PODS])
     ranked = sorted(
-        ((int(pod["metadata"]["labels"][labels.RANK]), pod) for pod in pods), key=lambda one: one[0]
+        ((int(pod["metadata"]["labels"][labels.RANK]), pod) for pod in pods), key=lambda entry: entry[0]
     )
-    read = [(rank, group(pod), pod) for rank, pod in ranked]
+    read = [(rank, read_single_pod_group(pod), pod) for rank, pod in ranked]
     members = tuple(
-        Member(one.name, one.uid, rank, one.terminating, one.containers_ready, one.node)
-        for rank, one, _ in read
+        GroupPod(
+            name=state.name,
+            uid=state.uid,
+            rank=rank,
+            terminating=state.terminating,
+            ready=state.containers_ready,
+            node=state.node,
+        )
+        for rank, state, _ in read
     )
-    revision, number, incarnation = (first[name] for name in _GROUP_LABELS)
-    leader = next((one for rank, one, _ in read if rank == 0), None)
-    every = [one for _, one, _ in read]
+    revision, index, attempt = (first_labels[label] for label in _IDENTITY_LABELS)
+    leader = next((state for rank, state, _ in read if rank == 0), None)
+    states = [state for _, state, _ in read]
     complete = len({rank for rank, *_ in read}) == size
-    known = leader or replace(
-        every[0],
-        name=labels.pod_name(service, revision, int(number), int(incarnation)),
+    base = leader or replace(
+        states[0],
+        name=child_names.leader_pod(service, revision, int(index), int(attempt)),
         was_routable=False,
         routable=False,
     )
-    terminating, ended = any(one.terminating for one in every), any(one.ended for one in every)
-    # Of a device that is lost one pod tells; the others say that the group was ended.
-    troubled = min(
-        (one for one in every if one.reason), key=lambda one: one.reason != DEVICE_LOST, default=None
+    terminating, ended = any(state.terminating for state in states), any(state.ended for state in states)
+    # One pod reports the lost device; the others only report that their group has ended.
+    with_problem = min(
+        (state for state in states if state.reason),
+        key=lambda state: state.reason != reasons.DEVICE_LOST,
+        default=None,
     )
-    away = next((one for one in every if one.unschedulable), None)
-    created = min(one.created for one in every)
+    unschedulable = next((state for state in states if state.unschedulable), None)
+    created = min(state.created for state in states)
     return replace(
-        known,
+        base,
         terminating=terminating,
         ended=ended,
-        resting=ended and not known.was_routable and rests(created, known.incarnation, datetime.now(UTC)),
-        containers_ready=complete and all(one.containers_ready for one in every),
-        node=known.node if complete and all(one.node for one in every) else "",
-        waits=any(one.waits for one in every),
-        unschedulable=f"{away.name}: {away.unschedulable}" if away else "",
-        # Whatever fails, the group fails once: none of its pods is started again.
-        restarts=int(not terminating and any(_failed(pod) for *_, pod in read)),
+        backing_off=ended
+        and not base.was_routable
+        and is_backing_off(created, base.attempt, datetime.now(UTC)),
+        containers_ready=complete and all(state.containers_ready for state in states),
+        node=base.node if complete and all(state.node for state in states) else "",
+        creating_containers=any(state.creating_containers for state in states),
+        unschedulable=f"{unschedulable.name}: {unschedulable.unschedulable}" if unschedulable else "",
+        # The group fails once, however many of its pods do: none of them is restarted in place.
+        restarts=int(not terminating and any(_has_failed_container(pod) for *_, pod in read)),
         created=created,
-        reason=troubled.reason if troubled else "",
-        message=troubled.message if troubled else "",
-        lost=leader is None or (known.was_routable and not complete),
+        reason=with_problem.reason if with_problem else "",
+        message=with_problem.message if with_problem else "",
+        incomplete=leader is None or (base.was_routable and not complete),
         size=size,
         members=members,
-        start=whole([one.start for one in every]),
+        startup=merge_startup_timings([state.startup for state in states]),
     )
 
 
-def _failed(pod: Mapping[str, Any]) -> bool:
-    """Whether a container of a pod has ended with an error."""
-    states = [entry.get("state", {}) for entry in pod.get("status", {}).get("containerStatuses", [])]
+def _has_failed_container(pod: Mapping[str, Any]) -> bool:
+    """Return whether a container of a pod has exited with an error."""
+    states = [container.get("state", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
     return any((state.get("terminated") or {}).get("exitCode", 0) for state in states)
 
 
-def group(pod: Mapping[str, Any]) -> Group:
-    """Read an engine's pod that is a group by itself."""
+def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
+    """Read an engine pod as a group of its own."""
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
-    reason, message = trouble(status, [*failed_first(status), *containers])
-    lost, counted = device_lost(containers)
-    restarts = sum(entry.get("restartCount", 0) for entry in containers) + bool(lost and not counted)
+    reason, message = read_problem(status, [*unfinished_init_containers(status), *containers])
+    device_loss, counted = read_device_loss(containers)
+    restarts = sum(container.get("restartCount", 0) for container in containers)
+    restarts += bool(device_loss and not counted)
     was_routable = labels.ROUTABLE in conditions
-    if reason and reason not in FAILING_REASONS and restarts and not was_routable:
-        reason = CRASH_LOOP  # also while its next try runs: it has failed so far
-    if lost:
-        reason, message = DEVICE_LOST, lost
-    disrupted = conditions.get("DisruptionTarget", {})
-    if disrupted.get("status") == "True":
-        reason, message = disruption(pod, disrupted)
-    ended = status.get("phase") in ("Failed", "Succeeded") or bool(lost)
+    if reason and reason not in FAILING_WAIT_REASONS and restarts and not was_routable:
+        reason = reasons.CRASH_LOOP_BACK_OFF  # also while the next attempt runs: so far each has failed
+    if device_loss:
+        reason, message = reasons.DEVICE_LOST, device_loss
+    disruption = conditions.get("DisruptionTarget", {})
+    if disruption.get("status") == "True":
+        reason, message = read_disruption(pod, disruption)
+    ended = status.get("phase") in ("Failed", "Succeeded") or bool(device_loss)
     gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
-    verdict = conditions.get(labels.VERIFIED, {})
-    verified = verdict.get("status") == "True"
-    refused_by, refusal = read_refusal(verdict.get("message", "")) if verdict and not verified else ("", "")
-    incarnation, created = int(meta["labels"][labels.INCARNATION]), meta.get("creationTimestamp", "")
+    verification = conditions.get(labels.VERIFIED, {})
+    verified = verification.get("status") == "True"
+    failed_verification, verification_error = (
+        parse_verification_failure(verification.get("message", ""))
+        if verification and not verified
+        else ("", "")
+    )
+    attempt, created = int(meta["labels"][labels.INCARNATION]), meta.get("creationTimestamp", "")
     return Group(
         name=meta["name"],
         uid=meta["uid"],
-        group=int(meta["labels"][labels.GROUP_INDEX]),
+        index=int(meta["labels"][labels.GROUP_INDEX]),
         revision=meta["labels"][labels.REVISION],
-        incarnation=incarnation,
+        attempt=attempt,
         terminating="deletionTimestamp" in meta,
         ended=ended,
-        resting=ended and not was_routable and rests(created, incarnation, datetime.now(UTC)),
+        backing_off=ended and not was_routable and is_backing_off(created, attempt, datetime.now(UTC)),
         containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
         was_routable=was_routable,
         routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
-        held=labels.VERIFIED in gates and not verified,
+        awaiting_verification=labels.VERIFIED in gates and not verified,
         verified=labels.VERIFIED in gates and verified,
-        refused_by=refused_by,
-        refusal=refusal,
+        failed_verification=failed_verification,
+        verification_error=verification_error,
         node=pod["spec"].get("nodeName", ""),
-        waits=waits_to_begin(containers),
-        unschedulable=unschedulable(conditions),
+        creating_containers=is_creating_containers(containers),
+        unschedulable=unschedulable_message(conditions),
         restarts=restarts,
         created=created,
         reason=reason,
         message=message,
-        start=read_start(pod),
+        startup=read_startup_timings(pod),
     )
 
 
-def write_refusal(verification: str, refusal: str) -> str:
-    """The message of a pod's condition that a verification has failed."""
-    return f"{verification}: {refusal}"
+def format_verification_failure(verification: str, error: str) -> str:
+    """Return the message of a pod's condition `mizzen.dev/verified` after a failed verification.
+
+    Args:
+        verification: id of the verification.
+        error: description of the wrong answer.
+    """
+    return f"{verification}: {error}"
 
 
-def read_refusal(message: str) -> tuple[str, str]:
-    """The verification's name, and what was wrong."""
-    verification, _, refusal = message.partition(": ")
-    return verification, refusal
+def parse_verification_failure(message: str) -> tuple[str, str]:
+    """Return id and error of a verification, from a message of `format_verification_failure`."""
+    verification, _, error = message.partition(": ")
+    return verification, error

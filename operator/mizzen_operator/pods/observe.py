@@ -1,4 +1,7 @@
-"""What is really there: cluster objects as plain dataclasses."""
+"""Read the objects of one service from the store or the API server into plain values.
+
+The first step of every reconcile. Nothing is written, and the values hold no reference to a client.
+"""
 
 from __future__ import annotations
 
@@ -7,91 +10,100 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.service_ref import Subject
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.client import Kube
 from mizzen_operator.kube.objects import holds, owned
-from mizzen_operator.pods.container_state import UNSCHEDULABLE, loops, trouble, unschedulable, waits_to_begin
-from mizzen_operator.pods.group import Group, groups
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.pods.container_state import (
+    is_crash_looping,
+    is_creating_containers,
+    read_problem,
+    unschedulable_message,
+)
+from mizzen_operator.pods.group import Group, read_groups
 from mizzen_operator.resources.engine_args import node_of
 
-MOST_PODS = 8
-"""Of a group: `spec.parallelism.tensor` is no more."""
+MAX_GROUP_PODS = 8
+"""Maximum pods per group. The CRD caps `spec.parallelism.tensor` at 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A gateway's pod.
+    """State of one gateway pod.
 
     Attributes:
-        answers: False while it hangs, though Kubernetes may still call it ready.
-        reason: why it does not run, in Kubernetes' word; empty when it does, or goes.
-        message: its own last words about that, the node's or the scheduler's.
-        restarts: how often its containers were started again.
-        failing: it cannot run, or ends again and again.
-        waits: it has a node, and none of its containers was made yet.
-        template: names the Deployment's template that it was made of.
+        ready: Kubernetes calls it ready, and it is not terminating.
+        responsive: False while it hangs, even if Kubernetes still calls it ready.
+        reason: Kubernetes' reason if it does not run; empty if it runs or terminates.
+        message: message for `reason`, from the container, the kubelet or the scheduler.
+        restarts: restarts of its containers.
+        failing: it cannot run, or it crashes repeatedly.
+        creating_containers: it has a node, and none of its containers exists yet.
+        template_hash: hash of the Deployment's pod template that it was made from.
+        created: creation time, as Kubernetes writes it.
     """
 
     name: str
     address: str
     ready: bool
-    answers: bool = True
+    responsive: bool = True
     reason: str = ""
     message: str = ""
     restarts: int = 0
     failing: bool = False
-    waits: bool = False
-    template: str = ""
+    creating_containers: bool = False
+    template_hash: str = ""
     created: str = ""
 
     @property
-    def words(self) -> str:
-        """Which pod it is, and what is wrong with it."""
+    def description(self) -> str:
+        """Its name and its problem, for a condition's message."""
         times = "once" if self.restarts == 1 else f"{self.restarts} times"
-        again = f", restarted {times}" if self.restarts else ""
-        return f"{self.name}: {self.reason}{again}: {self.message}"
+        restarted = f", restarted {times}" if self.restarts else ""
+        return f"{self.name}: {self.reason}{restarted}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything that belongs to one service, and the gateway that it may share with others.
+class ObservedState:
+    """The objects that belong to one service, and the gateway that it may share with others.
 
     Attributes:
-        groups: its engine pods; those of a service of the same name that was deleted are left out.
-        taken: names of all pods that carry the service's label, whoever owns them.
-        strays: names and uids of its engine pods whose other labels somebody has removed or changed: nothing
-            tells what they run, and gateways would route to them for ever.
-        deployment: the gateway's Deployment, None when there is none.
-        endpoint: the gateway's Service, None when there is none.
+        groups: groups of its engine pods; pods of a deleted service of the same name are left out.
+        taken_names: names of all pods with the service's label, whoever owns them.
+        gateways: pods of its gateway.
+        deployment: the gateway's Deployment; None if there is none.
+        gateway_service: the gateway's Service; None if there is none.
+        mislabelled_pods: names and uids of its engine pods whose other labels were removed or changed: their
+            revision is unknown, and gateways would route to them for ever.
     """
 
     groups: tuple[Group, ...]
-    taken: frozenset[str]
+    taken_names: frozenset[str]
     gateways: tuple[GatewayPod, ...]
     deployment: Mapping[str, Any] | None
-    endpoint: Mapping[str, Any] | None
-    strays: tuple[tuple[str, str], ...] = ()
+    gateway_service: Mapping[str, Any] | None
+    mislabelled_pods: tuple[tuple[str, str], ...] = ()
 
     @property
-    def gateways_alike(self) -> bool:
-        """No gateway is left of a former template, which might be ready again and serve as it did."""
-        gateway = self.deployment or {"metadata": {}}
-        status, generation = gateway.get("status", {}), gateway["metadata"].get("generation", 0)
-        seen = status.get("observedGeneration", -1) >= generation
-        return seen and status.get("updatedReplicas", 0) == status.get("replicas", 0)
+    def gateway_rollout_complete(self) -> bool:
+        """Whether all gateway pods are of the current template; an old one could become ready again."""
+        deployment = self.deployment or {"metadata": {}}
+        status, generation = deployment.get("status", {}), deployment["metadata"].get("generation", 0)
+        observed = status.get("observedGeneration", -1) >= generation
+        return observed and status.get("updatedReplicas", 0) == status.get("replicas", 0)
 
     @property
     def settled(self) -> bool:
-        """The gateway and every group that is there run as they should."""
-        gateway = self.deployment or {}
-        groups = all(group.routable and group.containers_ready for group in self.groups if group.live)
-        return bool(gateway) and self._ready_gateways >= gateway["spec"].get("replicas", 1) and groups
+        """Whether the gateway and every existing group run as they should."""
+        deployment = self.deployment or {}
+        serving = all(group.routable and group.containers_ready for group in self.groups if group.live)
+        return bool(deployment) and self._ready_gateways >= deployment["spec"].get("replicas", 1) and serving
 
     @property
-    def progress(self) -> tuple[object, ...]:
-        """How far the gateway and each group have come: another one once something has moved."""
-        groups = ((one.name, one.node, one.containers_ready, one.routable) for one in self.groups)
+    def progress_marker(self) -> tuple[object, ...]:
+        """A value that changes whenever the gateway or a group makes progress."""
+        groups = ((group.name, group.node, group.containers_ready, group.routable) for group in self.groups)
         return (self._ready_gateways, *groups)
 
     @property
@@ -99,55 +111,65 @@ class Observed:
         return (self.deployment or {}).get("status", {}).get("readyReplicas", 0)
 
 
-async def observe(kube: Kube, service: Subject) -> Observed:
-    """Read what belongs to a service, from the API server itself and not from a cache."""
-    name = labels.SHARED_NAME if service.shared else labels.gateway_name(service.name)
-    pods, fronts, deployment, endpoint = await asyncio.gather(
+async def observe(kube: Kube, service: Subject) -> ObservedState:
+    """Read the objects that belong to a service.
+
+    Args:
+        kube: client; it reads watched kinds from its store if it has one.
+        service: the service, whether its spec can be parsed or not.
+
+    Raises:
+        KubeError: the API server failed.
+    """
+    name = child_names.SHARED_GATEWAY if service.shared else child_names.gateway_name(service.name)
+    pods, gateway_pods, deployment, gateway_service = await asyncio.gather(
         kube.list(Ref("Pod", service.namespace), f"{labels.SERVICE}={service.name}"),
-        _shared_pods(kube, service),
+        _list_shared_gateway_pods(kube, service),
         kube.get(Ref("Deployment", service.namespace, name)),
         kube.get(Ref("Service", service.namespace, name)),
     )
     if not service.shared:
-        fronts = [pod for pod in pods if _component(pod) == labels.GATEWAY]
+        gateway_pods = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and owned(pod, service.uid)]
-    strays = [pod["metadata"] for pod in engines if not _has_names(pod)]
-    return Observed(
-        groups=groups(service.name, [pod for pod in engines if _has_names(pod)]),
-        taken=frozenset(pod["metadata"]["name"] for pod in pods),
-        gateways=tuple(map(gateway_pod, fronts)),
+    mislabelled = [pod["metadata"] for pod in engines if not _has_valid_labels(pod)]
+    return ObservedState(
+        groups=read_groups(service.name, [pod for pod in engines if _has_valid_labels(pod)]),
+        taken_names=frozenset(pod["metadata"]["name"] for pod in pods),
+        gateways=tuple(map(read_gateway_pod, gateway_pods)),
         deployment=deployment,
-        endpoint=endpoint,
-        strays=tuple((one["name"], one["uid"]) for one in strays if "deletionTimestamp" not in one),
+        gateway_service=gateway_service,
+        mislabelled_pods=tuple(
+            (meta["name"], meta["uid"]) for meta in mislabelled if "deletionTimestamp" not in meta
+        ),
     )
 
 
-async def _shared_pods(kube: Kube, service: Subject) -> list[dict[str, Any]]:
-    """Pods of the gateway that a service shares with others."""
+async def _list_shared_gateway_pods(kube: Kube, service: Subject) -> list[dict[str, Any]]:
+    """Return the pods of the gateway that a service shares with others; empty for a dedicated gateway."""
     if not service.shared:
         return []
     selector = f"{labels.GATEWAY_LABEL}={labels.SHARED},{labels.COMPONENT}={labels.GATEWAY}"
     return await kube.list(Ref("Pod", service.namespace), selector)
 
 
-def gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
-    """Read a gateway's pod."""
+def read_gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
+    """Read a gateway pod."""
     meta, status = pod["metadata"], pod.get("status", {})
-    containers, leaves = status.get("containerStatuses", []), "deletionTimestamp" in meta
-    reason, message = trouble(status, containers) if not leaves else ("", "")
-    nowhere = unschedulable({one["type"]: one for one in status.get("conditions", [])})
-    if nowhere and not leaves:
-        reason, message = UNSCHEDULABLE, nowhere
+    containers, terminating = status.get("containerStatuses", []), "deletionTimestamp" in meta
+    reason, message = read_problem(status, containers) if not terminating else ("", "")
+    unschedulable = unschedulable_message({entry["type"]: entry for entry in status.get("conditions", [])})
+    if unschedulable and not terminating:
+        reason, message = reasons.UNSCHEDULABLE, unschedulable
     return GatewayPod(
         name=meta["name"],
         address=status.get("podIP", ""),
-        ready=holds(status, "Ready") and not leaves,
+        ready=holds(status, "Ready") and not terminating,
         reason=reason,
         message=message,
-        restarts=sum(entry.get("restartCount", 0) for entry in containers),
-        failing=not leaves and loops(containers),
-        waits=not leaves and waits_to_begin(containers),
-        template=meta.get("labels", {}).get("pod-template-hash", ""),
+        restarts=sum(container.get("restartCount", 0) for container in containers),
+        failing=not terminating and is_crash_looping(containers),
+        creating_containers=not terminating and is_creating_containers(containers),
+        template_hash=meta.get("labels", {}).get("pod-template-hash", ""),
         created=meta.get("creationTimestamp", ""),
     )
 
@@ -156,13 +178,13 @@ def _component(pod: Mapping[str, Any]) -> str:
     return pod["metadata"].get("labels", {}).get(labels.COMPONENT, "")
 
 
-def _has_names(pod: Mapping[str, Any]) -> bool:
-    """Whether an engine pod's labels tell what it runs, and no other thing than the arguments we gave it."""
-    given = pod["metadata"]["labels"]
-    place = (given.get(labels.RANK, "0"), given.get(labels.PODS, "1"))
-    numbers = (given.get(labels.GROUP_INDEX, ""), given.get(labels.INCARNATION, ""), *place)
-    if labels.REVISION not in given or not all(map(labels.is_number, numbers)):
+def _has_valid_labels(pod: Mapping[str, Any]) -> bool:
+    """Return whether an engine pod's labels are complete and agree with the arguments that it was given."""
+    pod_labels = pod["metadata"]["labels"]
+    rank_and_size = (pod_labels.get(labels.RANK, "0"), pod_labels.get(labels.PODS, "1"))
+    numbers = (pod_labels.get(labels.GROUP_INDEX, ""), pod_labels.get(labels.INCARNATION, ""), *rank_and_size)
+    if labels.REVISION not in pod_labels or not all(map(labels.is_number, numbers)):
         return False
-    rank, pods = map(int, place)
-    whole = labels.RANK in given or labels.PODS not in given
-    return whole and rank < pods <= MOST_PODS and node_of(pod) in (None, (rank, pods))
+    rank, size = map(int, rank_and_size)
+    has_rank = labels.RANK in pod_labels or labels.PODS not in pod_labels
+    return has_rank and rank < size <= MAX_GROUP_PODS and node_of(pod) in (None, (rank, size))

@@ -1,8 +1,14 @@
-"""Why an engine ended badly, as one word: its own where it left one, else the node's."""
+"""Classification of engine failures, from the container's termination message or else the kubelet's reason.
+
+The per-service metrics count failures by these causes. A cause is a metric label: the set is fixed. The
+prefixes are written by the engine's supervisor, which shares no code with the operator; a test compares them.
+"""
 
 from __future__ import annotations
 
-KINDS = frozenset(
+from mizzen_operator.api import reasons
+
+MESSAGE_PREFIXES = frozenset(
     {
         "device_lost",
         "group_failed",
@@ -16,22 +22,23 @@ KINDS = frozenset(
         "watchdog",
     }
 )
-"""What a termination message begins with, ahead of a colon; docs/operations.md says what each means."""
-CONFIGURATION = ("wrong configuration", "cannot start")
-OUT_OF_MEMORY = "OOMKilled"
-CAUSES = (*sorted(KINDS), "configuration", "out_of_memory", "other")
+"""Words that begin a termination message, before its colon; docs/operations.md explains each."""
+CONFIGURATION_PREFIXES = ("wrong configuration", "cannot start")
+CAUSES = (*sorted(MESSAGE_PREFIXES), "configuration", "out_of_memory", "other")
+"""Values of the label `cause`."""
 
 
-def cause_of(reason: str, message: str) -> str:
-    """Return which of `CAUSES` it was.
+def classify_termination(reason: str, message: str) -> str:
+    """Return the one of `CAUSES` that a termination belongs to.
 
     Args:
-        reason: The node's word for how the container ended, such as `Error`.
-        message: The container's termination message, or the node's.
+        reason: the kubelet's reason, such as `Error`.
+        message: the container's termination message, or else the kubelet's message.
     """
-    kind = message.partition(":")[0]
-    if kind in KINDS:
-        return kind
-    if message.startswith(CONFIGURATION):
+    prefix = message.partition(":")[0]
+    if prefix in MESSAGE_PREFIXES:
+        return prefix
+    if message.startswith(CONFIGURATION_PREFIXES):
         return "configuration"
-    return "out_of_memory" if reason == OUT_OF_MEMORY or message.startswith(OUT_OF_MEMORY) else "other"
+    out_of_memory = reason == reasons.OOM_KILLED or message.startswith(reasons.OOM_KILLED)
+    return "out_of_memory" if out_of_memory else "other"

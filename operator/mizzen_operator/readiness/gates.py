@@ -1,121 +1,157 @@
-"""Readiness gates of groups: whether gateways route to them, whether they answered golden prompts right."""
+"""Readiness gates of engine pods: `mizzen.dev/routable` and `mizzen.dev/verified`.
+
+Each reconcile writes the gates that changed and goes on with the groups as they are then. A gate that the
+spec no longer needs is opened, so that no pod stays unready because of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import labels, reasons
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.service_ref import Subject
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
-from mizzen_operator.kube.client import STRATEGIC, Kube, KubeError, Ref
+from mizzen_operator.kube.client import STRATEGIC, Kube
+from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.objects import stamp
-from mizzen_operator.pods.group import Group, write_refusal
+from mizzen_operator.kube.refs import Ref
+from mizzen_operator.pods.group import Group, format_verification_failure
 from mizzen_operator.readiness.golden_prompts import Verifier
-from mizzen_operator.rollout import progress
+from mizzen_operator.rollout.spec_identity import has_failed_verification, verification_id
 
 
-class Gates:
-    """Writes the conditions of groups' pods that follow from what gateways say."""
+@dataclass(frozen=True, slots=True)
+class _GateCondition:
+    """One readiness gate's condition of a pod, to be written."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str | None = None
+    """Message; None omits the field."""
+
+
+class ReadinessGates:
+    """Writes the pod conditions that depend on gateways' answers."""
 
     def __init__(self, kube: Kube, verifier: Verifier) -> None:
         self._kube = kube
         self._verifier = verifier
 
-    async def routable(
-        self, service: Subject, groups: Sequence[Group], acknowledged: Acknowledgements
+    async def update_routable(
+        self, service: Subject, groups: Sequence[Group], routing: Acknowledgements
     ) -> tuple[Group, ...]:
-        """Write the gates `mizzen.dev/routable` that changed; returns the groups as they are then.
+        """Write the gates `mizzen.dev/routable` that changed; return the groups as they are then.
 
-        With them comes what keeps gateways from a group.
+        The returned groups also carry the gateways' reasons for not routing to them.
+
+        Args:
+            service: the owner of the groups.
+            groups: the observed groups.
+            routing: routing state of the service's gateways.
 
         Raises:
             KubeError: the API server failed.
         """
-        found: list[Group] = []
+        updated: list[Group] = []
         for group in groups:
-            verdict = gate(group, acknowledged)
-            if verdict is not None:
-                value, reason = verdict
-                await self._write(service, group, labels.ROUTABLE, value, reason)
+            decision = decide_routable(group, routing)
+            if decision is not None:
+                value, reason = decision
+                await self._write(service, group, _GateCondition(labels.ROUTABLE, value, reason))
                 group = replace(group, routable=value, was_routable=True)
-            problem, stranger = acknowledged.problems.get(group.uid, ""), group.uid in acknowledged.strangers
-            found.append(replace(group, problem=problem, stranger=stranger))
-        return tuple(found)
+            updated.append(
+                replace(
+                    group,
+                    routing_error=routing.problems.get(group.uid, ""),
+                    protocol_mismatch=group.uid in routing.strangers,
+                )
+            )
+        return tuple(updated)
 
-    async def verified(
+    async def update_verified(
         self,
         service: InferenceService,
         revision: str,
         groups: Sequence[Group],
-        acknowledged: Acknowledgements,
+        routing: Acknowledgements,
     ) -> tuple[Group, ...]:
-        """Write the verdicts on groups that are held back; returns the groups as they are then.
+        """Write the verdicts on groups that await verification; return the groups as they are then.
 
         Args:
-            service: whose groups they are.
-            revision: what its groups should run: those of another are not asked.
-            groups: as they were seen.
-            acknowledged: says which of them a gateway can ask.
+            service: the owner of the groups.
+            revision: revision of the spec; groups of other revisions are not asked.
+            groups: the observed groups.
+            routing: routing state; it says which groups a gateway can ask.
 
         Raises:
             KubeError: the API server failed.
         """
-        key, name = Key(service.namespace, service.name), progress.verification_name(service)
-        held = [group for group in groups if group.live and group.held and group.revision == revision]
-        asked = {g.uid for g in held if g.refused_by != name and g.uid in acknowledged.verifying}
-        if progress.refused(service, revision):
-            asked = set()
-        self._verifier.keep(key, asked if name else ())
+        key, verification = ServiceKey(service.namespace, service.name), verification_id(service)
+        waiting = [
+            group
+            for group in groups
+            if group.live and group.awaiting_verification and group.revision == revision
+        ]
+        askable = {
+            group.uid
+            for group in waiting
+            if group.failed_verification != verification and group.uid in routing.verifying
+        }
+        if has_failed_verification(service, revision):
+            askable = set()
+        self._verifier.retain(key, askable if verification else ())
         return tuple(
             [
-                await self._verdict(key, service, group, name, asked=group.uid in asked)
-                if group in held
+                await self._verify(service, group, verification, askable=group.uid in askable)
+                if group in waiting
                 else group
                 for group in groups
             ]
         )
 
-    async def _verdict(
-        self, key: Key, service: InferenceService, group: Group, name: str, *, asked: bool
+    async def _verify(
+        self, service: InferenceService, group: Group, verification_id: str, *, askable: bool
     ) -> Group:
+        """Write the verdict on one group, if there is one; return the group as it is then."""
         verification = service.rollout.verification
-        if verification is None:  # it was taken out of the spec
-            await self._write(service, group, labels.VERIFIED, True, "NotAsked")
-            return replace(group, held=False, verified=True, refused_by="", refusal="")
-        if not asked:
+        if verification is None:  # it was removed from the spec
+            return await self._open_verified(service, group, reasons.NOT_ASKED)
+        if not askable:
             return group
-        verdict = self._verifier.verdict(key, group.uid, name, verification)
+        key = ServiceKey(service.namespace, service.name)
+        verdict = self._verifier.get_verdict(key, group.uid, verification_id, verification)
         if verdict is None:
             return group
-        if not verdict.refusal:
-            await self._write(service, group, labels.VERIFIED, True, "Passed")
-            return replace(group, held=False, verified=True, refused_by="", refusal="")
-        message = write_refusal(name, verdict.refusal)
-        await self._write(service, group, labels.VERIFIED, False, "Refused", message)
-        return replace(group, refused_by=name, refusal=verdict.refusal)
+        if not verdict.failure:
+            return await self._open_verified(service, group, reasons.PASSED)
+        message = format_verification_failure(verification_id, verdict.failure)
+        await self._write(service, group, _GateCondition(labels.VERIFIED, False, reasons.REFUSED, message))
+        return replace(group, failed_verification=verification_id, verification_error=verdict.failure)
 
-    async def _write(
-        self,
-        service: Subject,
-        group: Group,
-        kind: str,
-        value: bool,
-        reason: str,
-        message: str = "",
-    ) -> None:
+    async def _open_verified(self, service: InferenceService, group: Group, reason: str) -> Group:
+        await self._write(service, group, _GateCondition(labels.VERIFIED, True, reason, ""))
+        return replace(
+            group,
+            awaiting_verification=False,
+            verified=True,
+            failed_verification="",
+            verification_error="",
+        )
+
+    async def _write(self, service: Subject, group: Group, gate: _GateCondition) -> None:
         condition = {
-            "type": kind,
-            "status": "True" if value else "False",
-            "reason": reason,
-            "message": message,
+            "type": gate.type,
+            "status": "True" if gate.status else "False",
+            "reason": gate.reason,
             "lastTransitionTime": stamp(datetime.now(UTC)),
         }
-        if not message and kind == labels.ROUTABLE:
-            del condition["message"]
+        if gate.message is not None:
+            condition["message"] = gate.message
         patch = {"metadata": {"uid": group.uid}, "status": {"conditions": [condition]}}
         ref = Ref("Pod", service.namespace, group.name, "status")
         try:
@@ -125,20 +161,21 @@ class Gates:
                 raise
 
 
-def gate(group: Group, acknowledged: Acknowledgements) -> tuple[bool, str] | None:
-    """The value of `mizzen.dev/routable` and why, or None when it stays.
+def decide_routable(group: Group, routing: Acknowledgements) -> tuple[bool, str] | None:
+    """Return the new value and reason of a group's `mizzen.dev/routable`; None if it stays.
 
-    It opens when every ready gateway routes to the group. It closes when the engine is not ready, or when no
-    gateway that answers routes to it: a gateway that has only just started must not close what others use.
+    The gate opens when every ready gateway routes to the group. It closes when the engine is not ready, or
+    when none of the gateways that answer routes to it: a gateway that has just started must not close a group
+    that the others use.
     """
     if not group.live:
         return None
     if group.routable:
         if not group.containers_ready:
-            return False, "EngineNotReady"
-        if acknowledged.answered and group.uid not in acknowledged.by_some:
-            return False, "NoGatewayRoutes"
+            return False, reasons.ENGINE_NOT_READY
+        if routing.answered and group.uid not in routing.by_some:
+            return False, reasons.NO_GATEWAY_ROUTES
         return None
-    if group.containers_ready and not group.held and group.uid in acknowledged.by_all:
-        return True, "GatewaysRoute"
+    if group.containers_ready and not group.awaiting_verification and group.uid in routing.by_all:
+        return True, reasons.GATEWAYS_ROUTE
     return None

@@ -9,26 +9,24 @@ from datetime import datetime
 from typing import Any
 
 from mizzen_operator.api.gpu_memory_check import Fit
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.gateway.reconcile import Entrance
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
 from mizzen_operator.keys.rotation import Rotation
-from mizzen_operator.kube.apply import Refused
-from mizzen_operator.kube.client import KubeError
-from mizzen_operator.kube.errors import Failure, rejection
+from mizzen_operator.kube.errors import Failure, KubeError, Refused, rejection
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group
-from mizzen_operator.pods.observe import Observed
-from mizzen_operator.rollout.state import Memory
-from mizzen_operator.status.missing_refs import Need
+from mizzen_operator.pods.observe import ObservedState
+from mizzen_operator.rollout.state import RolloutState
+from mizzen_operator.status.missing_refs import RequiredRef
 
-TELL_SECONDS = 0.5
+REPORT_SECONDS = 0.5
 """A look that has not ended by then tells what is there, and again after each such time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReconcileResult:
     """What a look ended with.
 
     Attributes:
@@ -39,15 +37,15 @@ class Outcome:
         again: seconds until another look is due whatever happens; None when none is.
     """
 
-    waits: bool = False
+    requeue_backoff: bool = False
     settled: bool = True
     failure: Failure | None = None
-    others: tuple[Key, ...] = ()
-    again: float | None = None
+    also_enqueue: tuple[ServiceKey, ...] = ()
+    requeue_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PreviousResult:
     """What the last look at a service has found, as far as the next one may need it before it is through."""
 
     newest: str = ""
@@ -73,10 +71,10 @@ class Look:
     """
 
     service: InferenceService
-    observed: Observed
+    observed: ObservedState
     newest: str
     now: datetime
-    memory: Memory
+    memory: RolloutState
     groups: Sequence[Group]
     fits: Fit | None = None
     download: Download | None = None
@@ -85,7 +83,7 @@ class Look:
     rotation: Rotation | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
-    absent: Sequence[Need] = ()
+    absent: Sequence[RequiredRef] = ()
     learned: bool = False
     error: KubeError | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,15 +96,15 @@ class Look:
     @property
     def downloading(self) -> bool:
         """Whether the model is on its way."""
-        return self.download is not None and not self.download.cached
+        return self.download is not None and not self.download.cached_time
 
     @property
-    def known(self) -> Known:
+    def known(self) -> PreviousResult:
         """What the next look may need of this one; the Deployment is read anew, and large."""
         entrance = replace(self.entrance, deployment={}) if self.entrance is not None else None
-        return Known(self.newest, entrance, self.failure, self.download)
+        return PreviousResult(self.newest, entrance, self.failure, self.download)
 
-    def by(self, known: Known) -> Look:
+    def by(self, known: PreviousResult) -> Look:
         """This look, with what the last one knew in place of what this one has not come to know yet."""
         entrance, failure, download = self.entrance, self.failure, self.download
         last = known.entrance
@@ -132,7 +130,7 @@ async def telling(work: Coroutine[Any, Any, None], tell: Callable[[], Awaitable[
     """Do something, and tell of what is there while that takes long: the API server may hang in a write."""
     doing = asyncio.create_task(work)
     try:
-        while not (await asyncio.wait({doing}, timeout=TELL_SECONDS))[0]:
+        while not (await asyncio.wait({doing}, timeout=REPORT_SECONDS))[0]:
             await tell()
         await doing
     finally:

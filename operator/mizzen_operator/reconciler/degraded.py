@@ -11,22 +11,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.gateway_client.routing_table import Acknowledgements
 from mizzen_operator.gateway_client.watch import GatewayListener
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.client import Kube
 from mizzen_operator.kube.errors import Failure
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod, observe
-from mizzen_operator.readiness.gates import Gates
+from mizzen_operator.readiness.gates import ReadinessGates
 from mizzen_operator.resources.secret_data import read
-from mizzen_operator.status.builder import entry_of, group_entries
-from mizzen_operator.status.pod_conditions import Condition, available, gateway_ready, scheduled
+from mizzen_operator.status.builder import condition_entry, group_entries
+from mizzen_operator.status.pod_conditions import Condition, available_condition, gateway_ready_condition, scheduled_condition
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class InvalidService:
     """What is known of a service without its spec.
 
     Attributes:
@@ -48,7 +49,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DegradedSnapshot:
     """A look at such a service.
 
     Attributes:
@@ -56,7 +57,7 @@ class Seen:
         settled: everything that is there runs as it should.
     """
 
-    service: Unread
+    service: InvalidService
     failure: Failure
     groups: Sequence[Group]
     gateways: Sequence[GatewayPod]
@@ -64,38 +65,38 @@ class Seen:
     settled: bool
 
 
-def unread(body: Mapping[str, Any]) -> Unread:
+def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
     """Take of a service what every release stores alike."""
     meta, status = body["metadata"], body.get("status") or {}
     deleting = "deletionTimestamp" in meta
     wanted = 0 if deleting else body.get("spec", {}).get("replicas")
-    return Unread(
+    return InvalidService(
         name=meta["name"],
         namespace=meta["namespace"],
         uid=meta["uid"],
         generation=meta["generation"],
         status=status,
-        shared=shares(body),
+        shared=uses_shared_gateway(body),
         wanted=wanted if isinstance(wanted, int) else status.get("replicas", 0),
         deleting=deleting,
     )
 
 
-def shares(body: Mapping[str, Any]) -> bool:
+def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
     """Whether a service shares its namespace's gateway, by its spec or by where the status says it is."""
     gateway = body.get("spec", {}).get("gateway")
     if isinstance(gateway, dict) and "mode" in gateway:
         return gateway["mode"] == "Shared"
-    return f"//{labels.SHARED_NAME}." in body.get("status", {}).get("url", "")
+    return f"//{child_names.SHARED_GATEWAY}." in body.get("status", {}).get("url", "")
 
 
-class Bystander:
+class DegradedReconciler:
     """Looks at services without changing anything but what their pods' gates and their status say."""
 
-    def __init__(self, kube: Kube, gateways: GatewayListener, gates: Gates) -> None:
+    def __init__(self, kube: Kube, gateways: GatewayListener, gates: ReadinessGates) -> None:
         self._kube, self._gateways, self._gates = kube, gateways, gates
 
-    async def look(self, key: Key, service: Unread, failure: Failure) -> Seen:
+    async def observe(self, key: ServiceKey, service: InvalidService, failure: Failure) -> DegradedSnapshot:
         """See what there is of a service.
 
         Raises:
@@ -103,10 +104,10 @@ class Bystander:
         """
         observed = await observe(self._kube, service)
         acknowledged = await self._ask(key, service, observed.gateways)
-        return Seen(
+        return DegradedSnapshot(
             service=service,
             failure=failure,
-            groups=await self._gates.routable(service, observed.groups, acknowledged),
+            groups=await self._gates.update_routable(service, observed.groups, acknowledged),
             gateways=[
                 replace(pod, answers=pod.address not in acknowledged.silent) for pod in observed.gateways
             ],
@@ -114,8 +115,8 @@ class Bystander:
             settled=observed.settled,
         )
 
-    async def _ask(self, key: Key, service: Unread, gateways: Sequence[GatewayPod]) -> Acknowledgements:
-        name = labels.SHARED_NAME if service.shared else labels.root_keys(service.name)
+    async def _ask(self, key: ServiceKey, service: InvalidService, gateways: Sequence[GatewayPod]) -> Acknowledgements:
+        name = child_names.SHARED_GATEWAY if service.shared else child_names.root_keys_secret(service.name)
         secret = await self._kube.get(Ref("Secret", service.namespace, name))
         try:
             token = read(secret or {"data": {}, "metadata": {"name": name}}, labels.ADMIN_TOKEN)
@@ -125,14 +126,14 @@ class Bystander:
         return await self._gateways.ask(gateways, token, key)
 
 
-def unread_status(seen: Seen, now: datetime) -> dict[str, Any]:
+def degraded_status(seen: DegradedSnapshot, now: datetime) -> dict[str, Any]:
     """The whole status: what was known before, and what is there now; equal to the last when nothing changed.
 
     What follows from the spec stays as it was, at the generation that it was observed at.
     """
     service, live = seen.service, [group for group in seen.groups if group.live]
     before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
-    new = [entry_of(one, before.get(one.type, {}), service.generation, now) for one in _conditions(seen)]
+    new = [condition_entry(one, before.get(one.type, {}), service.generation, now) for one in _conditions(seen)]
     said = {entry["type"] for entry in new}
     known = {key: value for key, value in service.status.items() if key != "updateRevision"}
     return {
@@ -147,15 +148,15 @@ def unread_status(seen: Seen, now: datetime) -> dict[str, Any]:
     }
 
 
-def _conditions(seen: Seen) -> list[Condition]:
+def _conditions(seen: DegradedSnapshot) -> list[Condition]:
     failure, before = seen.failure, seen.service.status.get("conditions", [])
     spec = seen.deployment.get("spec", {})
     return [
         Condition("Ready", False, failure.reason, failure.message),
         _available(seen, {entry["type"]: entry for entry in before}),
         Condition("Progressing", False, failure.reason, failure.message),
-        scheduled(seen.groups),
-        gateway_ready(seen.deployment, seen.gateways, spec.get("replicas", 1)),
+        scheduled_condition(seen.groups),
+        gateway_ready_condition(seen.deployment, seen.gateways, spec.get("replicas", 1)),
         Condition("Failed", not seen.service.deleting, failure.reason, failure.message),
         *(
             Condition(entry["type"], False, failure.reason, failure.message)
@@ -165,8 +166,8 @@ def _conditions(seen: Seen) -> list[Condition]:
     ]
 
 
-def _available(seen: Seen, before: Mapping[str, Mapping[str, Any]]) -> Condition:
-    found = available(seen.gateways, seen.groups, asleep=False)
+def _available(seen: DegradedSnapshot, before: Mapping[str, Mapping[str, Any]]) -> Condition:
+    found = available_condition(seen.gateways, seen.groups, asleep=False)
     old = before.get("Available", {})
     if found.status and old.get("reason") == "NameConflict":  # that stays as it is with the gateway
         return Condition("Available", False, "NameConflict", old["message"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.fetch_job import model_path
 
@@ -33,7 +33,7 @@ class Place:
     @property
     def name(self) -> str:
         """Name of the pod."""
-        return labels.worker_name(self.leader, self.rank) if self.rank else self.leader
+        return child_names.worker_pod(self.leader, self.rank) if self.rank else self.leader
 
     @property
     def labels(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _nodes(service: InferenceService, place: Place) -> dict[str, Any]:
     """How the pods of a group find one another."""
     if service.pods == 1:
         return {}
-    leader = labels.leader_address(service.name, service.namespace, place.leader)
+    leader = child_names.leader_dns_name(service.name, service.namespace, place.leader)
     return {
         "nodes": service.pods,
         "node-rank": place.rank,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.engine_args import Place, arguments
@@ -39,7 +39,7 @@ def engine_pods(
     service: InferenceService, config: OperatorConfig, *, revision: str, group: int, incarnation: int
 ) -> list[dict[str, Any]]:
     """The pods of a group, the leading one first."""
-    leader = labels.pod_name(service.name, revision, group, incarnation)
+    leader = child_names.leader_pod(service.name, revision, group, incarnation)
     places = [Place(revision, group, incarnation, leader, rank) for rank in range(service.pods)]
     return [_engine_pod(service, config, place) for place in places]
 
@@ -49,7 +49,7 @@ def ranks_service(service: InferenceService) -> dict[str, Any]:
     manifest = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(service, labels.ranks_service(service.name), labels.ENGINE),
+        "metadata": metadata(service, child_names.ranks_service(service.name), labels.ENGINE),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -131,7 +131,7 @@ def _together(service: InferenceService, place: Place) -> dict[str, Any]:
     return {
         "affinity": {**affinity, "podAffinity": given},
         "hostname": place.name,
-        "subdomain": labels.ranks_service(service.name),
+        "subdomain": child_names.ranks_service(service.name),
     }
 
 
@@ -220,7 +220,7 @@ def _resources(service: InferenceService) -> dict[str, Any]:
 def _volumes(service: InferenceService) -> list[Any]:
     size = service.pod_template["sharedMemorySizeLimit"]
     volumes: list[Any] = [
-        keys_volume(labels.engine_keys(service.name)),
+        keys_volume(child_names.engine_keys_secret(service.name)),
         {"name": "mizzen-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
         {"name": "mizzen-tmp", "emptyDir": {}},
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import Gateway, InferenceService, Tracing
 from mizzen_operator.resources.metadata import MANAGED_BY, owner
 
@@ -68,11 +68,11 @@ class Front:
 def dedicated(service: InferenceService) -> Front:
     """The gateway of one service."""
     return Front(
-        name=labels.gateway_name(service.name),
+        name=child_names.gateway_name(service.name),
         namespace=service.namespace,
         selector={labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY},
         owners=(owner(service),),
-        keys=labels.gateway_keys(service.name),
+        keys=child_names.gateway_keys_secret(service.name),
         arguments=(
             ("--served-name", service.model.served_name),
             *(("--alias", alias) for alias in service.model.aliases),

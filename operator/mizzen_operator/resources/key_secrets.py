@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.metadata import metadata
 from mizzen_operator.resources.secret_data import annotation, data_of, encode, pair_of, read, unusable
@@ -49,7 +49,9 @@ def fresh(*, shared: bool) -> dict[str, str]:
 def root_keys(service: InferenceService) -> dict[str, Any]:
     """A fresh Secret with all that is random."""
     asked = {labels.ROTATE_KEYS: service.rotate_keys} if service.rotate_keys else {}
-    return _secret(service, labels.root_keys(service.name), "keys", fresh(shared=service.shared), asked)
+    return _secret(
+        service, child_names.root_keys_secret(service.name), "keys", fresh(shared=service.shared), asked
+    )
 
 
 def begin(root: Mapping[str, Any], given: Mapping[str, str], request: str, now: str) -> dict[str, Any]:
@@ -127,8 +129,10 @@ def mounted_keys(service: InferenceService, root: Mapping[str, Any]) -> list[dic
             engine[f"{name}.public"] = gateway[f"{name}.public"] = public
         gateway[prefix + labels.ADMIN_TOKEN] = read(root, prefix + labels.ADMIN_TOKEN)
     return [
-        _secret(service, labels.engine_keys(service.name), labels.ENGINE, engine, _notes(root)),
-        _secret(service, labels.gateway_keys(service.name), labels.GATEWAY, gateway, _notes(root)),
+        _secret(service, child_names.engine_keys_secret(service.name), labels.ENGINE, engine, _notes(root)),
+        _secret(
+            service, child_names.gateway_keys_secret(service.name), labels.GATEWAY, gateway, _notes(root)
+        ),
     ]
 
 
@@ -149,7 +153,7 @@ def mounted_engine_keys(
         data[f"{name}.secret"], data[f"{name}.public"] = pair_of(root, f"{name}.secret")
     for prefix, key in zip(("", NEXT), gateways, strict=False):
         data[f"{prefix}gateway.public"] = key
-    return _secret(service, labels.engine_keys(service.name), labels.ENGINE, data, _notes(root))
+    return _secret(service, child_names.engine_keys_secret(service.name), labels.ENGINE, data, _notes(root))
 
 
 def public_keys(secret: Mapping[str, Any], side: str) -> tuple[str, ...]:
@@ -186,7 +190,7 @@ def restored_engine_key(service: InferenceService, engine: Mapping[str, Any]) ->
         **_numbered(engine),
         **{f"{prefix}engine.secret": read(engine, f"{prefix}engine.secret") for prefix in _prefixes(engine)},
     }
-    return _secret(service, labels.root_keys(service.name), "keys", data, _notes(engine))
+    return _secret(service, child_names.root_keys_secret(service.name), "keys", data, _notes(engine))
 
 
 def restored_keys(
@@ -213,7 +217,7 @@ def restored_keys(
         sides[0].keys() != sides[1].keys()
     ):  # it was lost between two writes: what was asked for is asked again
         notes = {key: value for key, value in notes.items() if key == labels.KEYS_MADE}
-    return _secret(service, labels.root_keys(service.name), "keys", data, notes)
+    return _secret(service, child_names.root_keys_secret(service.name), "keys", data, notes)
 
 
 def corrected(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.metadata import metadata, stamped
@@ -31,7 +31,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
     operator = _operator(config)
     made = [
         _policy(
-            metadata(service, labels.engine_policy(service.name), labels.ENGINE),
+            metadata(service, child_names.engine_network_policy(service.name), labels.ENGINE),
             engines,
             [
                 _rule(labels.WIRE_PORT, {"podSelector": {"matchLabels": gateway}}),
@@ -44,7 +44,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
     if not service.shared:
         made.append(
             _policy(
-                metadata(service, labels.gateway_name(service.name), labels.GATEWAY),
+                metadata(service, child_names.gateway_name(service.name), labels.GATEWAY),
                 gateway,
                 [
                     _rule(labels.HTTP_PORT),
@@ -59,7 +59,7 @@ def policies(service: InferenceService, config: OperatorConfig) -> list[dict[str
 def fetch_policy(service: InferenceService, config: OperatorConfig) -> dict[str, Any]:
     """The policy of the pods that fetch a service's model: the operator asks them how far they are."""
     pods = {labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
-    meta = metadata(service, labels.fetch_policy(service.name), labels.FETCH)
+    meta = metadata(service, child_names.fetch_network_policy(service.name), labels.FETCH)
     return _policy(meta, pods, [_rule(labels.FETCH_PORT, _operator(config))])
 
 

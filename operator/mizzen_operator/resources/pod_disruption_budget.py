@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.gateway_spec import Front
 from mizzen_operator.resources.metadata import metadata, stamped
@@ -35,7 +35,7 @@ def engine_budget(service: InferenceService) -> dict[str, Any]:
         number = (number + 1) * service.pods - 1  # one pod of the last group that may go
     else:
         number *= service.pods
-    name = labels.engine_budget(service.name)
+    name = child_names.engine_disruption_budget(service.name)
     return _budget(metadata(service, name, labels.ENGINE), number, selector)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import zmq
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.gateway_sharing import Sharing
+from mizzen_operator.api import child_names, labels
+from mizzen_operator.api.gateway_sharing import GatewaySharing
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.resources.gateway_spec import Front
 from mizzen_operator.resources.key_secrets import EngineKeys
@@ -23,7 +23,7 @@ from mizzen_operator.resources.secret_data import encode
 SELECTOR = {labels.GATEWAY_LABEL: labels.SHARED, labels.COMPONENT: labels.GATEWAY}
 
 
-def shared(sharing: Sharing) -> Front:
+def shared(sharing: GatewaySharing) -> Front:
     """The gateway of several services."""
     pulls = {
         secret["name"]: secret
@@ -31,17 +31,17 @@ def shared(sharing: Sharing) -> Front:
         for secret in service.pod_template["imagePullSecrets"]
     }
     return Front(
-        name=labels.SHARED_NAME,
-        namespace=sharing.first.namespace,
+        name=child_names.SHARED_GATEWAY,
+        namespace=sharing.oldest.namespace,
         selector=SELECTOR,
         owners=tuple(co_owner(service) for service in sharing.services),
-        keys=labels.SHARED_NAME,
-        arguments=(("--services-config-map", labels.SHARED_NAME),),
-        gateway=sharing.first.gateway,
+        keys=child_names.SHARED_GATEWAY,
+        arguments=(("--services-config-map", child_names.SHARED_GATEWAY),),
+        gateway=sharing.oldest.gateway,
         drain_timeout=sharing.drain_timeout,
         image_pull_secrets=tuple(pulls.values()),
-        tracing=sharing.first.tracing,
-        disruption_budgets=sharing.first.availability.disruption_budgets,
+        tracing=sharing.oldest.tracing,
+        disruption_budgets=sharing.oldest.availability.disruption_budgets,
     )
 
 
@@ -56,7 +56,7 @@ def co_owner(service: InferenceService) -> dict[str, Any]:
 
 
 def services_config_map(
-    sharing: Sharing, front: Front, public_keys: Mapping[str, EngineKeys]
+    sharing: GatewaySharing, front: Front, public_keys: Mapping[str, EngineKeys]
 ) -> dict[str, Any]:
     """The ConfigMap that tells the gateway whom it serves.
 
@@ -75,13 +75,13 @@ def services_config_map(
 
 
 def _entry(
-    service: InferenceService, sharing: Sharing, public_keys: Mapping[str, EngineKeys]
+    service: InferenceService, sharing: GatewaySharing, public_keys: Mapping[str, EngineKeys]
 ) -> dict[str, Any]:
     keys = public_keys.get(service.name, EngineKeys(()))
     names = ("enginePublicKey", "nextEnginePublicKey")
     return {
         "name": service.name,
-        "models": list(sharing.models[service.name]),
+        "models": list(sharing.model_names[service.name]),
         "suspended": service.suspend,
         **dict(zip(names, keys.public, strict=False)),
         **({"keysGeneration": keys.generation} if keys.generation else {}),

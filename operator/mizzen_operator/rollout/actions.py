@@ -1,4 +1,4 @@
-"""What the planner is asked for, and what it answers with."""
+"""The planner's input and output: the target of a rollout, and the actions that lead to it."""
 
 from __future__ import annotations
 
@@ -7,62 +7,62 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the spec asks for.
+class RolloutTarget:
+    """State that the spec asks for, with what the rollout's state adds to it.
 
     Attributes:
+        service: name of the service.
         groups: number of groups; 0 while the service is suspended.
-        revision: what they should run.
-        stable: the revision that served last with all its groups; empty when none did.
-        restorable: the stable revision is known well enough to make groups of it.
-        surge: groups beyond `groups` that may be there.
-        unavailable: groups that may be missing; not 0 when `surge` is.
-        partition: old groups that stay.
-        paused: no new group is made and no old one retired for the sake of the rollout.
-        given_up: numbers of new groups that failed too often.
-        verification: name of the golden prompts of new groups; empty without any.
-        refused: a new group failed them before the revision ever served.
-        keep_refused: leave everything as it is then.
+        revision: revision that the groups should run.
+        stable_revision: the last revision that served with all its groups; empty if none did.
+        can_restore: groups of the stable revision can be created, because its data are recorded.
+        max_surge: number of groups that may exist beyond `groups`.
+        max_unavailable: number of groups that may be missing; not 0 if `max_surge` is 0.
+        partition: number of outdated groups to keep.
+        paused: create no updated group and retire no outdated one for the sake of the rollout.
+        abandoned: indexes of updated groups that exceeded their restart budget.
+        verification_id: identifier of the golden prompts of new groups; empty if there are none.
+        verification_failed: a group failed verification before the revision ever served.
+        pause_on_failure: leave everything as it is in that case.
     """
 
     service: str
     groups: int
     revision: str
-    stable: str = ""
-    restorable: bool = False
-    surge: int = 1
-    unavailable: int = 0
+    stable_revision: str = ""
+    can_restore: bool = False
+    max_surge: int = 1
+    max_unavailable: int = 0
     partition: int = 0
     paused: bool = False
-    given_up: frozenset[int] = frozenset()
-    verification: str = ""
-    refused: bool = False
-    keep_refused: bool = False
+    abandoned: frozenset[int] = frozenset()
+    verification_id: str = ""
+    verification_failed: bool = False
+    pause_on_failure: bool = False
 
     @property
-    def failed(self) -> bool:
-        """Groups of the revision were given up or refused."""
-        return self.refused or bool(self.given_up)
-
-    @property
-    def enough(self) -> int:
-        """Groups that shall serve at any time."""
-        return max(0, self.groups - self.unavailable)
+    def min_available(self) -> int:
+        """Number of groups that must serve at any time."""
+        return max(0, self.groups - self.max_unavailable)
 
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
-    """Make a group.
+    """Create a group, or the missing pods of one.
 
     Attributes:
-        name: of its leading pod.
-        ranks: which of its pods to make; all when empty.
+        name: name of the group's leading pod.
+        index: index of the group within its revision.
+        revision: revision that the group runs.
+        attempt: number of the attempt to run this index, from 0.
+        reason: reason for the log.
+        ranks: ranks of the pods to create; all pods if empty.
     """
 
     name: str
-    group: int
+    index: int
     revision: str
-    incarnation: int
+    attempt: int
     reason: str
     ranks: tuple[int, ...] = ()
 
@@ -72,7 +72,10 @@ class DeleteGroup:
     """Delete a group; it drains within the grace period of its pods.
 
     Attributes:
-        pods: names and uids of those of its pods to delete.
+        name: name of the group's leading pod.
+        uid: UID of that pod.
+        reason: reason for the log.
+        pods: names and UIDs of the pods to delete.
     """
 
     name: str
@@ -84,11 +87,11 @@ class DeleteGroup:
 Action = CreateGroup | DeleteGroup
 
 
-def without_new(actions: Sequence[Action], revision: str) -> list[Action]:
-    """Of a plan all but the groups that it would make of a revision."""
+def drop_creations(actions: Sequence[Action], revision: str) -> list[Action]:
+    """Return a plan without the groups of a revision that it would create."""
     return [one for one in actions if not (isinstance(one, CreateGroup) and one.revision == revision)]
 
 
-def strays(pods: Sequence[tuple[str, str]]) -> list[DeleteGroup]:
-    """What becomes of engine pods, by name and uid, of which nothing tells any more what they are."""
+def delete_mislabelled_pods(pods: Sequence[tuple[str, str]]) -> list[DeleteGroup]:
+    """Return deletions of engine pods, given by name and UID, whose labels no longer say what they are."""
     return [DeleteGroup(name, uid, "Stray", ((name, uid),)) for name, uid in pods]

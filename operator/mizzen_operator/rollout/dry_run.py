@@ -1,74 +1,77 @@
-"""Whether the API server would take a revision's pods: asked before anything is made, or goes, for them.
+"""Dry run of a revision's pods: ask the API server whether it accepts them, before a group is created.
 
-What a podTemplate has without a schema, such as an affinity, is taken by `kubectl apply` whatever it is. The
-API server drops a field of a pod that it does not know, unless it is asked to be strict: so it is asked once,
-by a dry run. What depends on more than the spec, such as a quota, is left to the pods themselves.
+`kubectl apply` accepts every podTemplate field without a schema, such as an affinity, and the API server
+drops pod fields that it does not know unless validation is strict: hence one strict dry run per revision.
+Whatever depends on more than the spec, such as a quota, is left to the creation of the pods.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import reasons
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.client import Kube, KubeError
-from mizzen_operator.kube.errors import Failure
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Failure, KubeError
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.field_origin import in_words_of, origin
 
 _STRICT = "strict decoding error"
 _UNREADABLE = "cannot be handled as a Pod"
-_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
-_SAID_OF_THE_POD = (400, 403, 409, 422)
-"""Answers after which the same question would get the same one, as far as it is the spec's doing."""
+_UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
+_FINAL_CODES = (400, 403, 409, 422)
+"""HTTP codes after which the same dry run would give the same answer, as far as the spec is concerned."""
 
 
-class Rehearsal:
-    """Asks for each service once a revision."""
+class PodDryRun:
+    """Runs the dry run of each service once per revision."""
 
     def __init__(self, kube: Kube, config: OperatorConfig) -> None:
         self._kube = kube
         self._config = config
-        self._passed: dict[Key, tuple[str, str]] = {}
-        """Uid and revision."""
+        self._passed: dict[ServiceKey, tuple[str, str]] = {}
+        """Uid and revision of the last passed dry run."""
 
-    def forget(self, key: Key) -> None:
-        """A service is gone."""
+    def forget(self, key: ServiceKey) -> None:
+        """Drop the result of a deleted service."""
         self._passed.pop(key, None)
 
-    async def refusal(self, service: InferenceService, revision: str) -> Failure | None:
-        """Why no pod of a revision can be what the spec asks for; None when nothing is known to be wrong."""
-        key, asked = Key(service.namespace, service.name), (service.uid, revision)
-        if self._passed.get(key) == asked or not _has_free_parts(service):
+    async def check(self, service: InferenceService, revision: str) -> Failure | None:
+        """Return why no pod of a revision can be what the spec asks for; None if no such fault is known."""
+        key, identity = ServiceKey(service.namespace, service.name), (service.uid, revision)
+        if self._passed.get(key) == identity or not _needs_dry_run(service):
             return None
         pod = engine_pods(service, self._config, revision=revision, group=0, incarnation=0)[0]
         try:
             await self._kube.check(pod, strict=True)
         except KubeError as error:
-            if words := _wrong(service, pod, error):
-                return Failure("PodRejected", words)
-            if error.code not in _SAID_OF_THE_POD:
+            if message := _describe_rejection(service, pod, error):
+                return Failure(reasons.POD_REJECTED, message)
+            if error.code not in _FINAL_CODES:
                 return None
-        self._passed[key] = asked
+        self._passed[key] = identity
         return None
 
 
-def _has_free_parts(service: InferenceService) -> bool:
-    """Whether a service gives its pods what the CRD's schema cannot check whole."""
-    parts = ("annotations", "labels", "resources", "tolerations", "topologySpreadConstraints", "volumes")
+def _needs_dry_run(service: InferenceService) -> bool:
+    """Return whether a spec sets a pod field that the CRD's schema does not validate completely."""
+    fields = ("annotations", "labels", "resources", "tolerations", "topologySpreadConstraints", "volumes")
     return bool(
         service.pod_template.get("affinity")
         or service.accelerator.node_selector
-        or any(service.pod_template[part] for part in parts)
+        or any(service.pod_template[field] for field in fields)
     )
 
 
-def _wrong(service: InferenceService, pod: dict[str, object], error: KubeError) -> str:
-    """What is wrong with a pod, in words of its service; empty where the spec may be right."""
+def _describe_rejection(service: InferenceService, pod: Mapping[str, Any], error: KubeError) -> str:
+    """Return what is wrong with a pod, by the field names of its service; empty if the spec may be right."""
     text = str(error)
     if _STRICT in text:
-        paths = [(path, origin(service, pod, path)) for path in _UNKNOWN.findall(text)]
+        paths = [(path, origin(service, pod, path)) for path in _UNKNOWN_FIELD.findall(text)]
         unknown = ", ".join(field for path, field in paths if field != path)
         return f"a pod has no such field: {unknown}; correct its name, or remove it" if unknown else ""
     if error.reason == "Invalid" or _UNREADABLE in text:

@@ -1,279 +1,397 @@
-"""What to do next for the groups of a service: pure arithmetic over what is there.
+"""Plan the next actions for the groups of a service: a pure function of the target and the groups found.
 
-`plan` is level-triggered: it is called again after every change and knows nothing of earlier calls. So a
-revert in the middle of a rollout, a change of `replicas` during one, and a pod that dies during either are no
-cases of their own. *New* groups are of the revision that is wanted, *old* ones of any other; the *stable*
-revision is the one that served last with all its groups. Two numbers say what is aimed at, `_aims`: how many
-new groups there shall be, and how many old ones shall stay. Then the rules, in the order in which they apply:
+The reconciler calls `plan` after every change, and `plan` remembers nothing between calls. A revert during a
+rollout, a change of `replicas` during one, or a pod that is lost during either needs no special case.
 
-1. *ended*: a group that will not run again is deleted. One that ended before it served *rests* for a while
-   first, in the place of its replacement: what ends at once would otherwise be made again without pause.
-   Of a group of several pods all go when one ends, goes or is gone: half a group is none.
-2. *refused*: a new group that answered its golden prompts wrong is deleted, and made anew where the revision
-   has shown that it serves. Where it has not, the revision is refused: then its other groups are deleted too,
-   and the old ones stay or are restored. With `keep_refused` everything stays as it is instead.
-3. *given up*: a new group that failed too often is deleted once it is not ready, and its number is not
-   used again.
-4. *superseded*: an old group that never served is deleted, for nothing is lost with it, unless it is one
-   of the stable revision that shall stay.
-5. *surplus*: more new groups than aimed at: the worst ones are retired; of those that serve, only as long as
-   enough others do.
-6. *restored*: groups of the stable revision are made where fewer old ones are left than shall stay; none
-   after a revert to it whose groups were given up or refused.
-7. *missing*: new groups are made. With what rule 6 made there are never more than `groups + surge` in all.
-8. *replaced*: old groups that served, beyond those that shall stay, are retired as long as enough others
-   serve. One whose engine is not ready, or to which no gateway that answers routes, goes without that, for
-   nothing is lost with it, while enough others serve or have served: else a rollout that mends what has
-   broken would wait for it for ever. One that is a *stranger* goes without that, too, and counts for none
-   that has served: its engine speaks another protocol than every gateway, so it serves nobody and never will.
-   After an upgrade that changed the protocol all old ones are: the first new one that serves lets them go.
+*Updated* groups run the target revision, *outdated* groups any other. The *stable* revision is the last one
+that served with all its groups. A group *serves* while every ready gateway, and at least one, routes to it; a
+group awaiting verification never does. A terminating group counts for nothing: its replacement does not wait
+for its end. `min_available` is the number of groups that must serve, `groups - max_unavailable`.
 
-Of a new group of several pods that the operator was kept from making whole, the others are made, *completed*.
+`_choose_counts` first chooses how many updated groups there should be, and how many outdated groups to keep.
+Then these rules apply, in this order:
 
-Enough is `groups - unavailable`. Serving means that every ready gateway, and at least one, routes to the
-group now; a group that is held back until it is verified never does. A terminating pod counts for nothing:
-its replacement does not wait for its end.
+1. *Ended*: delete a group that will not run again. If it ended before it ever served, it *backs off* first:
+   it keeps the place of its replacement for a while, because a group that ends at once would otherwise be
+   created again without pause. A group of several pods ends as a whole when one pod ends, is deleted or is
+   missing.
+2. *Failed verification*: delete an updated group that answered its golden prompts wrong, and create it again
+   if the revision has served before. If it has not, the revision itself has failed: delete its other groups
+   too, and keep or restore the outdated ones. With `pause_on_failure`, leave everything as it is instead.
+3. *Abandoned*: delete an updated group that exceeded its restart budget once it is not ready, and do not use
+   its index again.
+4. *Superseded*: delete an outdated group that never served, because nothing is lost with it, unless it is a
+   group of the stable revision that is to be kept.
+5. *Surplus*: if there are more updated groups than there should be, retire the worst. While outdated groups
+   are to be kept, retire an updated group that has served only if enough others serve.
+6. *Restored*: create groups of the stable revision if fewer outdated groups are left than are to be kept.
+   After a revert to the stable revision, do not restore groups of it that were abandoned or failed.
+7. *Missing*: create the updated groups that are missing. Rules 6 and 7 never raise the number of groups above
+   `groups + max_surge`.
+8. *Replaced*: retire outdated groups that have served, beyond those to keep, while `min_available` others
+   serve. A group whose engine is not ready, or that no answering gateway routes to, may go already while
+   `min_available` others serve or have served: nothing is lost with it, and a rollout that repairs a broken
+   revision would otherwise wait for it forever. A group with a *protocol mismatch* may always go, and does
+   not count as one that has served: its engine speaks another protocol than every gateway, so it never serves
+   again. After an upgrade that changed the protocol this holds for every outdated group, and the first
+   updated group that serves releases all of them.
+
+A group of several pods whose creation was interrupted gets the pods that it lacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names
 from mizzen_operator.pods.group import Group
-from mizzen_operator.rollout.actions import Action, CreateGroup, DeleteGroup, Wanted
+from mizzen_operator.rollout.actions import Action, CreateGroup, DeleteGroup, RolloutTarget
 
 
 def plan(
-    wanted: Wanted,
+    target: RolloutTarget,
     groups: Sequence[Group],
     serving: frozenset[str],
-    taken: frozenset[str] = frozenset(),
+    taken_names: frozenset[str] = frozenset(),
 ) -> list[Action]:
-    """Say what to do now.
+    """Return the actions to take now, in the order in which to take them.
 
     Args:
-        wanted: what the spec asks for.
-        groups: the service's groups, terminating ones too.
-        serving: uids of the leading pods that every ready gateway routes to.
-        taken: names that no new pod may have.
-
-    Returns:
-        Actions in the order in which to do them, whatever the order of `groups`; none when nothing is to be
-        done now.
+        target: what the spec asks for.
+        groups: all groups of the service, including terminating ones; their order does not matter.
+        serving: UIDs of the leading pods that every ready gateway routes to.
+        taken_names: pod names that a new pod cannot use.
     """
+    sets = _build_group_sets(target, groups, serving)
+    surplus = _choose_surplus(target, sets)
+    return [
+        *_delete_ended(sets),
+        *_delete_failed(sets),
+        *_delete_abandoned(sets),
+        *_delete_superseded(sets),
+        *_delete(surplus, "Surplus"),
+        *_create_groups(target, sets, surplus, taken_names),
+        *_delete_replaced(target, sets, surplus),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSets:
+    """The groups of a service, sorted into the sets that the rules speak of.
+
+    Attributes:
+        groups: all groups, by name.
+        live: groups that neither terminate nor have ended nor lack a pod that was there.
+        serving: UIDs of live groups that serve.
+        updated: live groups of the target revision, except `failed` and `abandoned` ones.
+        failed: live groups of the target revision that failed verification and are deleted for it.
+        abandoned: live groups of the target revision that exceeded their restart budget and are not ready.
+        updated_count: number of updated groups that there should be.
+        keep_old: number of outdated groups to keep.
+        ever_served: live outdated groups that serve or have served.
+        restored_pending: stable groups that never served yet and are kept to replace missing ones.
+        superseded: the other outdated groups that never served.
+        may_serve: groups among `updated` and `ever_served` that serve, or have served and may serve again.
+        updated_backing_off: ended groups of the target revision that keep the places of missing ones.
+        stable_backing_off: ended groups of the stable revision that keep the places of missing ones.
+    """
+
+    groups: Sequence[Group]
+    live: Sequence[Group]
+    serving: frozenset[str]
+    updated: Sequence[Group]
+    failed: Sequence[Group]
+    abandoned: Sequence[Group]
+    updated_count: int
+    keep_old: int
+    ever_served: Sequence[Group]
+    restored_pending: Sequence[Group]
+    superseded: Sequence[Group]
+    may_serve: Sequence[Group]
+    updated_backing_off: Sequence[Group]
+    stable_backing_off: Sequence[Group]
+
+    @property
+    def backing_off(self) -> Sequence[Group]:
+        """Ended groups that keep a place for now."""
+        return [*self.updated_backing_off, *self.stable_backing_off]
+
+
+def _build_group_sets(
+    target: RolloutTarget, groups: Sequence[Group], acknowledged: frozenset[str]
+) -> GroupSets:
+    """Sort the groups into sets; `acknowledged` holds the UIDs that every ready gateway routes to."""
     groups = sorted(groups, key=lambda group: group.name)
     live = [group for group in groups if group.live]
-    serving = frozenset(group.uid for group in live if group.uid in serving and group.containers_ready)
-    serving -= {group.uid for group in live if group.held}
-    old = [group for group in live if group.revision != wanted.revision]
-    every_new = [group for group in live if group.revision == wanted.revision]
-    given_up = [g for g in every_new if g.group in wanted.given_up and not g.containers_ready]
-    refused = [] if wanted.refused and wanted.keep_refused else _refused(wanted, every_new)
-    new = [group for group in every_new if group not in given_up and group not in refused]
-    aim, stay = _aims(wanted, old, new, serving)
-
-    served = [group for group in old if group.was_routable or group.uid in serving]
-    fresh = [group for group in old if group not in served]
-    coming = [group for group in fresh if group.revision == wanted.stable and not group.held]
-    coming = _worst_first(coming, serving)[::-1][: max(0, stay - len(served))]
-    superseded = [group for group in fresh if group not in coming]
-    known = [group for group in (*new, *old) if group.was_routable or group.uid in serving]
-    known = [group for group in known if not _is_stranger(group, serving)]
-    surplus, left = _surplus(wanted, new, len(new) - aim, stay, serving, known)
-
-    kept = [group for group in live if group not in (*superseded, *surplus, *given_up, *refused)]
-    resting = _resting(groups, wanted.revision, aim - len(new))
-    resting_old = _resting(groups, wanted.stable, stay - len(served) - len(coming))
-    ended = [
-        group for group in groups if not group.live and group.left and group not in (*resting, *resting_old)
-    ]
-    places = wanted.groups + wanted.surge - len(kept) - len(resting) - len(resting_old)
-    restorable = wanted.restorable and not (wanted.stable == wanted.revision and wanted.failed)
-    restored = stay - len(served) - len(coming) - len(resting_old) if restorable else 0
-    missing = aim - sum(group.revision == wanted.revision for group in kept) - len(resting)
-    made = _made(
-        wanted,
-        [wanted.stable] * min(restored, places) + [wanted.revision] * min(missing, places - max(0, restored)),
-        groups,
-        {group.group for group in (*kept, *resting, *resting_old)},
-        taken,
+    serving = frozenset(
+        group.uid
+        for group in live
+        if group.uid in acknowledged and group.containers_ready and not group.awaiting_verification
     )
-    foreign = [group for group in served if group.revision != wanted.stable]
-    stable = [group for group in served if group.revision == wanted.stable]
-    going = [*_worst_first(foreign, serving), *_worst_first(stable, serving)]
-    known = [group for group in known if group not in surplus]
-    replaced, _ = _retired(going, len(served) - stay, left, wanted.enough, serving, len(known))
-    created = [*_completed(kept), *made]
-    created.sort(key=lambda one: one.revision == wanted.revision)  # there may be room for the first alone
-    return [
-        *_deleted(ended, "Ended"),
-        *_deleted(refused, "Refused"),
-        *_deleted([group for group in given_up if group not in refused], "GivenUp"),
-        *_deleted(superseded, "Superseded"),
-        *_deleted(surplus, "Surplus"),
-        *created,
-        *_deleted(replaced, "Replaced"),
-    ]
-
-
-def _aims(
-    wanted: Wanted, old: Sequence[Group], new: Sequence[Group], serving: frozenset[str]
-) -> tuple[int, int]:
-    """How many new groups there shall be, and how many old ones shall stay."""
-    gone = wanted.given_up - {group.group for group in new}
-    rest = min(wanted.groups, max(wanted.groups - len(gone), len(new)))  # nothing that is there goes for it
-    known = wanted.stable not in ("", wanted.revision)
-    if wanted.refused:
-        return _aims_refused(wanted, known or bool(old), new)
-    # Case 1: there is nothing old: no rollout, or the first one, which neither partition nor pause concerns.
-    if not (known or old):
-        return rest, 0
-    proven = any(group.was_routable or group.uid in serving for group in new)
-    partition = min(wanted.partition, wanted.groups) if known else 0
-    aim = min(rest, wanted.groups - partition)
-    # Case 2: nothing shall go on, for it is paused, or the revision failed before it ever served.
-    if (wanted.paused and known) or (wanted.given_up and not proven):
-        aim = min(aim, len(new))
-        return aim, wanted.groups - aim
-    # Case 3: the revision has not shown yet that it serves: it takes no place that must not be empty.
-    if not proven and known:
-        return aim, max(partition, wanted.enough)
-    # Case 4: it serves, and takes the places of all but the partition.
-    return aim, partition
-
-
-def _aims_refused(wanted: Wanted, former: bool, new: Sequence[Group]) -> tuple[int, int]:
-    """The same for a revision that failed its golden prompts; `former` tells whether there is another one.
-
-    Unless all stays as it is, `new` are those that have served: of the others none stays.
-    """
-    if wanted.keep_refused:
-        return len(new), wanted.groups if former else 0
-    return (0, wanted.groups) if former else (min(len(new), wanted.groups), 0)
-
-
-def _refused(wanted: Wanted, new: Sequence[Group]) -> list[Group]:
-    """New groups that answered wrong; all that never served once the revision itself is refused."""
-    if wanted.refused:
-        return [group for group in new if not group.was_routable]
-    return [
+    of_target = [group for group in live if group.revision == target.revision]
+    abandoned = [g for g in of_target if g.index in target.abandoned and not g.containers_ready]
+    failed = [group for group in of_target if _has_failed(target, group)]
+    updated = [group for group in of_target if group not in abandoned and group not in failed]
+    outdated = [group for group in live if group.revision != target.revision]
+    ever_served = [group for group in outdated if _has_served(group, serving)]
+    updated_count, keep_old = _choose_counts(target, outdated, updated, serving)
+    pending = [
         group
-        for group in new
-        if group.held and wanted.verification and group.refused_by == wanted.verification
+        for group in outdated
+        if group not in ever_served
+        and group.revision == target.stable_revision
+        and not group.awaiting_verification
     ]
+    lacking = keep_old - len(ever_served)
+    restored_pending = _worst_first(pending, serving)[::-1][: max(0, lacking)]
+    return GroupSets(
+        groups=groups,
+        live=live,
+        serving=serving,
+        updated=updated,
+        failed=failed,
+        abandoned=abandoned,
+        updated_count=updated_count,
+        keep_old=keep_old,
+        ever_served=ever_served,
+        restored_pending=restored_pending,
+        superseded=[one for one in outdated if one not in ever_served and one not in restored_pending],
+        may_serve=[
+            group
+            for group in (*updated, *outdated)
+            if _has_served(group, serving) and not _is_mismatched(group, serving)
+        ],
+        updated_backing_off=_backing_off(groups, target.revision, updated_count - len(updated)),
+        stable_backing_off=_backing_off(groups, target.stable_revision, lacking - len(restored_pending)),
+    )
 
 
-def _surplus(
-    wanted: Wanted,
-    new: Sequence[Group],
-    number: int,
-    stay: int,
-    serving: frozenset[str],
-    known: Sequence[Group],
-) -> tuple[list[Group], int]:
-    """New groups that go because there are too many; and how many groups serve then.
+def _choose_counts(
+    target: RolloutTarget, outdated: Sequence[Group], updated: Sequence[Group], serving: frozenset[str]
+) -> tuple[int, int]:
+    """Return how many updated groups there should be, and how many outdated groups to keep."""
+    has_stable = target.stable_revision not in ("", target.revision)
+    if target.verification_failed:
+        return _choose_counts_after_failure(target, has_stable or bool(outdated), updated)
+    # An abandoned index is not used again. A group that is there is not removed for that.
+    unusable = target.abandoned - {group.index for group in updated}
+    usable = min(target.groups, max(target.groups - len(unusable), len(updated)))
+    # Case 1: nothing is outdated. There is no rollout, or the first, which ignores partition and pause.
+    if not (has_stable or outdated):
+        return usable, 0
+    proven = any(_has_served(group, serving) for group in updated)
+    partition = min(target.partition, target.groups) if has_stable else 0
+    count = min(usable, target.groups - partition)
+    # Case 2: the rollout must not go on: it is paused, or groups were abandoned before any of them served.
+    if (target.paused and has_stable) or (target.abandoned and not proven):
+        count = min(count, len(updated))
+        return count, target.groups - count
+    # Case 3: the revision has not served yet, so it must not take a place that has to be filled.
+    if not proven and has_stable:
+        return count, max(partition, target.min_available)
+    # Case 4: the revision serves, and takes every place outside the partition.
+    return count, partition
 
-    Where old ones take their places, those that served wait until enough others do. `known` are all groups
-    that serve, or have served.
+
+def _choose_counts_after_failure(
+    target: RolloutTarget, has_former: bool, updated: Sequence[Group]
+) -> tuple[int, int]:
+    """Return the same two numbers for a revision that failed verification.
+
+    Args:
+        has_former: there is another revision to keep or restore.
+        updated: without `pause_on_failure`, only groups that have served: the others are deleted.
     """
-    worst = _worst_first(new, serving)[: max(0, number)]
-    waiting = [group for group in worst if stay and (group.was_routable or group.uid in serving)]
-    free = [group for group in worst if group not in waiting]
-    # equivalent mutant (other operator): what serves is free to go where nothing old is left alone
-    left = len(serving) - sum(group.uid in serving for group in free)
-    others = sum(group not in free for group in known)
-    retired, left = _retired(waiting, len(waiting), left, wanted.enough, serving, others)
-    return [*free, *retired], left
+    if target.pause_on_failure:
+        return len(updated), target.groups if has_former else 0
+    return (0, target.groups) if has_former else (min(len(updated), target.groups), 0)
 
 
-def _retired(
-    going: Sequence[Group], number: int, left: int, enough: int, serving: frozenset[str], known: int
-) -> tuple[list[Group], int]:
-    """At most `number` of `going` that may go while `left` groups serve; and how many serve then.
+def _has_failed(target: RolloutTarget, group: Group) -> bool:
+    """Return whether a live group of the target revision is deleted because verification failed."""
+    if target.verification_failed:
+        return not (target.pause_on_failure or group.was_routable)
+    return (
+        group.awaiting_verification
+        and bool(target.verification_id)
+        and group.failed_verification == target.verification_id
+    )
 
-    One that is ready and not seen to serve goes no sooner while its gate is open: it may be that no gateway
-    answers. One that is not ready, or has its gate closed, may go where more than enough groups are `known`:
-    that serve, or have served. A stranger may always go: every gateway answers, and says that it can never
-    route to it.
+
+def _backing_off(groups: Sequence[Group], revision: str, places: int) -> list[Group]:
+    """Return at most `places` ended groups of a revision that back off, the latest attempts first."""
+    found = [
+        group
+        for group in groups
+        if group.revision == revision and group.backing_off and not (group.terminating or group.incomplete)
+    ]
+    return sorted(found, key=lambda group: -group.attempt)[: max(0, places)]
+
+
+def _delete_ended(sets: GroupSets) -> list[DeleteGroup]:
+    """Apply rule 1: delete what is left of groups that will not run again, unless they back off."""
+    ended = [group for group in sets.groups if not group.live and group not in sets.backing_off]
+    return _delete([group for group in ended if group.remaining_pods], "Ended")
+
+
+def _delete_failed(sets: GroupSets) -> list[DeleteGroup]:
+    """Apply rule 2: delete updated groups that failed verification."""
+    return _delete(sets.failed, "Refused")
+
+
+def _delete_abandoned(sets: GroupSets) -> list[DeleteGroup]:
+    """Apply rule 3: delete updated groups that exceeded their restart budget."""
+    return _delete([group for group in sets.abandoned if group not in sets.failed], "GivenUp")
+
+
+def _delete_superseded(sets: GroupSets) -> list[DeleteGroup]:
+    """Apply rule 4: delete outdated groups that never served."""
+    return _delete(sets.superseded, "Superseded")
+
+
+def _choose_surplus(target: RolloutTarget, sets: GroupSets) -> list[Group]:
+    """Apply rule 5: choose the updated groups to retire because there are too many."""
+    worst = _worst_first(sets.updated, sets.serving)[: max(0, len(sets.updated) - sets.updated_count)]
+    if not sets.keep_old:
+        return worst
+    have_served = [group for group in worst if _has_served(group, sets.serving)]
+    never_served = [group for group in worst if group not in have_served]
+    return [*never_served, *_retire(have_served, len(have_served), sets.serving, sets.may_serve, target)]
+
+
+def _create_groups(
+    target: RolloutTarget, sets: GroupSets, surplus: Sequence[Group], taken_names: frozenset[str]
+) -> list[CreateGroup]:
+    """Create groups by rules 6 and 7, and complete interrupted creations; updated groups come last.
+
+    The executor may have room for the first ones only.
+    """
+    leaving = (*sets.failed, *sets.abandoned, *sets.superseded, *surplus)
+    staying = [group for group in sets.live if group not in leaving]
+    room = target.groups + target.max_surge - len(staying) - len(sets.backing_off)
+    restored = _count_restored(target, sets)
+    missing = min(_count_missing(target, sets, staying), room - restored)
+    created = [_complete(group) for group in staying if group.missing_ranks]
+    used = {group.index for group in (*staying, *sets.backing_off)}
+    for revision in [target.stable_revision] * min(restored, room) + [target.revision] * missing:
+        index = _free_index(target, revision, used)
+        used.add(index)
+        created.append(_create(target, revision, index, sets.groups, taken_names))
+    return sorted(created, key=lambda one: one.revision == target.revision)
+
+
+def _count_restored(target: RolloutTarget, sets: GroupSets) -> int:
+    """Apply rule 6: return the number of stable groups to create."""
+    if not target.can_restore or target.stable_revision == target.revision:
+        return 0
+    kept = len(sets.ever_served) + len(sets.restored_pending) + len(sets.stable_backing_off)
+    return max(0, sets.keep_old - kept)
+
+
+def _count_missing(target: RolloutTarget, sets: GroupSets, staying: Sequence[Group]) -> int:
+    """Apply rule 7: return the number of updated groups that are missing."""
+    present = sum(group.revision == target.revision for group in staying)
+    return sets.updated_count - present - len(sets.updated_backing_off)
+
+
+def _delete_replaced(target: RolloutTarget, sets: GroupSets, surplus: Sequence[Group]) -> list[DeleteGroup]:
+    """Apply rule 8: retire outdated groups beyond those to keep, the stable revision's last."""
+    other = [group for group in sets.ever_served if group.revision != target.stable_revision]
+    stable = [group for group in sets.ever_served if group.revision == target.stable_revision]
+    candidates = [*_worst_first(other, sets.serving), *_worst_first(stable, sets.serving)]
+    serving = sets.serving - {group.uid for group in surplus}
+    may_serve = [group for group in sets.may_serve if group not in surplus]
+    retired = _retire(candidates, len(candidates) - sets.keep_old, serving, may_serve, target)
+    return _delete(retired, "Replaced")
+
+
+def _retire(
+    candidates: Sequence[Group],
+    limit: int,
+    serving: frozenset[str],
+    may_serve: Sequence[Group],
+    target: RolloutTarget,
+) -> list[Group]:
+    """Return at most `limit` of the candidates that may go while enough other groups serve.
+
+    A ready group that does not serve counts as working while its readiness gate is open: perhaps no gateway
+    answers at the moment. One that is not ready, or whose gate is closed, may go while more than
+    `min_available` groups serve or have served. A group with a protocol mismatch may always go: every gateway
+    answers, and says that it can never route to the group.
     """
     retired: list[Group] = []
-    for group in going:
-        after = left - (group.uid in serving)
-        stranger = _is_stranger(group, serving)
-        out = group.uid not in serving and not (group.containers_ready and group.routable)
-        broken = out and known > enough
-        if len(retired) < number and (after >= enough or broken or stranger):
+    serving_count, may_serve_count = len(serving), len(may_serve)
+    for group in candidates:
+        serving_after = serving_count - (group.uid in serving)
+        mismatched = _is_mismatched(group, serving)
+        broken = group.uid not in serving and not (group.containers_ready and group.routable)
+        may_go = (
+            serving_after >= target.min_available
+            or (broken and may_serve_count > target.min_available)
+            or mismatched
+        )
+        if len(retired) < limit and may_go:
             retired.append(group)
-            left, known = after, known - (not stranger)
-    return retired, left
+            serving_count, may_serve_count = serving_after, may_serve_count - (not mismatched)
+    return retired
 
 
-def _is_stranger(group: Group, serving: frozenset[str]) -> bool:
-    return group.stranger and group.uid not in serving
+def _has_served(group: Group, serving: frozenset[str]) -> bool:
+    return group.was_routable or group.uid in serving
 
 
-def _deleted(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
-    return [DeleteGroup(group.name, group.uid, reason, group.left) for group in groups]
-
-
-def _completed(groups: Sequence[Group]) -> list[CreateGroup]:
-    """What is missing of groups that were not made whole."""
-    return [
-        CreateGroup(one.name, one.group, one.revision, one.incarnation, "Incomplete", one.missing)
-        for one in groups
-        if one.missing
-    ]
-
-
-def _resting(groups: Sequence[Group], revision: str, missing: int) -> list[Group]:
-    """Groups of a revision that have ended and keep their places, as many as are missing."""
-    resting = [g for g in groups if g.revision == revision and g.resting and not (g.terminating or g.lost)]
-    return sorted(resting, key=lambda group: -group.incarnation)[: max(0, missing)]
+def _is_mismatched(group: Group, serving: frozenset[str]) -> bool:
+    return group.protocol_mismatch and group.uid not in serving
 
 
 def _worst_first(groups: Sequence[Group], serving: frozenset[str]) -> list[Group]:
-    """Strangers, then groups that fail, then those that do not serve, then the highest numbers."""
+    """Sort groups: protocol mismatch, failing, not serving, then the highest index and attempt first."""
     return sorted(
         groups,
         key=lambda group: (
             group.uid in serving,
-            not _is_stranger(group, serving),
+            not _is_mismatched(group, serving),
             not group.failing,
             group.containers_ready,
             group.was_routable,
-            -group.group,
-            -group.incarnation,
+            -group.index,
+            -group.attempt,
         ),
     )
 
 
-def _made(
-    wanted: Wanted, revisions: Sequence[str], groups: Sequence[Group], used: set[int], taken: frozenset[str]
-) -> list[CreateGroup]:
-    """One group of each of the revisions, with the lowest numbers that are free."""
-    made: list[CreateGroup] = []
-    for revision in revisions:
-        index = 0
-        while index in used or (revision == wanted.revision and index in wanted.given_up):
-            index += 1
-        used = used | {index}
-        made.append(_create(wanted, revision, index, groups, taken))
-    return made
+def _delete(groups: Sequence[Group], reason: str) -> list[DeleteGroup]:
+    return [DeleteGroup(group.name, group.uid, reason, group.remaining_pods) for group in groups]
+
+
+def _complete(group: Group) -> CreateGroup:
+    """Create the pods that a group lacks because its creation was interrupted."""
+    return CreateGroup(
+        group.name, group.index, group.revision, group.attempt, "Incomplete", group.missing_ranks
+    )
+
+
+def _free_index(target: RolloutTarget, revision: str, used: set[int]) -> int:
+    """Return the lowest index that a new group of a revision may have."""
+    index = 0
+    while index in used or (revision == target.revision and index in target.abandoned):
+        index += 1
+    return index
 
 
 def _create(
-    wanted: Wanted, revision: str, index: int, groups: Sequence[Group], taken: frozenset[str]
+    target: RolloutTarget, revision: str, index: int, groups: Sequence[Group], taken_names: frozenset[str]
 ) -> CreateGroup:
-    """The next incarnation of a group: one above the highest seen of its number and revision."""
-    seen = [group.incarnation for group in groups if (group.revision, group.group) == (revision, index)]
-    incarnation = max(seen, default=-1) + 1
-    while _is_taken(name := labels.pod_name(wanted.service, revision, index, incarnation), taken):
-        incarnation += 1
-    reason = "Replaces" if seen else "Restored" if revision != wanted.revision else "Missing"
-    return CreateGroup(name, index, revision, incarnation, reason)
+    """Create the next attempt of a group: one above the highest attempt seen of its index and revision."""
+    seen = [group.attempt for group in groups if (group.revision, group.index) == (revision, index)]
+    attempt = max(seen, default=-1) + 1
+    while _is_taken(name := child_names.leader_pod(target.service, revision, index, attempt), taken_names):
+        attempt += 1
+    reason = "Replaces" if seen else "Restored" if revision != target.revision else "Missing"
+    return CreateGroup(name, index, revision, attempt, reason)
 
 
-def _is_taken(name: str, taken: frozenset[str]) -> bool:
-    """Whether a group's leading pod, or another pod of it, cannot have its name."""
-    return name in taken or any(other.startswith(f"{name}-") for other in taken)
+def _is_taken(name: str, taken_names: frozenset[str]) -> bool:
+    """Return whether the leading pod of a group, or another pod of it, cannot have its name."""
+    return name in taken_names or any(other.startswith(f"{name}-") for other in taken_names)

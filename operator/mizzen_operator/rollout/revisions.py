@@ -1,10 +1,10 @@
-"""ControllerRevisions: what each revision of a service was, so that groups of a former one can be made.
+"""ControllerRevisions: a record of each revision of a service, so that groups of an old one can be created.
 
-One holds the fields of the spec that reach the engine and the image that was in force. It is never changed
-but for its number, which says which came last: a spec that is applied again has its old name again.
+A record holds the fields of the spec that reach the engine, and the image that was in force. Only its number
+ever changes, and the highest number is the newest: a spec that is applied again has its old name again.
 
-The API server takes no patch that changes the bytes of `data`, and writes them anew as Go does when it deals
-with one, such as the garbage collector's to let go of it: so they are written in that way.
+The API server rejects a patch that changes the bytes of `data`, and re-encodes them as Go does when it
+handles a patch, such as the garbage collector's to remove an owner: hence they are written as Go writes them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import Any
 
 import msgspec
 
-from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api import child_names, labels, reasons
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import ApiError, parse
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.apply import Refused, name_taken
-from mizzen_operator.kube.client import Kube, Ref
+from mizzen_operator.kube.apply import name_taken
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import Refused
 from mizzen_operator.kube.go_json import go_json, in_order
 from mizzen_operator.kube.objects import owned
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources.metadata import metadata
 from mizzen_operator.resources.revision_hash import engine_image
@@ -37,94 +39,94 @@ _PARTS = ("parallelism", "accelerator", "engine", "podTemplate")
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A ControllerRevision: its number, and its uid where it was read back."""
+class _Record:
+    """A ControllerRevision: its number, and its uid if it was read back."""
 
     number: int
     uid: str = ""
 
 
 class Revisions:
-    """The ControllerRevisions of all services, listed once a service and then remembered."""
+    """The ControllerRevisions of all services; each service's are listed once and then cached."""
 
     def __init__(self, kube: Kube, config: OperatorConfig, metrics: Metrics) -> None:
         self._kube = kube
         self._config = config
         self._metrics = metrics
-        self._known: dict[Key, tuple[str, dict[str, _Known]]] = {}
-        """With the uid of the service whose they are."""
+        self._recorded: dict[ServiceKey, tuple[str, dict[str, _Record]]] = {}
+        """Uid of each service, and its records by revision."""
 
-    def forget(self, key: Key) -> None:
-        """Drop what is remembered of a service."""
-        self._known.pop(key, None)
+    def forget(self, key: ServiceKey) -> None:
+        """Drop the cached records of a service."""
+        self._recorded.pop(key, None)
 
     async def sync(self, service: InferenceService, revision: str, used: Collection[str]) -> frozenset[str]:
-        """Record what a service should run as the newest of its revisions; returns those that are recorded.
+        """Record the current spec as the newest revision; return the names of all recorded revisions.
 
         Args:
-            service: their owner.
-            revision: name of what it should run.
+            service: the owner of the records.
+            revision: name of the spec's revision.
             used: names of revisions that are kept whatever their age.
 
         Raises:
             Refused: an object of the name belongs to something else.
             KubeError: the API server failed.
         """
-        key = Key(service.namespace, service.name)
-        uid, known = self._known.get(key, ("", {}))
-        if uid == service.uid and _newest(known) == revision:
-            return frozenset(known)
+        key = ServiceKey(service.namespace, service.name)
+        uid, records = self._recorded.get(key, ("", {}))
+        if uid == service.uid and _newest(records) == revision:
+            return frozenset(records)
         if uid != service.uid and not service.status and await self._create(service, revision, 1):
-            self._known[key] = (service.uid, {revision: _Known(1)})
+            self._recorded[key] = (service.uid, {revision: _Record(1)})
             return frozenset({revision})
-        known = await self._list(service)
-        number = max((one.number for one in known.values()), default=0) + 1
-        if revision not in known:
-            made = await self._create(service, revision, number)
-            # One of the name may be ours: of an answer that was lost, and a request that was sent again.
-            if not made and revision not in await self._list(service):
-                name = labels.controller_revision(service.name, revision)
+        records = await self._list(service)
+        number = max((record.number for record in records.values()), default=0) + 1
+        if revision not in records:
+            created = await self._create(service, revision, number)
+            # An existing object of the name may be ours: the answer to its creation may have been lost.
+            if not created and revision not in await self._list(service):
+                name = child_names.controller_revision(service.name, revision)
                 raise name_taken({"kind": KIND, "metadata": {"name": name}})
-            known[revision] = _Known(number)
-        elif _newest(known) != revision:
+            records[revision] = _Record(number)
+        elif _newest(records) != revision:
             self._metrics.actions.labels("PatchControllerRevision").inc()
             await self._kube.patch(self._ref(service, revision), {"revision": number})
-            known[revision] = _Known(number, known[revision].uid)
-        await self._prune(service, known, {revision, *used})
-        self._known[key] = (service.uid, known)
-        return frozenset(known)
+            records[revision] = _Record(number, records[revision].uid)
+        await self._prune(service, records, {revision, *used})
+        self._recorded[key] = (service.uid, records)
+        return frozenset(records)
 
-    async def service_at(self, service: InferenceService, revision: str) -> InferenceService:
-        """The service as its spec was at a revision; what reaches no engine is as it is now.
+    async def restore(self, service: InferenceService, revision: str) -> InferenceService:
+        """Return the service as its spec was at a revision; fields that do not reach engines stay current.
 
         Raises:
-            Refused: the revision is not recorded, or not as this release can read it.
+            Refused: the revision is not recorded, or this release cannot read the record.
             KubeError: the API server failed.
         """
         body = await self._kube.get(self._ref(service, revision))
         if body is None:
-            self.forget(Key(service.namespace, service.name))
-            raise Refused("RevisionLost", f"ControllerRevision of revision {revision} is gone")
+            self.forget(ServiceKey(service.namespace, service.name))
+            raise Refused(reasons.REVISION_LOST, f"ControllerRevision of revision {revision} is gone")
         try:
-            return restored(service, body["data"])
+            return restore_service(service, body["data"])
         except (ApiError, KeyError, TypeError) as error:
-            _, known = self._known.get(Key(service.namespace, service.name), ("", {}))
-            known.pop(revision, None)  # the next look does without it
+            _, records = self._recorded.get(ServiceKey(service.namespace, service.name), ("", {}))
+            records.pop(revision, None)  # the next reconcile does without it
             raise Refused(
-                "RevisionUnreadable", f"revision {revision} cannot be made again: {error}"
+                reasons.REVISION_UNREADABLE, f"revision {revision} cannot be created again: {error}"
             ) from error
 
     def _ref(self, service: InferenceService, revision: str) -> Ref:
-        return Ref(KIND, service.namespace, labels.controller_revision(service.name, revision))
+        return Ref(KIND, service.namespace, child_names.controller_revision(service.name, revision))
 
-    async def _list(self, service: InferenceService) -> dict[str, _Known]:
+    async def _list(self, service: InferenceService) -> dict[str, _Record]:
         listed = await self._bodies(service)
         if stale := [body for body in listed if not in_order(body["data"])]:
             for body in stale:
                 await self._rewrite(body)
             listed = await self._bodies(service)
         return {
-            body["metadata"]["labels"][labels.REVISION]: _Known(body["revision"], body["metadata"]["uid"])
+            body["metadata"]["labels"][labels.REVISION]: _Record(body["revision"], body["metadata"]["uid"])
             for body in listed
         }
 
@@ -137,40 +139,56 @@ class Revisions:
         ]
 
     async def _rewrite(self, body: Mapping[str, Any]) -> None:
-        """Make one anew whose data an earlier release wrote in another order; nothing else of it changes.
+        """Recreate a record whose data an earlier release wrote in another order; nothing else changes.
 
-        Should the operator end in between, the newest is made of the spec again, and what a rollout leaves
-        behind of another comes back as the newest.
+        If the operator stops between delete and create, the newest record is created again from the spec;
+        another revision is recorded again, as the newest, when the spec returns to it.
         """
         meta = body["metadata"]
         ref = Ref(KIND, meta["namespace"], meta["name"])
-        logger.info("%s/%s: written anew, so that it can be patched", ref.namespace, ref.name)
+        logger.info(
+            "%s/%s: recreating the ControllerRevision so that it can be patched", ref.namespace, ref.name
+        )
         if await self._kube.delete(ref, meta["uid"]):
             kept = {name: meta[name] for name in ("name", "namespace", "labels", "ownerReferences")}
             await self._post({**_TYPE, "metadata": kept, "data": body["data"], "revision": body["revision"]})
 
     async def _create(self, service: InferenceService, revision: str, number: int) -> bool:
-        return await self._post(manifest(service, self._config, revision, number))
+        return await self._post(controller_revision(service, self._config, revision, number))
 
     async def _post(self, body: Mapping[str, Any]) -> bool:
-        made = await self._kube.create({**body, "data": msgspec.Raw(go_json(body["data"]))})
-        if made:
+        created = await self._kube.create({**body, "data": msgspec.Raw(go_json(body["data"]))})
+        if created:
             self._metrics.actions.labels("CreateControllerRevision").inc()
-        return made
+        return created
 
-    async def _prune(self, service: InferenceService, known: dict[str, _Known], used: set[str]) -> None:
-        former = sorted((name for name in known if name not in used), key=lambda name: known[name].number)
-        for name in former[: max(0, len(former) - service.history_limit)]:
+    async def _prune(self, service: InferenceService, records: dict[str, _Record], used: set[str]) -> None:
+        """Delete the oldest unused records beyond `spec.revisionHistoryLimit`."""
+        unused = sorted(
+            (revision for revision in records if revision not in used),
+            key=lambda revision: records[revision].number,
+        )
+        for revision in unused[: max(0, len(unused) - service.history_limit)]:
             self._metrics.actions.labels("DeleteControllerRevision").inc()
-            await self._kube.delete(self._ref(service, name), known.pop(name).uid)
+            await self._kube.delete(self._ref(service, revision), records.pop(revision).uid)
 
 
-def _newest(known: Mapping[str, _Known]) -> str:
-    return max(known, key=lambda name: known[name].number, default="")
+def _newest(records: Mapping[str, _Record]) -> str:
+    """Return the revision with the highest number; empty if there is none."""
+    return max(records, key=lambda revision: records[revision].number, default="")
 
 
-def manifest(service: InferenceService, config: OperatorConfig, revision: str, number: int) -> dict[str, Any]:
-    """The ControllerRevision of a service's spec as it is now."""
+def controller_revision(
+    service: InferenceService, config: OperatorConfig, revision: str, number: int
+) -> dict[str, Any]:
+    """Return the manifest of the ControllerRevision for a service's current spec.
+
+    Args:
+        service: the service.
+        config: options; the engine image comes from them if the spec names none.
+        revision: name of the spec's revision.
+        number: the record's number; the highest is the newest.
+    """
     spec = service.spec
     model = {key: value for key, value in spec["model"].items() if key != "aliases"}
     lifecycle = {key: spec["lifecycle"][key] for key in ("startupTimeoutSeconds", "drainTimeoutSeconds")}
@@ -183,27 +201,26 @@ def manifest(service: InferenceService, config: OperatorConfig, revision: str, n
             "availability": {"spreadTopologyKey": service.availability.spread_key},
         },
     }
-    name = labels.controller_revision(service.name, revision)
-    more = {labels.REVISION: revision}
+    name = child_names.controller_revision(service.name, revision)
     return {
         **_TYPE,
-        "metadata": metadata(service, name, labels.ENGINE, more_labels=more),
+        "metadata": metadata(service, name, labels.ENGINE, more_labels={labels.REVISION: revision}),
         "data": data,
         "revision": number,
     }
 
 
-def restored(service: InferenceService, data: Mapping[str, Any]) -> InferenceService:
-    """A service as a ControllerRevision holds it. Fields that it does not know are as they are now.
+def restore_service(service: InferenceService, data: Mapping[str, Any]) -> InferenceService:
+    """Return a service with the spec that a ControllerRevision holds; other fields stay current.
 
     Raises:
-        ApiError: a field is not as the CRD wants it.
-        KeyError: the data are not a ControllerRevision's of ours.
+        ApiError: a field does not match the CRD.
+        KeyError: the data are not those of a ControllerRevision of this operator.
     """
     spec = dict(service.spec)
     for part, saved in data["spec"].items():
-        below = {key: value for key, value in spec[part].items() if key not in _OPTIONAL.get(part, ())}
-        spec[part] = {**below, **saved}
+        current = {key: value for key, value in spec[part].items() if key not in _OPTIONAL.get(part, ())}
+        spec[part] = {**current, **saved}
     spec["engine"] = {**spec["engine"], "image": data["image"]}
     meta = {
         "name": service.name,
@@ -228,4 +245,4 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
         "affinity",
     ),
 }
-"""Fields without a default: where the saved spec lacks one, it had none."""
+"""Fields without a default: a saved spec without such a field had no value for it."""

@@ -1,7 +1,7 @@
-"""What a service's status remembers of its rollout from one look to the next.
+"""Rollout state that a service's status keeps from one reconcile to the next.
 
-Everything else follows from what is there. Remembered are the revision that served last with all its groups,
-how far the newest one came and when, failures of groups within the last hour, and what was given up.
+Everything else is derived from the observed objects. Kept are the stable revision, the progress of the newest
+one, the failures of groups within the last hour, and what was abandoned. `rollout/progress.py` updates it.
 """
 
 from __future__ import annotations
@@ -15,133 +15,154 @@ from mizzen_operator.kube.objects import stamp
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the groups of a revision came.
+class RolloutProgress:
+    """Progress of the groups of one revision.
 
     Attributes:
-        groups: groups that were wanted.
-        serving: groups of the revision that served at most.
-        old: groups of other revisions that were left at least.
-        time: when one of these changed for the better last.
-        stay: groups of other revisions that were to stay.
+        revision: the revision.
+        groups: number of groups wanted.
+        serving: maximum number of groups of the revision that served at the same time.
+        outdated: minimum number of groups of other revisions that were left.
+        time: last time at which one of these two numbers improved.
+        keep_old: number of groups of other revisions that are to be kept.
     """
 
     revision: str
     groups: int
     serving: int
-    old: int
+    outdated: int
     time: datetime
-    stay: int = 0
+    keep_old: int = 0
 
     @property
-    def reached(self) -> bool:
-        """Whether all was reached that was to be."""
-        return self.serving >= self.groups - self.stay and self.old <= self.stay
+    def complete(self) -> bool:
+        """Whether the rollout has reached its target."""
+        return self.serving >= self.groups - self.keep_old and self.outdated <= self.keep_old
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """One failure of a group: its engine ended and was started again."""
+class GroupFailure:
+    """One failure of a group: its engine exited and was restarted, or it failed its golden prompts.
 
-    group: int
+    Attributes:
+        index: the group's number.
+        name: the group's name.
+        revision: the group's revision.
+        time: time at which the failure was first seen.
+    """
+
+    index: int
     name: str
     revision: str
     time: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A revision, or groups of it, that are not tried again until the spec, replicas aside, changes.
+class Abandoned:
+    """A revision, or groups of it, that are not retried until the spec, replicas aside, changes.
 
-    Groups are tried again also where fewer are wanted.
+    Groups are also retried once fewer groups are wanted.
 
     Attributes:
-        spec: hash of the spec that was given up.
-        groups: numbers of the groups that failed too often.
-        wanted: groups that were wanted at the last look.
+        revision: the revision.
+        spec_hash: hash of the spec that was abandoned.
+        groups: numbers of the groups that failed too often; empty if the revision itself is abandoned.
+        reason: reason for the condition Failed.
+        message: message for the condition Failed.
+        wanted_groups: number of groups wanted at the last reconcile.
     """
 
     revision: str
-    spec: str
+    spec_hash: str
     groups: tuple[int, ...]
     reason: str
     message: str
-    wanted: int = 0
+    wanted_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What is remembered.
+class RolloutState:
+    """State of a service's rollout.
 
     Attributes:
-        current: the revision that served last with all its groups; empty when none did.
-        progress: None while the rollout is paused, so that its clock begins anew afterwards.
-        given_up: of the spec as it is now; None when nothing of it was.
+        stable_revision: the last revision that served with all its groups; empty if none did.
+        progress: progress of the newest revision; None while the rollout is paused, so that its deadline
+            starts again afterwards.
+        failures: failures of groups within the last hour.
+        abandoned: what was abandoned of the current spec; None if nothing was.
     """
 
-    current: str = ""
-    progress: Progress | None = None
-    failures: tuple[Failure, ...] = ()
-    given_up: GivenUp | None = None
+    stable_revision: str = ""
+    progress: RolloutProgress | None = None
+    failures: tuple[GroupFailure, ...] = ()
+    abandoned: Abandoned | None = None
 
     def as_status(self) -> dict[str, Any]:
-        """The fields of a status."""
-        found: dict[str, Any] = {"currentRevision": self.current}
+        """Return the fields of a status; `load_state` is the inverse."""
+        fields: dict[str, Any] = {"currentRevision": self.stable_revision}
         if self.progress is not None:
-            one = self.progress
-            found["progress"] = {
-                "revision": one.revision,
-                "groups": one.groups,
-                "serving": one.serving,
-                "old": one.old,
-                "time": stamp(one.time),
-                "stay": one.stay,
+            fields["progress"] = {
+                "revision": self.progress.revision,
+                "groups": self.progress.groups,
+                "serving": self.progress.serving,
+                "old": self.progress.outdated,
+                "time": stamp(self.progress.time),
+                "stay": self.progress.keep_old,
             }
         if self.failures:
-            found["recentFailures"] = [
-                {"group": f.group, "name": f.name, "revision": f.revision, "time": stamp(f.time)}
-                for f in self.failures
+            fields["recentFailures"] = [
+                {
+                    "group": failure.index,
+                    "name": failure.name,
+                    "revision": failure.revision,
+                    "time": stamp(failure.time),
+                }
+                for failure in self.failures
             ]
-        if self.given_up is not None:
-            one = self.given_up
-            found["givenUp"] = {
-                "revision": one.revision,
-                "spec": one.spec,
-                "groups": list(one.groups),
-                "reason": one.reason,
-                "message": one.message,
-                "wanted": one.wanted,
+        if self.abandoned is not None:
+            fields["givenUp"] = {
+                "revision": self.abandoned.revision,
+                "spec": self.abandoned.spec_hash,
+                "groups": list(self.abandoned.groups),
+                "reason": self.abandoned.reason,
+                "message": self.abandoned.message,
+                "wanted": self.abandoned.wanted_groups,
             }
-        return {key: value for key, value in found.items() if value != ""}
+        return {key: value for key, value in fields.items() if value != ""}
 
 
-def recall(status: Mapping[str, Any]) -> Memory:
-    """Read what a status remembers; what it does not hold, or not as it should, is forgotten."""
-    progress, given_up = status.get("progress"), status.get("givenUp")
-    return Memory(
-        current=status.get("currentRevision", ""),
-        progress=Progress(
-            progress.get("revision", ""),
-            progress.get("groups", 0),
-            progress.get("serving", 0),
-            progress.get("old", 0),
-            datetime.fromisoformat(progress["time"]),
-            progress.get("stay", 0),
+def load_state(status: Mapping[str, Any]) -> RolloutState:
+    """Load the state from a status; missing or unusable fields count as never set."""
+    progress, abandoned = status.get("progress"), status.get("givenUp")
+    return RolloutState(
+        stable_revision=status.get("currentRevision", ""),
+        progress=RolloutProgress(
+            revision=progress.get("revision", ""),
+            groups=progress.get("groups", 0),
+            serving=progress.get("serving", 0),
+            outdated=progress.get("old", 0),
+            time=datetime.fromisoformat(progress["time"]),
+            keep_old=progress.get("stay", 0),
         )
         if progress and "time" in progress
         else None,
         failures=tuple(
-            Failure(one["group"], one["name"], one.get("revision", ""), datetime.fromisoformat(one["time"]))
-            for one in status.get("recentFailures", ())
+            GroupFailure(
+                index=entry["group"],
+                name=entry["name"],
+                revision=entry.get("revision", ""),
+                time=datetime.fromisoformat(entry["time"]),
+            )
+            for entry in status.get("recentFailures", ())
         ),
-        given_up=GivenUp(
-            given_up["revision"],
-            given_up["spec"],
-            tuple(given_up.get("groups", ())),
-            given_up["reason"],
-            given_up["message"],
-            given_up.get("wanted", 0),
+        abandoned=Abandoned(
+            revision=abandoned["revision"],
+            spec_hash=abandoned["spec"],
+            groups=tuple(abandoned.get("groups", ())),
+            reason=abandoned["reason"],
+            message=abandoned["message"],
+            wanted_groups=abandoned.get("wanted", 0),
         )
-        if given_up
+        if abandoned
         else None,
     )

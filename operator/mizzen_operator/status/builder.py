@@ -1,4 +1,7 @@
-"""What is there → the status that says so. Written only when it differs from the one that is there."""
+"""Build the status of a service whose spec is valid, and compare it with the one that is there.
+
+The writer applies a status only if it differs; nothing changes in it while nothing changes in the cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,151 +9,172 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels, reasons
+from mizzen_operator.api.reasons import CONDITION_TYPES, MAX_MESSAGE
 from mizzen_operator.api.types import MAX_SCALES, Gateway, InferenceService
 from mizzen_operator.kube.objects import stamp
 from mizzen_operator.pods.group import Group
-from mizzen_operator.rollout.progress import MAX_MESSAGE, VERIFICATION
-from mizzen_operator.status.conditions import TYPES, conditions
-from mizzen_operator.status.inputs import Facts
+from mizzen_operator.status.conditions import build_conditions
+from mizzen_operator.status.inputs import StatusInputs
 from mizzen_operator.status.pod_conditions import Condition
 
 MAX_GROUPS = 64
+"""Maximum entries of `status.groups`."""
+_STATES_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Verifying", "Draining", "Serving")
+"""States of a group in `status.groups`."""
 
 
-def build(facts: Facts, now: datetime) -> dict[str, Any]:
-    """The whole status; equal to the one that is there when nothing changed."""
-    service = facts.service
-    before = {entry["type"]: entry for entry in service.status.get("conditions", [])}
-    cold_start = facts.cold_start or service.status.get("coldStart")
+def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
+    """Return the complete status; it equals the previous one if nothing has changed.
+
+    Args:
+        inputs: everything that the status is built from.
+        now: time of conditions that change, in UTC.
+    """
+    service = inputs.service
+    previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}
+    cold_start = inputs.cold_start or service.status.get("coldStart")
     return {
         "observedGeneration": service.generation,
-        "replicas": len(facts.live),
-        "readyReplicas": sum(group.containers_ready for group in facts.live),
-        "updatedReplicas": len(facts.current),
-        "availableReplicas": len(facts.routable),
+        "replicas": len(inputs.live),
+        "readyReplicas": sum(group.containers_ready for group in inputs.live),
+        "updatedReplicas": len(inputs.updated),
+        "availableReplicas": len(inputs.routed),
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
-        "url": url(service, facts.gateway),
-        **facts.memory.as_status(),
-        **({"model": facts.download.as_status()} if facts.download is not None else {}),
-        **_scales(service.status, facts.scales),
+        "url": service_url(service, inputs.gateway),
+        **inputs.rollout.as_status(),
+        **({"model": inputs.download.as_status()} if inputs.download is not None else {}),
+        **_scale_history(service.status, inputs.scale_history),
         **({"coldStart": dict(cold_start)} if cold_start else {}),
-        "updateRevision": facts.revision,
+        "updateRevision": inputs.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
         **({"podsPerGroup": service.pods} if service.pods > 1 else {}),
-        "engineImage": facts.engine_image,
-        "groups": group_entries(facts.groups),
+        "engineImage": inputs.engine_image,
+        "groups": group_entries(inputs.groups),
         "conditions": [
-            entry_of(condition, before.get(condition.type, {}), service.generation, now)
-            for condition in conditions(facts)
+            condition_entry(condition, previous.get(condition.type, {}), service.generation, now)
+            for condition in build_conditions(inputs)
         ],
     }
 
 
-def is_same(there: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a status says what it should; conditions of types that are not ours are their writers'."""
-    return _ours(there) == _ours(new)
+def is_same_status(current: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether two statuses are equal, apart from conditions of other writers' types."""
+    return _without_foreign_conditions(current) == _without_foreign_conditions(new)
 
 
-def without_others(there: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The merge patch that leaves of a status what it should say; None where nothing is there besides.
+def cleanup_patch(current: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the merge patch that removes foreign fields from a status; None if there are none.
 
-    Server-side apply leaves alone what others have added, as whoever edits a status by hand does.
+    Server-side apply keeps the fields that others have added, for example by editing the status by hand.
 
     Args:
-        there: the status after `new` was applied.
-        new: what it should say.
+        current: the status after `new` was applied.
+        new: the status as it should be.
     """
-    if is_same(there, new):
+    if is_same_status(current, new):
         return None
-    wanted = dict(new)
+    target = dict(new)
     if "conditions" in new:
-        others = [one for one in there.get("conditions", []) if one["type"] not in TYPES]
-        wanted["conditions"] = [*_ours(new)["conditions"], *others]
-    return _replacing(there, wanted)
+        foreign = [entry for entry in current.get("conditions", []) if entry["type"] not in CONDITION_TYPES]
+        target["conditions"] = [*_without_foreign_conditions(new)["conditions"], *foreign]
+    return _replace_all(current, target)
 
 
-def _replacing(there: Any, wanted: Any) -> Any:
-    if not (isinstance(there, Mapping) and isinstance(wanted, Mapping)):
-        return wanted
-    extra = dict.fromkeys(set(there) - set(wanted))
-    return {**{key: _replacing(there.get(key), value) for key, value in wanted.items()}, **extra}
+def _replace_all(current: Any, target: Any) -> Any:
+    """Return the merge patch that makes `current` equal to `target`: extra keys are set to None."""
+    if not (isinstance(current, Mapping) and isinstance(target, Mapping)):
+        return target
+    extra = dict.fromkeys(set(current) - set(target))
+    return {**{key: _replace_all(current.get(key), value) for key, value in target.items()}, **extra}
 
 
-def _ours(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_foreign_conditions(status: Mapping[str, Any]) -> Mapping[str, Any]:
     if "conditions" not in status:
         return status
-    return {**status, "conditions": [one for one in status["conditions"] if one["type"] in TYPES]}
+    own = [entry for entry in status["conditions"] if entry["type"] in CONDITION_TYPES]
+    return {**status, "conditions": own}
 
 
-def _scales(before: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the autoscaler did: what the status knows of it already, and what has come since."""
-    known = [dict(one) for one in before.get("scaleHistory") or filter(None, [before.get("lastScale")])]
-    history = [*known, *(dict(one) for one in done if one not in known)][-MAX_SCALES:]
+def _scale_history(status: Mapping[str, Any], scales: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the scale history: the entries of the status, and the autoscaler's changes since."""
+    recorded = status.get("scaleHistory") or filter(None, [status.get("lastScale")])
+    known = [dict(entry) for entry in recorded]
+    history = [*known, *(dict(entry) for entry in scales if entry not in known)][-MAX_SCALES:]
     return {"lastScale": history[-1], "scaleHistory": history} if history else {}
 
 
-def url(service: InferenceService, gateway: Gateway) -> str:
-    """Base URL of the service inside the cluster."""
-    name = labels.SHARED_NAME if service.shared else labels.gateway_name(service.name)
+def service_url(service: InferenceService, gateway: Gateway) -> str:
+    """Return the base URL of the service's API inside the cluster.
+
+    Args:
+        service: the service.
+        gateway: the gateway settings that are in force.
+    """
+    name = child_names.SHARED_GATEWAY if service.shared else child_names.gateway_name(service.name)
     scheme = "https" if gateway.tls_secret else "http"
     return f"{scheme}://{name}.{service.namespace}.svc:{gateway.port}/v1"
 
 
-def entry_of(
-    condition: Condition, before: Mapping[str, Any], generation: int, now: datetime
+def condition_entry(
+    condition: Condition, previous: Mapping[str, Any], generation: int, now: datetime
 ) -> dict[str, Any]:
-    """A condition as a status holds it; `before` is the one of its type that is there, empty without."""
+    """Return a condition as a status holds it.
+
+    Args:
+        condition: the condition.
+        previous: the entry of its type in the status that was written last; empty if there is none.
+        generation: generation of the spec.
+        now: time of the transition, if its status has changed.
+    """
     status = "True" if condition.status else "False"
-    same = before.get("status") == status
+    unchanged = previous.get("status") == status
     return {
         "type": condition.type,
         "status": status,
         "reason": condition.reason,
         "message": condition.message[:MAX_MESSAGE],
         "observedGeneration": generation,
-        "lastTransitionTime": before["lastTransitionTime"] if same else stamp(now),
+        "lastTransitionTime": previous["lastTransitionTime"] if unchanged else stamp(now),
     }
 
 
-_WORST_FIRST = ("Failed", "Pending", "Starting", "Connecting", "Verifying", "Draining", "Serving")
-
-
-def _state(group: Group) -> str:
-    if group.terminating or group.lost:
+def _group_state(group: Group) -> str:
+    if group.terminating or group.incomplete:
         return "Draining"
     if group.failing:
         return "Failed"
-    if group.held and group.refused_by:
+    if group.awaiting_verification and group.failed_verification:
         return "Failed"
     if group.containers_ready:
-        return "Serving" if group.routable else "Verifying" if group.held else "Connecting"
+        return "Serving" if group.routable else "Verifying" if group.awaiting_verification else "Connecting"
     return "Starting" if group.node else "Pending"
 
 
 def group_entries(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """`status.groups`, the worst first."""
+    """Return `status.groups`, the worst first, cut to `MAX_GROUPS`."""
     entries: list[dict[str, Any]] = []
     for group in groups:
-        state = _state(group)
-        problem = group.problem if state == "Connecting" else ""
+        state = _group_state(group)
+        routing_error = group.routing_error if state == "Connecting" else ""
+        message = group.message or group.verification_error or group.unschedulable or routing_error
         entry: dict[str, Any] = {
             "name": group.name,
-            "group": group.group,
+            "group": group.index,
             "revision": group.revision,
             "state": state,
             "restarts": group.restarts,
             "since": group.created,
             "node": group.node,
-            "reason": group.reason or (VERIFICATION if group.refused_by else ""),
-            "message": (group.message or group.refusal or group.unschedulable or problem)[:MAX_MESSAGE],
+            "reason": group.reason or (reasons.VERIFICATION_FAILED if group.failed_verification else ""),
+            "message": message[:MAX_MESSAGE],
         }
         if group.size > 1:
             entry["pods"] = [
-                {"name": one.name, "ready": one.ready, **({"node": one.node} if one.node else {})}
-                for one in group.members
+                {"name": pod.name, "ready": pod.ready, **({"node": pod.node} if pod.node else {})}
+                for pod in group.members
             ]
         entries.append({key: value for key, value in entry.items() if value != ""})
-    entries.sort(key=lambda entry: (_WORST_FIRST.index(entry["state"]), entry["name"]))
+    entries.sort(key=lambda entry: (_STATES_WORST_FIRST.index(entry["state"]), entry["name"]))
     return entries[:MAX_GROUPS]

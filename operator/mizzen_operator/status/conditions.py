@@ -1,283 +1,303 @@
-"""Conditions of a service: what is there, in words for whoever reads a status."""
+"""All conditions of a service whose spec is valid, in the order in which the status lists them.
+
+A condition is added by one function here, a type and reasons in api/reasons.py, and a part of
+docs/conditions.md; `build_conditions` calls every function.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import labels, reasons
 from mizzen_operator.model_cache.progress import Download
-from mizzen_operator.pods.container_state import UNSCHEDULABLE
 from mizzen_operator.resources.gateway_spec import LABELLED_VOLUME
-from mizzen_operator.status.inputs import Facts
-from mizzen_operator.status.missing_refs import engine_needs, explained
+from mizzen_operator.status.inputs import StatusInputs
+from mizzen_operator.status.missing_refs import engine_refs, explain_missing_ref
 from mizzen_operator.status.pod_conditions import (
     Condition,
-    available,
-    failing_gateway,
-    gateway_ready,
-    of,
-    scheduled,
+    available_condition,
+    find_failing_gateway,
+    format_count,
+    gateway_ready_condition,
+    scheduled_condition,
 )
 
-TYPES = frozenset(
-    {
-        "Ready",
-        "Available",
-        "Progressing",
-        "Scheduled",
-        "GatewayReady",
-        "Failed",
-        "ModelCached",
-        "Conflict",
-        "ScalingActive",
-        "KeysRotating",
-        "ApiKeysInForce",
-    }
-)
-"""Conditions that are the operator's."""
+_GATEWAY_FAULTS = (reasons.GATEWAY_FAILING, reasons.GATEWAY_REJECTED)
+"""Reasons of GatewayReady that Ready repeats."""
+_STALLED = (reasons.PAUSED, reasons.PROGRESS_DEADLINE_EXCEEDED)
+"""Reasons of Progressing that are False although the rollout is incomplete."""
 
 
-def conditions(facts: Facts) -> list[Condition]:
-    """All conditions, Ready first."""
-    gateway = _gateway_ready(facts)
-    failed = _failed(facts, gateway)
-    progressing = _progressing(facts, gateway, failed)
-    scheduled = _scheduled(facts)
-    conflict = _conflict(facts)
+def build_conditions(inputs: StatusInputs) -> list[Condition]:
+    """Return all conditions, Ready first."""
+    gateway = _gateway_ready(inputs)
+    failed = _failed(inputs, gateway)
+    progressing = _progressing(inputs, gateway, failed)
+    scheduled = _scheduled(inputs)
+    conflict = _conflict(inputs)
     return [
-        _ready(facts, gateway, failed, progressing, scheduled),
-        _available(facts),
+        _ready(inputs, gateway, failed, progressing, scheduled),
+        _available(inputs),
         progressing,
         scheduled,
         gateway,
         failed,
-        *([_cached(facts.download)] if facts.download is not None else []),
+        *([_model_cached(inputs.download)] if inputs.download is not None else []),
         *([conflict] if conflict is not None else []),
-        *([_scaling(facts)] if facts.service.autoscaling is not None else []),
-        *_keys_rotating(facts),
-        *_api_keys(facts),
+        *([_scaling_active(inputs)] if inputs.service.autoscaling is not None else []),
+        *_keys_rotating(inputs),
+        *_api_keys_in_force(inputs),
     ]
 
 
 def _ready(
-    facts: Facts, gateway: Condition, failed: Condition, progressing: Condition, scheduled: Condition
+    inputs: StatusInputs,
+    gateway: Condition,
+    failed: Condition,
+    progressing: Condition,
+    scheduled: Condition,
 ) -> Condition:
-    """True when the spec as it is now is in force."""
+    """Return Ready: True if the current spec is in force."""
+
+    def not_ready(cause: Condition) -> Condition:
+        return Condition(reasons.READY, False, cause.reason, cause.message)
+
     if failed.status:
-        return Condition("Ready", False, failed.reason, failed.message)
-    if gateway.reason in _GATEWAY_TROUBLE and not facts.service.suspend:
-        return Condition("Ready", False, gateway.reason, gateway.message)
-    waits = progressing.status or progressing.reason == _OVERDUE
-    if waits and scheduled.reason == UNSCHEDULABLE:
-        return Condition("Ready", False, scheduled.reason, scheduled.message)
-    if progressing.status or progressing.reason in _STANDSTILLS:
-        return Condition("Ready", False, progressing.reason, progressing.message)
-    if facts.service.suspend:
-        return Condition("Ready", False, "Suspended", "set spec.suspend to false to serve again")
+        return not_ready(failed)
+    if gateway.reason in _GATEWAY_FAULTS and not inputs.service.suspend:
+        return not_ready(gateway)
+    incomplete = progressing.status or progressing.reason == reasons.PROGRESS_DEADLINE_EXCEEDED
+    if incomplete and scheduled.reason == reasons.UNSCHEDULABLE:
+        return not_ready(scheduled)
+    if progressing.status or progressing.reason in _STALLED:
+        return not_ready(progressing)
+    if inputs.service.suspend:
+        message = "set spec.suspend to false to serve again"
+        return Condition(reasons.READY, False, reasons.SUSPENDED, message)
     if not gateway.status:
-        return Condition("Ready", False, gateway.reason, gateway.message)
-    if facts.taken:
-        return Condition("Ready", False, "NameConflict", _names_taken(facts))
-    if facts.api_keys is not None and facts.api_keys.problem:
-        return Condition("Ready", False, "ApiKeysUnusable", _unusable(facts.api_keys.problem))
-    if facts.service.groups == 0:
-        words = "spec.replicas is 0; a request waits for a group, and gets 503 when none comes"
-        return Condition("Ready", True, "ScaledToZero", words)
-    if facts.stay:
-        return Condition("Ready", True, progressing.reason, progressing.message)
-    return Condition("Ready", True, "AllGroupsServing", of(len(facts.current), facts.service.groups, "serve"))
+        return not_ready(gateway)
+    if inputs.taken_names:
+        return Condition(reasons.READY, False, reasons.NAME_CONFLICT, _describe_taken_names(inputs))
+    if inputs.api_keys is not None and inputs.api_keys.problem:
+        message = _describe_unusable_api_keys(inputs.api_keys.problem)
+        return Condition(reasons.READY, False, reasons.API_KEYS_UNUSABLE, message)
+    if inputs.service.groups == 0:
+        message = "spec.replicas is 0; a request waits for a group, and gets 503 if none comes"
+        return Condition(reasons.READY, True, reasons.SCALED_TO_ZERO, message)
+    if inputs.keep_old:
+        return Condition(reasons.READY, True, progressing.reason, progressing.message)
+    message = format_count(len(inputs.updated), inputs.service.groups, "serve")
+    return Condition(reasons.READY, True, reasons.ALL_GROUPS_SERVING, message)
 
 
-_GATEWAY_TROUBLE = ("GatewayFailing", "GatewayRejected")
-_OVERDUE = "ProgressDeadlineExceeded"
-_STANDSTILLS = ("Paused", _OVERDUE)
+def _available(inputs: StatusInputs) -> Condition:
+    """Return Available: True if a request would succeed now."""
+    if inputs.service.suspend:
+        message = "every request gets 503"
+        return Condition(reasons.AVAILABLE, False, reasons.SUSPENDED, message)
+    condition = available_condition(inputs.gateways, inputs.groups, scaled_to_zero=not inputs.service.groups)
+    if condition.status and inputs.service.model.served_name in inputs.taken_names:
+        return Condition(reasons.AVAILABLE, False, reasons.NAME_CONFLICT, _describe_taken_names(inputs))
+    return condition
 
 
-def _scaling(facts: Facts) -> Condition:
-    """Whether the operator writes spec.replicas."""
-    if facts.rival:
-        words = (
-            f"HorizontalPodAutoscaler {facts.rival} scales this service too, so spec.autoscaling does "
-            "nothing: remove the one or the other"
+def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) -> Condition:
+    """Return Progressing: True while the operator has more to do before the spec is in force."""
+
+    def progress(reason: str, message: str) -> Condition:
+        return Condition(reasons.PROGRESSING, True, reason, message)
+
+    if failed.status:
+        return Condition(reasons.PROGRESSING, False, failed.reason, failed.message)
+    if inputs.download is not None and not inputs.download.cached_time and not inputs.service.suspend:
+        message = "the model is downloaded first: status.model has the progress"
+        return progress(reasons.DOWNLOADING, message)
+    wanted, keep_old = inputs.service.groups, inputs.keep_old
+    serving = sum(group.revision == inputs.revision for group in inputs.routed)
+    counts = f"{serving} of {wanted} groups of revision {inputs.revision} serve"
+    old = len(inputs.live) - len(inputs.updated)
+    incomplete = serving < wanted - keep_old or old > keep_old
+    stable = inputs.rollout.stable_revision
+    paused = inputs.service.rollout.paused and stable not in ("", inputs.revision)
+    if paused and incomplete:
+        message = f"{counts}; {old} of older revisions stay until spec.rollout.paused is false"
+        return Condition(reasons.PROGRESSING, False, reasons.PAUSED, message)
+    if inputs.overdue:
+        limit = inputs.service.rollout.progress_deadline
+        message = f"{counts}; {old} of older revisions are left, and there was no progress for {limit} s"
+        return Condition(reasons.PROGRESSING, False, reasons.PROGRESS_DEADLINE_EXCEEDED, message)
+    if old > keep_old:
+        return progress(reasons.REPLACING_GROUPS, f"{counts}; {old} of older revisions are left")
+    if len(inputs.live) > wanted:
+        return progress(reasons.REMOVING_GROUPS, f"there are {len(inputs.live)} groups, {wanted} are wanted")
+    if serving < wanted - keep_old or old < keep_old:
+        return progress(reasons.STARTING_GROUPS, counts)
+    if not gateway.status:
+        return progress(reasons.STARTING_GATEWAY, gateway.message)
+    if keep_old:
+        message = f"{counts}; {old} of revision {stable} are kept by spec.rollout.partition"
+        return Condition(reasons.PROGRESSING, False, reasons.PARTITION_REACHED, message)
+    return Condition(reasons.PROGRESSING, False, reasons.SETTLED, "nothing is left to do")
+
+
+def _scheduled(inputs: StatusInputs) -> Condition:
+    """Return Scheduled: True if every group has a node."""
+    if inputs.memory_fit is not None and not inputs.memory_fit.fits:
+        return Condition(reasons.SCHEDULED, False, reasons.WILL_NOT_FIT, inputs.memory_fit.words)
+    condition = scheduled_condition(inputs.groups, inputs.service.groups)
+    if condition.reason == reasons.UNSCHEDULABLE:
+        message = explain_missing_ref(condition.message, engine_refs(inputs.service))
+        return replace(condition, message=message)
+    if condition.status and inputs.memory_fit is not None:
+        return replace(condition, message=f"{condition.message}; {inputs.memory_fit.words}")
+    return condition
+
+
+def _gateway_ready(inputs: StatusInputs) -> Condition:
+    """Return GatewayReady: True if all gateway pods are ready and up to date."""
+    secrets = [*inputs.gateway.api_keys, *filter(None, [inputs.gateway.tls_secret])]
+    condition = gateway_ready_condition(inputs.deployment, inputs.gateways, inputs.gateway.replicas, secrets)
+    if not condition.status:
+        return condition
+    return replace(condition, message=condition.message + _describe_missing_api_keys(inputs))
+
+
+def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
+    """Return Failed: True if the spec cannot come into force without a change."""
+    if inputs.failure is not None:
+        return Condition(reasons.FAILED, True, inputs.failure.reason, inputs.failure.message)
+    if inputs.memory_fit is not None and not inputs.memory_fit.fits:
+        return Condition(reasons.FAILED, True, reasons.WILL_NOT_FIT, inputs.memory_fit.words)
+    if inputs.download is not None and inputs.download.error:
+        return Condition(reasons.FAILED, True, reasons.DOWNLOAD_FAILED, inputs.download.describe())
+    abandoned = inputs.rollout.abandoned
+    if abandoned is not None:
+        return Condition(reasons.FAILED, True, abandoned.reason, abandoned.message)
+    backing_off = [
+        group for group in inputs.groups if group.backing_off and group.revision == inputs.revision
+    ]
+    failing = [group for group in (*inputs.updated, *backing_off) if group.failing]
+    if failing:
+        first = min(failing, key=lambda group: group.name)
+        message = explain_missing_ref(first.message, engine_refs(inputs.service)) or "it gave no reason"
+        return Condition(reasons.FAILED, True, first.reason or reasons.ENDED, f"{first.name}: {message}")
+    if inputs.missing_refs:
+        message = "; ".join(ref.message for ref in inputs.missing_refs)
+        return Condition(reasons.FAILED, True, reasons.REFERENCE_MISSING, message)
+    if gateway.reason == reasons.GATEWAY_REJECTED and not inputs.service.suspend:
+        return Condition(reasons.FAILED, True, reasons.GATEWAY_REJECTED, gateway.message)
+    pod = find_failing_gateway(inputs.gateways)
+    if gateway.reason == reasons.GATEWAY_FAILING and pod is not None and not inputs.service.suspend:
+        return Condition(reasons.FAILED, True, reasons.GATEWAY_FAILING, pod.description)
+    return Condition(reasons.FAILED, False, reasons.AS_EXPECTED, "nothing blocks the spec")
+
+
+def _model_cached(download: Download) -> Condition:
+    """Return ModelCached: True if the model is where the engines read it."""
+    if download.cached_time:
+        return Condition(reasons.MODEL_CACHED, True, reasons.REVISION_PINNED, download.describe())
+    reason = reasons.DOWNLOAD_FAILED if download.error else reasons.DOWNLOADING
+    return Condition(reasons.MODEL_CACHED, False, reason, download.describe())
+
+
+def _conflict(inputs: StatusInputs) -> Condition | None:
+    """Return Conflict: True if services that share the gateway own what this one asks for.
+
+    None if the gateway is dedicated.
+    """
+    if inputs.sharing is None:
+        return None
+    if inputs.taken_names:
+        return Condition(reasons.CONFLICT, True, reasons.NAME_CONFLICT, _describe_taken_names(inputs))
+    differences = inputs.sharing.overridden_fields(inputs.service)
+    if differences:
+        message = (
+            f"InferenceService {inputs.sharing.oldest.name} is the oldest that shares the gateway, so its "
+            f"spec.gateway is in force; this one's differs in {', '.join(differences)}: change it there, or "
+            "make both alike"
         )
-        return Condition("ScalingActive", False, "AnotherAutoscaler", words)
-    if facts.service.suspend:
-        return Condition("ScalingActive", False, "Suspended", "a suspended service is not scaled")
-    return Condition("ScalingActive", True, "Autoscaling", "the operator writes spec.replicas")
+        return Condition(reasons.CONFLICT, True, reasons.GATEWAY_SETTINGS_DIFFER, message)
+    count = len(inputs.sharing.services)
+    message = f"{count} services share the gateway" if count > 1 else "no other service shares the gateway"
+    return Condition(reasons.CONFLICT, False, reasons.NO_CONFLICT, message)
 
 
-def _keys_rotating(facts: Facts) -> list[Condition]:
-    """Whether two generations of keys are accepted; nothing for a service whose keys are its first."""
-    keys, there = facts.keys, facts.rotation
+def _scaling_active(inputs: StatusInputs) -> Condition:
+    """Return ScalingActive: True if the operator writes spec.replicas."""
+    if inputs.competing_hpa:
+        message = (
+            f"HorizontalPodAutoscaler {inputs.competing_hpa} scales this service too, so spec.autoscaling "
+            "does nothing: remove one of the two"
+        )
+        return Condition(reasons.SCALING_ACTIVE, False, reasons.ANOTHER_AUTOSCALER, message)
+    if inputs.service.suspend:
+        message = "a suspended service is not scaled"
+        return Condition(reasons.SCALING_ACTIVE, False, reasons.SUSPENDED, message)
+    message = "the operator writes spec.replicas"
+    return Condition(reasons.SCALING_ACTIVE, True, reasons.AUTOSCALING, message)
+
+
+def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
+    """Return KeysRotating: True while two generations of keys are accepted; empty before a rotation."""
+    keys, rotation = inputs.keys, inputs.rotation
     if keys is None:
         return []
-    if there is not None and there.waits:
-        words = f"both generations of keys are accepted; waits for {there.waits}"
-        return [Condition("KeysRotating", True, "NextKeysPublished", words)]
-    if there is not None:
-        return [Condition("KeysRotating", True, "DroppingFormerKeys", "all use the next keys alone")]
+    if rotation is not None and rotation.waits:
+        message = f"both generations of keys are accepted; waiting for {rotation.waits}"
+        return [Condition(reasons.KEYS_ROTATING, True, reasons.NEXT_KEYS_PUBLISHED, message)]
+    if rotation is not None:
+        message = "all pods use the next keys only"
+        return [Condition(reasons.KEYS_ROTATING, True, reasons.DROPPING_FORMER_KEYS, message)]
     if keys.frozen:
-        words = (
-            f"Secret {keys.frozen} was made by an older release so that it never changes: delete the three "
-            "Secrets of the service at a quiet time, and then its pods"
+        message = (
+            f"Secret {keys.frozen} was created as immutable by an older release: at a quiet time, delete the "
+            "three Secrets of the service, and then its pods"
         )
-        return [Condition("KeysRotating", False, "SecretImmutable", words)]
+        return [Condition(reasons.KEYS_ROTATING, False, reasons.SECRET_IMMUTABLE, message)]
     if not keys.engine.generation:
         return []
-    words = f"the keys of generation {keys.engine.generation} are in use alone"
-    return [Condition("KeysRotating", False, "KeysRotated", words)]
+    message = f"only the keys of generation {keys.engine.generation} are in use"
+    return [Condition(reasons.KEYS_ROTATING, False, reasons.KEYS_ROTATED, message)]
 
 
-def _api_keys(facts: Facts) -> list[Condition]:
-    """Whether the gateway accepts the API keys that the Secrets hold; nothing where it does not say."""
-    told = facts.api_keys
-    if told is None:
+def _api_keys_in_force(inputs: StatusInputs) -> list[Condition]:
+    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; empty without a report."""
+    report = inputs.api_keys
+    if report is None:
         return []
-    if told.problem:
-        return [Condition("ApiKeysInForce", False, "ApiKeysUnusable", _unusable(told.problem))]
-    if not told.in_force:
-        words = "the Secrets with API keys hold no key, so every request is 401: add one to them"
-        return [Condition("ApiKeysInForce", False, "NoApiKeys", words)]
-    return [Condition("ApiKeysInForce", True, "KeysRead", f"{told.in_force} API keys are accepted")]
+    if report.problem:
+        message = _describe_unusable_api_keys(report.problem)
+        return [Condition(reasons.API_KEYS_IN_FORCE, False, reasons.API_KEYS_UNUSABLE, message)]
+    if not report.in_force:
+        message = "the Secrets with API keys hold no key, so every request gets 401: add one to them"
+        return [Condition(reasons.API_KEYS_IN_FORCE, False, reasons.NO_API_KEYS, message)]
+    message = f"{report.in_force} API keys are accepted"
+    return [Condition(reasons.API_KEYS_IN_FORCE, True, reasons.KEYS_READ, message)]
 
 
-def _unusable(problem: str) -> str:
+def _describe_unusable_api_keys(problem: str) -> str:
     return (
-        f"the API keys cannot be read, and those before stay in force: {problem}; mend the Secret, whose "
-        "name is the folder's"
+        f"the API keys cannot be read, and the previous ones stay in force: {problem}; correct the Secret, "
+        "which has the folder's name"
     )
 
 
-def _available(facts: Facts) -> Condition:
-    """True when a request would succeed now."""
-    if facts.service.suspend:
-        return Condition("Available", False, "Suspended", "every request gets 503")
-    found = available(facts.gateways, facts.groups, asleep=not facts.service.groups)
-    if found.status and facts.service.model.served_name in facts.taken:
-        return Condition("Available", False, "NameConflict", _names_taken(facts))
-    return found
-
-
-def _progressing(facts: Facts, gateway: Condition, failed: Condition) -> Condition:
-    def progress(reason: str, message: str) -> Condition:
-        return Condition("Progressing", True, reason, message)
-
-    if failed.status:
-        return Condition("Progressing", False, failed.reason, failed.message)
-    if facts.download is not None and not facts.download.cached and not facts.service.suspend:
-        return progress("Downloading", "the model is fetched first: status.model says how far it is")
-    wanted, current = facts.service.groups, facts.current
-    serving = [group for group in facts.routable if group.revision == facts.revision]
-    counts = f"{len(serving)} of {wanted} groups of revision {facts.revision} serve"
-    old = len(facts.live) - len(current)
-    short = len(serving) < wanted - facts.stay or old > facts.stay
-    paused = facts.service.rollout.paused and facts.memory.current not in ("", facts.revision)
-    if paused and short:
-        words = f"{counts}; {old} of older revisions stay until spec.rollout.paused is false"
-        return Condition("Progressing", False, "Paused", words)
-    if facts.overdue:
-        limit = facts.service.rollout.progress_deadline
-        words = f"{counts}; {old} of older revisions are left, and nothing got further for {limit} s"
-        return Condition("Progressing", False, "ProgressDeadlineExceeded", words)
-    if old > facts.stay:
-        return progress("ReplacingGroups", f"{counts}; {old} of older revisions are left")
-    if len(facts.live) > wanted:
-        return progress("RemovingGroups", f"{len(facts.live)} groups are there, {wanted} are wanted")
-    if len(serving) < wanted - facts.stay or old < facts.stay:
-        return progress("StartingGroups", counts)
-    if not gateway.status:
-        return progress("StartingGateway", gateway.message)
-    if facts.stay:
-        words = f"{counts}; {old} of revision {facts.memory.current} stay by spec.rollout.partition"
-        return Condition("Progressing", False, "PartitionReached", words)
-    return Condition("Progressing", False, "Settled", "nothing is left to do")
-
-
-def _cached(download: Download) -> Condition:
-    """Whether the model is where the engines read it."""
-    if download.cached:
-        return Condition("ModelCached", True, "RevisionPinned", download.words())
-    reason = "DownloadFailed" if download.failed else "Downloading"
-    return Condition("ModelCached", False, reason, download.words())
-
-
-def _scheduled(facts: Facts) -> Condition:
-    if facts.fit is not None and not facts.fit.fits:
-        return Condition("Scheduled", False, "WillNotFit", facts.fit.words)
-    found = scheduled(facts.groups, facts.service.groups)
-    if found.reason == UNSCHEDULABLE:
-        return replace(found, message=explained(found.message, engine_needs(facts.service)))
-    if found.status and facts.fit is not None:
-        return replace(found, message=f"{found.message}; {facts.fit.words}")
-    return found
-
-
-def _gateway_ready(facts: Facts) -> Condition:
-    secrets = [*facts.gateway.api_keys, *filter(None, [facts.gateway.tls_secret])]
-    found = gateway_ready(facts.deployment, facts.gateways, facts.gateway.replicas, secrets)
-    return replace(found, message=found.message + _lacks_keys(facts)) if found.status else found
-
-
-def _lacks_keys(facts: Facts) -> str:
-    """Says so when the gateway is closed to all because nothing has its label."""
-    if facts.gateway.api_keys or not facts.gateway.keys_from_label:
+def _describe_missing_api_keys(inputs: StatusInputs) -> str:
+    """Return a warning if the gateway rejects every request because no Secret has its label; else empty."""
+    if inputs.gateway.api_keys or not inputs.gateway.keys_from_label:
         return ""
-    volumes = facts.deployment["spec"]["template"]["spec"]["volumes"]
+    volumes = inputs.deployment["spec"]["template"]["spec"]["volumes"]
     if any(volume["name"].startswith(LABELLED_VOLUME) for volume in volumes):
         return ""
-    label = f"{labels.API_KEYS}={facts.deployment['metadata']['name']}"
-    return f"; every request is 401, for no Secret has the label {label}"
+    label = f"{labels.API_KEYS}={inputs.deployment['metadata']['name']}"
+    return f"; every request gets 401 because no Secret has the label {label}"
 
 
-def _conflict(facts: Facts) -> Condition | None:
-    """True when other services that share the gateway have what this one asks for; None without others."""
-    if facts.sharing is None:
-        return None
-    if facts.taken:
-        return Condition("Conflict", True, "NameConflict", _names_taken(facts))
-    differ = facts.sharing.differences(facts.service)
-    if differ:
-        first = facts.sharing.first.name
-        words = (
-            f"InferenceService {first} is the oldest that shares the gateway, so its spec.gateway is in "
-            f"force; this one's differs in {', '.join(differ)}: change it there, or make both alike"
-        )
-        return Condition("Conflict", True, "GatewaySettingsDiffer", words)
-    number = len(facts.sharing.services)
-    words = f"{number} services share the gateway" if number > 1 else "no other service shares the gateway"
-    return Condition("Conflict", False, "NoConflict", words)
-
-
-def _names_taken(facts: Facts) -> str:
-    names = ", ".join(f"{name!r} belongs to InferenceService {owner}" for name, owner in facts.taken.items())
+def _describe_taken_names(inputs: StatusInputs) -> str:
+    taken: Mapping[str, str] = inputs.taken_names
+    names = ", ".join(f"{name!r} belongs to InferenceService {owner}" for name, owner in taken.items())
     return (
         f"409: {names}, which is older, and requests for it go there: choose another spec.model.servedName "
         "or remove it from spec.model.aliases"
     )
-
-
-def _failed(facts: Facts, gateway: Condition) -> Condition:
-    """True when the newest spec cannot come into force without a change."""
-    if facts.failure is not None:
-        return Condition("Failed", True, facts.failure.reason, facts.failure.message)
-    if facts.fit is not None and not facts.fit.fits:
-        return Condition("Failed", True, "WillNotFit", facts.fit.words)
-    if facts.download is not None and facts.download.failed:
-        return Condition("Failed", True, "DownloadFailed", facts.download.words())
-    given_up = facts.memory.given_up
-    if given_up is not None:
-        return Condition("Failed", True, given_up.reason, given_up.message)
-    resting = [group for group in facts.groups if group.resting and group.revision == facts.revision]
-    failing = [group for group in (*facts.current, *resting) if group.failing]
-    if failing:
-        first = min(failing, key=lambda group: group.name)
-        words = explained(first.message, engine_needs(facts.service)) or "it gave no reason"
-        return Condition("Failed", True, first.reason or "Ended", f"{first.name}: {words}")
-    if facts.absent:
-        return Condition("Failed", True, "ReferenceMissing", "; ".join(one.words for one in facts.absent))
-    if gateway.reason == "GatewayRejected" and not facts.service.suspend:
-        return Condition("Failed", True, "GatewayRejected", gateway.message)
-    pod = failing_gateway(facts.gateways)
-    if gateway.reason == "GatewayFailing" and pod is not None and not facts.service.suspend:
-        return Condition("Failed", True, "GatewayFailing", pod.words)
-    return Condition("Failed", False, "AsExpected", "nothing stands in the way")

@@ -1,4 +1,7 @@
-"""Events of a service: what changed for its users, said once in a while at most."""
+"""Events of a service: changes of conditions and moved groups that its users should know of.
+
+The status writer records them after each write of a status. A warning is not repeated within ten minutes.
+"""
 
 from __future__ import annotations
 
@@ -10,105 +13,116 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import labels, reasons
+from mizzen_operator.api.reasons import MAX_MESSAGE
 from mizzen_operator.api.service_ref import Subject
-from mizzen_operator.kube.client import Kube, KubeError
-from mizzen_operator.kube.errors import TERMINATING
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import TERMINATING, KubeError
 from mizzen_operator.kube.objects import stamp
-from mizzen_operator.pods.container_state import DEVICE_LOST, NODE_LOST
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE = 1024
 REPEAT_SECONDS = 600.0
-"""A warning that comes again sooner says nothing new: a group that fails, or a service that flaps."""
-REMEMBERED = 4096
-"""Warnings that are recognized when they come again."""
-QUIET = ("Suspended", "ScaledToZero")
-"""Reasons of Available that its owner asked for."""
+"""Time within which the same warning is not repeated: a group keeps failing, or a service flaps."""
+MAX_REMEMBERED = 4096
+"""Maximum warnings remembered for that."""
+_EXPECTED = (reasons.SUSPENDED, reasons.SCALED_TO_ZERO)
+"""Reasons of Available that the service's owner asked for."""
+_MOVED = (reasons.DEVICE_LOST, reasons.NODE_LOST)
+"""Reasons of groups that are moved to another node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is told; `warning` when somebody should look."""
+    """One Event; `warning` if somebody should look at the service."""
 
     reason: str
     message: str
     warning: bool = False
 
 
-def news(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """What a change of conditions means to whoever reads events; nothing while they stay.
+def condition_events(
+    previous: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
+) -> list[Event]:
+    """Return the Events for the conditions that have changed.
 
     Args:
-        before: conditions of the status as it was; none for a new service.
-        after: conditions of the status that was written.
+        previous: conditions of the previous status; empty for a new service.
+        current: conditions of the status that was written.
     """
-    was = {one["type"]: one for one in before}
-    told: list[Event] = []
-    for one in after:
-        old = was.get(one["type"], {})
-        if (old.get("status"), old.get("reason")) == (one["status"], one["reason"]):
+    by_type = {condition["type"]: condition for condition in previous}
+    events: list[Event] = []
+    for condition in current:
+        old = by_type.get(condition["type"], {})
+        if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
             continue
-        kind, true = one["type"], one["status"] == "True"
-        if (kind, true) in (("Failed", True), ("ApiKeysInForce", False)) or (
-            kind == "Available" and not true and old.get("status") == "True" and one["reason"] not in QUIET
-        ):
-            told.append(Event(one["reason"], one["message"], warning=True))
-        elif kind == "KeysRotating" and old.get("status", "False") != one["status"]:
-            told.append(Event("KeysRotating" if true else one["reason"], one["message"]))
-    return told
+        kind, true = condition["type"], condition["status"] == "True"
+        failed = (kind, true) in ((reasons.FAILED, True), (reasons.API_KEYS_IN_FORCE, False))
+        outage = (
+            kind == reasons.AVAILABLE
+            and not true
+            and old.get("status") == "True"
+            and condition["reason"] not in _EXPECTED
+        )
+        if failed or outage:
+            events.append(Event(condition["reason"], condition["message"], warning=True))
+        elif kind == reasons.KEYS_ROTATING and old.get("status", "False") != condition["status"]:
+            reason = reasons.KEYS_ROTATING if true else condition["reason"]
+            events.append(Event(reason, condition["message"]))
+    return events
 
 
-MOVED = (DEVICE_LOST, NODE_LOST)
-
-
-def moves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """What became of groups whose device or node is lost, said once of each.
+def moved_group_events(
+    previous: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
+) -> list[Event]:
+    """Return one Event for each group that has just lost its device or its node.
 
     Args:
-        before: groups of the status as it was.
-        after: groups of the status that was written.
+        previous: `status.groups` of the previous status.
+        current: `status.groups` of the status that was written.
     """
-    known = {(one["name"], one.get("reason")) for one in before}
+    known = {(group["name"], group.get("reason")) for group in previous}
     return [
-        Event(one["reason"], f"{one['name']}: {one.get('message', '')}", warning=True)
-        for one in after
-        if one.get("reason") in MOVED and (one["name"], one["reason"]) not in known
+        Event(group["reason"], f"{group['name']}: {group.get('message', '')}", warning=True)
+        for group in current
+        if group.get("reason") in _MOVED and (group["name"], group["reason"]) not in known
     ]
 
 
-class Recorder:
-    """Writes Events; one that cannot be written is logged and keeps nothing from its way."""
+class EventRecorder:
+    """Writes Events; a failure to write one is logged and stops nothing else."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write through a client; `clock` is any that never goes back, in seconds."""
+        """Write through a client; `clock` returns seconds and never goes back."""
         self._kube = kube
         self._clock = clock
-        self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        """Warnings by the service's uid, with their times, the oldest first."""
+        self._warnings: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        """Time of each warning by the service's uid, reason and message, the oldest first."""
 
-    async def tell(self, service: Subject, events: Sequence[Event]) -> None:
-        """Write events of a service, but for warnings that it was told of a short while ago."""
+    async def record(self, service: Subject, events: Sequence[Event]) -> None:
+        """Write Events of a service, except warnings that were written recently."""
         for event in events:
-            which = (service.uid, event.reason, event.message)
-            if event.warning and self._clock() - self._told.get(which, float("-inf")) < REPEAT_SECONDS:
+            identity = (service.uid, event.reason, event.message)
+            age = self._clock() - self._warnings.get(identity, float("-inf"))
+            if event.warning and age < REPEAT_SECONDS:
                 continue
             try:
                 await self._kube.create(_manifest(service, event))
             except KubeError as error:
                 if TERMINATING in str(error):
                     return
-                logger.warning("%s/%s: no event %s: %s", service.namespace, service.name, event.reason, error)
+                logger.warning(
+                    "%s/%s: cannot write event %s: %s", service.namespace, service.name, event.reason, error
+                )
                 continue
             if event.warning:
-                self._remember(which)
+                self._remember(identity)
 
     def _remember(self, warning: tuple[str, str, str]) -> None:
-        self._told[warning] = self._clock()
-        self._told.move_to_end(warning)
-        while len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        self._warnings[warning] = self._clock()
+        self._warnings.move_to_end(warning)
+        while len(self._warnings) > MAX_REMEMBERED:
+            self._warnings.popitem(last=False)
 
 
 def _manifest(service: Subject, event: Event) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Everything that a status says, before it is put into words."""
+"""Everything that a status is built from. The reconciler fills it in; builder and conditions read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mizzen_operator.api.gateway_sharing import Sharing
+from mizzen_operator.api.gateway_sharing import GatewaySharing
 from mizzen_operator.api.gpu_memory_check import Fit
 from mizzen_operator.api.types import Gateway, InferenceService
 from mizzen_operator.gateway_client.routing_table import ApiKeys
@@ -15,32 +15,35 @@ from mizzen_operator.kube.errors import Failure
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
-from mizzen_operator.rollout import progress
-from mizzen_operator.rollout.state import Memory
-from mizzen_operator.status.missing_refs import Need
+from mizzen_operator.rollout.stable_revision import count_old_to_keep
+from mizzen_operator.rollout.state import RolloutState
+from mizzen_operator.status.missing_refs import RequiredRef
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Everything that a status says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusInputs:
+    """Everything that a status is built from.
 
     Attributes:
-        revision: what the groups should run.
-        groups: the service's pods, with the readiness gates as they are now.
-        deployment: the gateway's Deployment as it is now; empty when there is none.
-        failure: what kept the operator from its work, if anything did.
-        sharing: who shares the service's gateway with it; None when it has its own, or nobody knows yet.
-        memory: what the status remembers of the rollout.
-        overdue: the rollout has got nowhere for too long.
-        scales: what the operator's autoscaler did since this process began, the latest last.
-        rival: the HorizontalPodAutoscaler that scales it too.
-        keys: the service's keys; None when nobody knows yet.
-        rotation: how far a rotation of keys is; None while there is none.
-        fit: whether the model may fit into the GPUs; None when nobody says how large they are.
-        download: how far the model is; None where it is not fetched.
-        api_keys: what the gateway says of its API keys; None when it says nothing, or nobody needs one.
-        absent: what the spec names and is not there, where a pod waits for it.
-        cold_start: `status.coldStart` of a group that has just come to serve; empty when none has.
+        service: the service, with the status that was written last.
+        revision: revision of the spec.
+        engine_image: image of the engines of that revision.
+        groups: the service's groups, with the current values of their readiness gates.
+        gateways: pods of the service's gateway.
+        deployment: the gateway's Deployment; empty if there is none.
+        failure: error that kept the operator from applying the spec; None if there was none.
+        sharing: services that share the gateway; None if it is dedicated, or if they are not known yet.
+        rollout: state of the rollout.
+        overdue: the rollout has exceeded its progress deadline.
+        scale_history: changes of replicas by this process's autoscaler, the latest last.
+        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if there is none.
+        keys: the service's keys; None if they are not known yet.
+        rotation: progress of a key rotation; None if there is none.
+        memory_fit: result of the GPU memory check; None if the spec does not declare the sizes.
+        download: progress of the model's download; None if the model is not fetched.
+        cold_start: `status.coldStart` of a group that has just begun to serve; empty if none has.
+        api_keys: a gateway's report on its API keys; None if it reports nothing, or needs none.
+        missing_refs: objects that the spec names, that do not exist, and that a pod is waiting for.
     """
 
     service: InferenceService
@@ -50,45 +53,45 @@ class Facts:
     gateways: Sequence[GatewayPod]
     deployment: Mapping[str, Any]
     failure: Failure | None = None
-    sharing: Sharing | None = None
-    memory: Memory = field(default_factory=Memory)
+    sharing: GatewaySharing | None = None
+    rollout: RolloutState = field(default_factory=RolloutState)
     overdue: bool = False
-    scales: Sequence[Mapping[str, Any]] = ()
-    rival: str = ""
+    scale_history: Sequence[Mapping[str, Any]] = ()
+    competing_hpa: str = ""
     keys: Keys | None = None
     rotation: Rotation | None = None
-    fit: Fit | None = None
+    memory_fit: Fit | None = None
     download: Download | None = None
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     api_keys: ApiKeys | None = None
-    absent: Sequence[Need] = ()
+    missing_refs: Sequence[RequiredRef] = ()
 
     @property
     def gateway(self) -> Gateway:
-        """The settings of its gateway that are in force."""
-        return self.sharing.first.gateway if self.sharing is not None else self.service.gateway
+        """The gateway settings that are in force: of a shared gateway, those of the oldest service."""
+        return self.sharing.oldest.gateway if self.sharing is not None else self.service.gateway
 
     @property
-    def taken(self) -> Mapping[str, str]:
-        """Names of its model that belong to other services: name to the other's name."""
-        return self.sharing.taken.get(self.service.name, {}) if self.sharing is not None else {}
+    def taken_names(self) -> Mapping[str, str]:
+        """Model names that the service claims and another service owns, with the owner's name."""
+        return self.sharing.conflicting_names.get(self.service.name, {}) if self.sharing is not None else {}
 
     @property
     def live(self) -> list[Group]:
-        """Groups that are there to stay."""
+        """Live groups of all revisions."""
         return [group for group in self.groups if group.live]
 
     @property
-    def stay(self) -> int:
-        """Groups that shall stay at the old revision."""
-        return progress.stay(self.service, self.memory.current, self.revision)
+    def keep_old(self) -> int:
+        """Number of groups of older revisions that are to be kept."""
+        return count_old_to_keep(self.service, self.rollout.stable_revision, self.revision)
 
     @property
-    def current(self) -> list[Group]:
-        """Live groups of the wanted revision."""
+    def updated(self) -> list[Group]:
+        """Live groups of the spec's revision."""
         return [group for group in self.live if group.revision == self.revision]
 
     @property
-    def routable(self) -> list[Group]:
-        """Live groups that get requests now."""
+    def routed(self) -> list[Group]:
+        """Live groups that gateways send requests to now."""
         return [group for group in self.groups if group.routed]

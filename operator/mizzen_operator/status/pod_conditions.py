@@ -1,4 +1,7 @@
-"""Conditions that follow from pods and from the gateway's Deployment alone, whatever a spec asks for."""
+"""Conditions that depend only on pods and the gateway's Deployment: Available, Scheduled, GatewayReady.
+
+`status/conditions.py` adds to them what the spec asks for; `status/degraded_status.py` uses them as they are.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mizzen_operator.api import reasons
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: whether it holds, and why."""
+    """One condition of a status.
+
+    Attributes:
+        type: its type, such as `Ready`.
+        status: whether it is True.
+        reason: its reason, in CamelCase.
+        message: its message, for people.
+    """
 
     type: str
     status: bool
@@ -20,105 +31,124 @@ class Condition:
     message: str
 
 
-def of(some: int, every: int, what: str) -> str:
-    """A count of groups in words."""
-    return f"{some} of {every} groups {what}"
+def format_count(count: int, total: int, predicate: str) -> str:
+    """Return a count of groups for a message, such as `1 of 2 groups serve`."""
+    return f"{count} of {total} groups {predicate}"
 
 
-def available(gateways: Sequence[GatewayPod], groups: Sequence[Group], asleep: bool) -> Condition:
-    """Whether a request would succeed now, as far as that depends on who runs.
+def available_condition(
+    gateways: Sequence[GatewayPod], groups: Sequence[Group], *, scaled_to_zero: bool
+) -> Condition:
+    """Return the condition Available: whether a request would succeed now.
 
     Args:
         gateways: pods of the service's gateway.
-        groups: its groups.
-        asleep: no group is wanted.
+        groups: the service's groups.
+        scaled_to_zero: no group is wanted.
     """
     if not any(pod.ready for pod in gateways):
-        return Condition("Available", False, "NoGatewayReady", "no gateway takes requests")
-    if not any(pod.ready and pod.answers for pod in gateways):
-        return Condition("Available", False, "NoGatewayAnswers", "every gateway that is ready hangs")
+        message = "no gateway accepts requests"
+        return Condition(reasons.AVAILABLE, False, reasons.NO_GATEWAY_READY, message)
+    if not any(pod.ready and pod.responsive for pod in gateways):
+        message = "every gateway that is ready hangs"
+        return Condition(reasons.AVAILABLE, False, reasons.NO_GATEWAY_ANSWERS, message)
     if not any(group.routed for group in groups):
-        reason = "ScaledToZero" if asleep else "NoGroupServes"
-        return Condition("Available", False, reason, "no group takes requests")
-    return Condition("Available", True, "Serving", "a request is answered")
+        reason = reasons.SCALED_TO_ZERO if scaled_to_zero else reasons.NO_GROUP_SERVES
+        return Condition(reasons.AVAILABLE, False, reason, "the gateways route to no group")
+    return Condition(reasons.AVAILABLE, True, reasons.SERVING, "requests are answered")
 
 
-def scheduled(groups: Sequence[Group], wanted: int = 0) -> Condition:
-    """Whether every group that is wanted, or there to stay, has a node.
+def scheduled_condition(groups: Sequence[Group], wanted: int = 0) -> Condition:
+    """Return the condition Scheduled: whether every wanted and every live group has a node.
 
     Args:
-        groups: the service's.
-        wanted: how many there should be at least.
+        groups: the service's groups.
+        wanted: number of groups wanted.
     """
     live = [group for group in groups if group.live]
     for group in live:
         if group.unschedulable:
-            return Condition("Scheduled", False, "Unschedulable", f"{group.name}: {group.unschedulable}")
-    placed, every = sum(bool(group.node) for group in live), max(wanted, len(live))
-    if not every:
-        return Condition("Scheduled", True, "NoGroupsWanted", "no group is there, and none is wanted")
+            message = f"{group.name}: {group.unschedulable}"
+            return Condition(reasons.SCHEDULED, False, reasons.UNSCHEDULABLE, message)
+    placed, total = sum(bool(group.node) for group in live), max(wanted, len(live))
+    if not total:
+        message = "there is no group, and none is wanted"
+        return Condition(reasons.SCHEDULED, True, reasons.NO_GROUPS_WANTED, message)
+    counts = format_count(placed, total, "have a node")
     if placed < len(live):
-        return Condition("Scheduled", False, "Pending", of(placed, every, "have a node"))
-    if placed < every:
-        words = f"{of(placed, every, 'have a node')}; no pod is made of the others yet"
-        return Condition("Scheduled", False, "NotMade", words)
-    return Condition("Scheduled", True, "AllGroupsHaveNodes", of(placed, every, "have a node"))
+        return Condition(reasons.SCHEDULED, False, reasons.PENDING, counts)
+    if placed < total:
+        message = f"{counts}; the others have no pod yet"
+        return Condition(reasons.SCHEDULED, False, reasons.NOT_MADE, message)
+    return Condition(reasons.SCHEDULED, True, reasons.ALL_GROUPS_HAVE_NODES, counts)
 
 
-def gateway_ready(
+def gateway_ready_condition(
     deployment: Mapping[str, Any], pods: Sequence[GatewayPod], wanted: int, secrets: Sequence[str] = ()
 ) -> Condition:
-    """Whether the gateway runs with all its pods, all of them up to date.
+    """Return the condition GatewayReady: whether all gateway pods are ready and up to date.
 
     Args:
-        deployment: the gateway's, empty when there is none.
-        pods: the gateway's.
-        wanted: how many there should be.
-        secrets: names of Secrets without which a pod waits.
+        deployment: the gateway's Deployment; empty if there is none.
+        pods: the gateway's pods.
+        wanted: number of pods wanted.
+        secrets: names of the Secrets that a pod waits for before it starts.
     """
 
     def not_ready(reason: str, message: str) -> Condition:
-        return Condition("GatewayReady", False, reason, message)
+        return Condition(reasons.GATEWAY_READY, False, reason, message)
 
     if not deployment:
-        return not_ready("GatewayMissing", "the gateway's Deployment is not there")
+        return not_ready(reasons.GATEWAY_MISSING, "the gateway's Deployment does not exist")
     meta, status = deployment["metadata"], deployment.get("status", {})
     updated, ready = status.get("updatedReplicas", 0), status.get("readyReplicas", 0)
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
-        return not_ready("GatewayRollingOut", "the gateway's Deployment has changed")
+        return not_ready(reasons.GATEWAY_ROLLING_OUT, "the gateway's Deployment has changed")
     if updated < wanted or ready < wanted or status.get("replicas", 0) > wanted:
-        refused = _refused(status)
-        if refused:
-            return not_ready("GatewayRejected", refused)
-        trouble = [pod for pod in pods if pod.reason and not pod.ready]
-        if trouble:
-            return not_ready("GatewayFailing", max(trouble, key=_newest).words)
+        rejection = _replica_failure(status)
+        if rejection:
+            return not_ready(reasons.GATEWAY_REJECTED, rejection)
+        with_problem = [pod for pod in pods if pod.reason and not pod.ready]
+        if with_problem:
+            return not_ready(reasons.GATEWAY_FAILING, max(with_problem, key=_creation_order).description)
         counts = f"{ready} of {wanted} gateway pods are ready, {updated} are up to date"
-        if secrets:  # a pod says nothing while one is missing
+        if secrets:  # a pod reports no reason while a Secret is missing
             counts += f"; they need the Secrets {', '.join(secrets)} of spec.gateway"
-        return not_ready("GatewayRollingOut" if updated < wanted else "GatewayNotReady", counts)
-    hangs = next((pod.name for pod in pods if pod.ready and not pod.answers), "")
-    if hangs:
-        return not_ready("GatewayHangs", f"{hangs} does not answer, though Kubernetes still calls it ready")
-    words = f"{ready} of {wanted} gateway pods are ready"
-    return Condition("GatewayReady", True, "AllReplicasReady", words)
+        return not_ready(
+            reasons.GATEWAY_ROLLING_OUT if updated < wanted else reasons.GATEWAY_NOT_READY, counts
+        )
+    hanging = next((pod.name for pod in pods if pod.ready and not pod.responsive), "")
+    if hanging:
+        message = f"{hanging} does not answer, though Kubernetes still calls it ready"
+        return not_ready(reasons.GATEWAY_HANGS, message)
+    message = f"{ready} of {wanted} gateway pods are ready"
+    return Condition(reasons.GATEWAY_READY, True, reasons.ALL_REPLICAS_READY, message)
 
 
-def failing_gateway(pods: Sequence[GatewayPod]) -> GatewayPod | None:
-    """A gateway's pod that cannot run as the spec is now; None where there is none.
+def find_failing_gateway(pods: Sequence[GatewayPod]) -> GatewayPod | None:
+    """Return a failing gateway pod of the current template; None if there is none.
 
-    One of a former template does not count: its successor may be what mends it.
+    A pod of an older template does not count: its successor may be the fix.
     """
-    last = max((pod.created for pod in pods), default="")
-    newest = {pod.template for pod in pods if pod.created == last}  # two, where both came in one second
-    return max((pod for pod in pods if pod.failing and pod.template in newest), key=_newest, default=None)
+    latest = max((pod.created for pod in pods), default="")
+    # Creation times are whole seconds, so that there may be two newest templates.
+    newest = {pod.template_hash for pod in pods if pod.created == latest}
+    failing = (pod for pod in pods if pod.failing and pod.template_hash in newest)
+    return max(failing, key=_creation_order, default=None)
 
 
-def _newest(pod: GatewayPod) -> tuple[str, str]:
+def _creation_order(pod: GatewayPod) -> tuple[str, str]:
     return pod.created, pod.name
 
 
-def _refused(status: Mapping[str, Any]) -> str:
-    """Why the API server takes no further pod of a Deployment, in its own words; empty where it does."""
+def _replica_failure(status: Mapping[str, Any]) -> str:
+    """Return the API server's message if it rejects further pods of a Deployment; empty if it does not."""
     entries = status.get("conditions", [])
-    return next((e["message"] for e in entries if (e["type"], e["status"]) == ("ReplicaFailure", "True")), "")
+    return next(
+        (
+            entry["message"]
+            for entry in entries
+            if (entry["type"], entry["status"]) == ("ReplicaFailure", "True")
+        ),
+        "",
+    )

@@ -1,8 +1,8 @@
-"""Series of each service that the leader looks at: groups, conditions, restarts, starts and rollouts.
+"""Prometheus series of each service that the leader reconciles: groups, conditions, restarts, rollouts, keys.
 
-They follow from what a look saw and from the status that it wrote; times come from the status, so that a
-rollout keeps its age when another replica takes over. As many series as there are services, and no more: a
-service that is gone takes its own with it.
+The status writer updates them after each reconcile; times come from the status, so that a rollout keeps its
+age when another replica takes over. A deleted service's series are dropped. `main.py` creates the one
+instance.
 """
 
 from __future__ import annotations
@@ -10,58 +10,62 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from mizzen_operator.api.key import Key
-from mizzen_operator.pods.termination_cause import cause_of
-from mizzen_operator.rollout.state import Progress, recall
-
-if TYPE_CHECKING:  # what it sees: the clients that observe count in a registry that this one is a part of
-    from mizzen_operator.pods.group import Group
+from mizzen_operator.api import reasons
+from mizzen_operator.api.key import ServiceKey
+from mizzen_operator.pods.group import Group
+from mizzen_operator.pods.termination_cause import classify_termination
+from mizzen_operator.rollout.state import RolloutProgress, load_state
 
 PREFIX = "mizzen_operator_"
 START_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800, 3600)
 ROLLOUT_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
-SERVICE = ("namespace", "service")
-CLEAN = "Completed"
-"""The node's word for a container that ended with exit code 0."""
-OVERDUE = "ProgressDeadlineExceeded"
-COMPLETE = ("Settled", "PartitionReached")
-"""Reasons of Progressing by which a change has come to its end."""
-_Conditions = Mapping[str, Mapping[str, Any]]
+SERVICE_LABELS = ("namespace", "service")
+COMPLETE_REASONS = (reasons.SETTLED, reasons.PARTITION_REACHED)
+"""Reasons of Progressing that mean the end of a rollout."""
 GROUP_STATES = ("wanted", "present", "ready", "updated", "available")
+_Conditions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class _Service:
-    """What is known of one service."""
+class _ServiceSeries:
+    """Values of one service's series.
+
+    Attributes:
+        groups: number of groups, by state.
+        conditions: whether each condition is True, by type.
+        rollout_since: start of the current rollout; None if there is none.
+        overdue_since: time at which the current rollout exceeded its progress deadline, or will.
+        oldest_start: creation of the oldest group that has never served; None if there is none.
+        restarts: restarts of engines that this process has seen.
+        failures: failures of engines that this process has seen, by cause.
+        group_restarts: restart counts of the existing groups, by name, at the last update.
+        started: names of the existing groups whose start has ended, successfully or not.
+        ended: names of the existing groups that have ended by themselves.
+    """
 
     groups: dict[str, float]
     conditions: dict[str, bool]
     rollout_since: datetime | None = None
     overdue_since: datetime | None = None
-    """When its change has got no further for as long as its spec allows."""
     oldest_start: datetime | None = None
     restarts: int = 0
     failures: dict[str, int] = field(default_factory=dict)
-    """The same by cause, as far as something was wrong."""
-    seen: dict[str, int] = field(default_factory=dict)
-    """Restarts of each group that is there, by its pod's name."""
+    group_restarts: dict[str, int] = field(default_factory=dict)
     started: frozenset[str] = frozenset()
-    """Pods whose start has ended, well or not."""
     ended: frozenset[str] = frozenset()
-    """Pods that ended by themselves."""
 
 
-class Fleet:
-    """Collects the series of all services; a leader feeds it, a replica that only waits shows none."""
+class ServiceMetrics:
+    """The series of all services. The leader updates them; a standby has none."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._services: dict[Key, _Service] = {}
-        self._keys: dict[Key, datetime] = {}
+        self._services: dict[ServiceKey, _ServiceSeries] = {}
+        self._keys: dict[ServiceKey, datetime] = {}
         self.starts = Histogram(
             f"{PREFIX}group_start_seconds",
             "Duration of cold starts, from a group's creation until requests are routed to it",
@@ -79,30 +83,30 @@ class Fleet:
             self.rollouts.labels(result)
         registry.register(self)  # pyright: ignore[reportArgumentType]
 
-    def seen(
+    def update(
         self,
-        key: Key,
+        key: ServiceKey,
+        *,
         wanted: int,
         groups: Sequence[Group],
         status: Mapping[str, Any],
         deadline: int | None = None,
         now: datetime | None = None,
     ) -> None:
-        """Note a look at a service.
+        """Update the series of one service after a reconcile.
 
         Args:
-            key: its name.
-            wanted: groups that its spec asks for.
-            groups: its engine pods.
-            status: the status that the look made.
-            deadline: seconds after which a change that gets no further is overdue; None where nothing of the
-                spec is acted on.
-            now: the time, in UTC.
+            key: the service's key.
+            wanted: number of groups wanted.
+            groups: the service's groups.
+            status: the status that the reconcile built.
+            deadline: seconds without progress after which a rollout is overdue; None in degraded mode.
+            now: the time, in UTC; None for the current time.
         """
         now = now or datetime.now(UTC)
         conditions = {entry["type"]: entry for entry in status["conditions"]}
-        before = self._services.get(key)
-        service = before or _Service({}, {})
+        known = self._services.get(key)
+        service = known or _ServiceSeries({}, {})
         service.groups = {
             "wanted": wanted,
             "present": status["replicas"],
@@ -111,33 +115,33 @@ class Fleet:
             "available": status["availableReplicas"],
         }
         service.conditions = {name: entry["status"] == "True" for name, entry in conditions.items()}
-        progress = recall(status).progress
-        self._rollout(service, conditions, progress, now)
-        since = _stands_still_since(conditions, progress) if deadline is not None else None
+        progress = load_state(status).progress
+        self._update_rollout(service, conditions, progress, now)
+        since = _last_progress(conditions, progress) if deadline is not None else None
         service.overdue_since = since + timedelta(seconds=deadline or 0) if since is not None else None
-        self._groups(service, groups, now, first=before is None)
+        self._update_groups(service, groups, now, first=known is None)
         self._services[key] = service
 
-    def keys_made(self, key: Key, created: str) -> None:
-        """Note when a service's keys were made: a time as Kubernetes writes it, or empty for now."""
-        self._keys[key] = _time(created) if created else datetime.now(UTC)
+    def record_keys_created(self, key: ServiceKey, created: str) -> None:
+        """Record the creation time of a service's keys, as Kubernetes writes it; empty for now."""
+        self._keys[key] = _parse_time(created) if created else datetime.now(UTC)
 
-    def forget(self, key: Key) -> None:
-        """Drop the series of a service that is gone."""
+    def forget(self, key: ServiceKey) -> None:
+        """Drop the series of a deleted service."""
         self._services.pop(key, None)
         self._keys.pop(key, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield the series; the registry calls it at every scrape."""
+        """Yield the series; the registry calls this at every scrape."""
         now = datetime.now(UTC)
         services = list(self._services.items())
         groups = GaugeMetricFamily(
-            f"{PREFIX}service_groups", "Groups of a service by state", labels=(*SERVICE, "state")
+            f"{PREFIX}service_groups", "Groups of a service by state", labels=(*SERVICE_LABELS, "state")
         )
         conditions = GaugeMetricFamily(
             f"{PREFIX}service_condition",
             "1 while a condition of a service is True",
-            labels=(*SERVICE, "condition"),
+            labels=(*SERVICE_LABELS, "condition"),
         )
         for key, service in services:
             for state in GROUP_STATES:
@@ -147,28 +151,28 @@ class Fleet:
         restarts = CounterMetricFamily(
             f"{PREFIX}group_restarts_total",
             "Engines of a service that ended and were restarted",
-            labels=SERVICE,
+            labels=SERVICE_LABELS,
         )
         failures = CounterMetricFamily(
             f"{PREFIX}group_failures_total",
             "Engines of a service that failed, by cause",
-            labels=(*SERVICE, "cause"),
+            labels=(*SERVICE_LABELS, "cause"),
         )
         rollout = GaugeMetricFamily(
             f"{PREFIX}rollout_age_seconds",
-            "Time since the current rollout of a service began; 0 if there is none",
-            labels=SERVICE,
+            "Time since the current rollout of a service began; 0 without a rollout",
+            labels=SERVICE_LABELS,
         )
         overdue = GaugeMetricFamily(
             f"{PREFIX}rollout_overdue_seconds",
             "Time for which a rollout has made no progress beyond "
             "progressDeadlineSeconds; 0 if it is not overdue",
-            labels=SERVICE,
+            labels=SERVICE_LABELS,
         )
         start = GaugeMetricFamily(
             f"{PREFIX}oldest_start_seconds",
-            "Time for which the oldest group that has never served has been starting; 0 if there is none",
-            labels=SERVICE,
+            "Time for which the oldest group that has never served has been starting; 0 without such a group",
+            labels=SERVICE_LABELS,
         )
         for key, service in services:
             restarts.add_metric(key, service.restarts)
@@ -180,38 +184,50 @@ class Fleet:
         keys = GaugeMetricFamily(
             f"{PREFIX}keys_age_seconds",
             "Age of the keys that secure the connections between a service's gateway and engines",
-            labels=SERVICE,
+            labels=SERVICE_LABELS,
         )
-        for key, made in list(self._keys.items()):
-            keys.add_metric(key, _age(made, now))
+        for key, created in list(self._keys.items()):
+            keys.add_metric(key, _age(created, now))
         yield from (groups, conditions, restarts, failures, rollout, overdue, start, keys)
 
-    def _rollout(
-        self, service: _Service, conditions: _Conditions, progress: Progress | None, now: datetime
+    def _update_rollout(
+        self,
+        service: _ServiceSeries,
+        conditions: _Conditions,
+        progress: RolloutProgress | None,
+        now: datetime,
     ) -> None:
-        """Follow a change: what stands still goes on trying, and what was held or left has no result."""
-        progressing = conditions["Progressing"]
+        """Update the rollout's start, and observe its duration when it ends.
+
+        A rollout beyond its deadline goes on. One that was paused, or left because of a deletion, has no
+        result.
+        """
+        progressing = conditions[reasons.PROGRESSING]
         if progressing["status"] == "True":
-            service.rollout_since = service.rollout_since or _time(progressing["lastTransitionTime"])
+            service.rollout_since = service.rollout_since or _parse_time(progressing["lastTransitionTime"])
             return
-        if progressing["reason"] == OVERDUE:
+        if progressing["reason"] == reasons.PROGRESS_DEADLINE_EXCEEDED:
             service.rollout_since = service.rollout_since or (progress.time if progress is not None else now)
             return
-        failed = conditions["Failed"]["status"] == "True"
-        if service.rollout_since is not None and (failed or progressing["reason"] in COMPLETE):
+        failed = conditions[reasons.FAILED]["status"] == "True"
+        if service.rollout_since is not None and (failed or progressing["reason"] in COMPLETE_REASONS):
             result = "failed" if failed else "complete"
             self.rollouts.labels(result).observe(_age(service.rollout_since, now))
         service.rollout_since = None
 
-    def _groups(self, service: _Service, groups: Sequence[Group], now: datetime, *, first: bool) -> None:
+    def _update_groups(
+        self, service: _ServiceSeries, groups: Sequence[Group], now: datetime, *, first: bool
+    ) -> None:
+        """Update restarts and starts; at the `first` update they belong to an earlier leader."""
         starting: list[datetime] = []
         started: set[str] = set()
         ended = frozenset(group.name for group in groups if group.ended and not group.terminating)
         for group in groups:
             if not first:
-                restarts = group.restarts - service.seen.get(group.name, 0)
-                self._ends(service, group, max(0, restarts, group.name in ended - service.ended))
-            created = _time(group.created) if group.created else now
+                restarts = group.restarts - service.group_restarts.get(group.name, 0)
+                newly_ended = group.name in ended - service.ended
+                self._count_restarts(service, group, max(0, restarts, newly_ended))
+            created = _parse_time(group.created) if group.created else now
             if group.routable or group.was_routable or group.ended:
                 started.add(group.name)
                 if not (first or group.ended or group.name in service.started):
@@ -220,33 +236,35 @@ class Fleet:
                 starting.append(created)
         service.ended = ended
         service.oldest_start = min(starting, default=None)
-        service.seen = {group.name: group.restarts for group in groups}
+        service.group_restarts = {group.name: group.restarts for group in groups}
         service.started = frozenset(started)
 
     @staticmethod
-    def _ends(service: _Service, group: Group, count: int) -> None:
+    def _count_restarts(service: _ServiceSeries, group: Group, count: int) -> None:
+        """Add restarts of a group; each is also a failure, unless its container exited with code 0."""
         service.restarts += count
-        if count and group.reason and group.reason != CLEAN:
-            cause = cause_of(group.reason, group.message)
+        if count and group.reason and group.reason != reasons.COMPLETED:
+            cause = classify_termination(group.reason, group.message)
             service.failures[cause] = service.failures.get(cause, 0) + count
 
 
-def _stands_still_since(conditions: _Conditions, progress: Progress | None) -> datetime | None:
-    """When a change that is not done got further last; None where nothing is waited for.
+def _last_progress(conditions: _Conditions, progress: RolloutProgress | None) -> datetime | None:
+    """Return the time of the last progress of an incomplete rollout; None if nothing is waited for.
 
-    A group that was lost begins such a change, too. The time that a download takes is no rollout's.
+    The replacement of a lost group counts as such a rollout. The duration of a download does not count.
     """
-    progressing = conditions["Progressing"]
-    if progressing["reason"] in ("Downloading", "DownloadFailed"):
+    progressing = conditions[reasons.PROGRESSING]
+    if progressing["reason"] in (reasons.DOWNLOADING, reasons.DOWNLOAD_FAILED):
         return None
     if progressing["status"] == "True":
-        began = _time(progressing["lastTransitionTime"])
+        began = _parse_time(progressing["lastTransitionTime"])
         return max(began, progress.time) if progress is not None else began
-    waits = conditions["Failed"]["status"] == "True" or progressing["reason"] == OVERDUE
-    return progress.time if waits and progress is not None and not progress.reached else None
+    failed = conditions[reasons.FAILED]["status"] == "True"
+    stalled = failed or progressing["reason"] == reasons.PROGRESS_DEADLINE_EXCEEDED
+    return progress.time if stalled and progress is not None and not progress.complete else None
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 

@@ -1,4 +1,7 @@
-"""Writes the status of a service and the events of what has changed in it."""
+"""Writes the status of a service, and reports what has changed in it by Events and metrics.
+
+The only writer of statuses. A status is applied only if it differs from the one that is there.
+"""
 
 from __future__ import annotations
 
@@ -8,101 +11,112 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.key import Key
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.service_ref import Subject
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.kube.client import Kube, KubeError, Ref
+from mizzen_operator.kube.client import Kube
+from mizzen_operator.kube.errors import KubeError
+from mizzen_operator.kube.refs import Ref
 from mizzen_operator.metrics import Metrics
-from mizzen_operator.pods.group import Group
-from mizzen_operator.reconciler.degraded import Seen, unread_status
-from mizzen_operator.rollout.state import Memory, recall
-from mizzen_operator.status import builder
-from mizzen_operator.status.events import Recorder, moves, news
-from mizzen_operator.status.inputs import Facts
+from mizzen_operator.rollout.state import RolloutState, load_state
+from mizzen_operator.status.builder import build_status, cleanup_patch, is_same_status
+from mizzen_operator.status.degraded_status import DegradedSnapshot, degraded_status
+from mizzen_operator.status.events import EventRecorder, condition_events, moved_group_events
+from mizzen_operator.status.inputs import StatusInputs
+from mizzen_operator.status.service_metrics import ServiceMetrics
 
 
 class StatusWriter:
-    """The one writer of statuses."""
+    """Writes the statuses of all services."""
 
-    def __init__(self, kube: Kube, metrics: Metrics) -> None:
-        self._kube, self._metrics = kube, metrics
-        self._recorder = Recorder(kube)
-        self._true: dict[Key, frozenset[str]] = {}
+    def __init__(self, kube: Kube, metrics: Metrics, service_metrics: ServiceMetrics) -> None:
+        self._kube, self._metrics, self._service_metrics = kube, metrics, service_metrics
+        self._recorder = EventRecorder(kube)
+        self._true_conditions: dict[ServiceKey, frozenset[str]] = {}
 
-    def forget(self, key: Key) -> None:
-        """A service is gone."""
-        self._count(key, frozenset())
-        self._true.pop(key, None)
-        self._metrics.fleet.forget(key)
+    def forget(self, key: ServiceKey) -> None:
+        """Drop the metrics of a deleted service."""
+        self._count_conditions(key, frozenset())
+        self._true_conditions.pop(key, None)
+        self._service_metrics.forget(key)
 
-    async def remember(self, service: InferenceService, memory: Memory) -> InferenceService:
-        """Write failures that are new; to be done before the pods go that show them.
+    async def write_failures(self, service: InferenceService, state: RolloutState) -> InferenceService:
+        """Write new failures of groups; called before the pods that show them are deleted.
 
-        A look may end in its middle, and the next one would find nothing to count.
+        If the reconcile failed after the deletion, the next one would have nothing to count.
 
         Returns:
-            The service with the status that it has now.
+            The service with its current status.
 
         Raises:
             KubeError: the API server failed.
         """
-        if not set(memory.failures) - set(recall(service.status).failures):
+        if not set(state.failures) - set(load_state(service.status).failures):
             return service
-        known = {**service.status, "recentFailures": memory.as_status()["recentFailures"]}
-        return replace(service, status=known) if await self._apply(service, known) else service
+        status = {**service.status, "recentFailures": state.as_status()["recentFailures"]}
+        return replace(service, status=status) if await self._apply(service, status) else service
 
-    async def write(self, key: Key, facts: Facts, *, counted: bool) -> None:
-        """Write the status that follows from the facts, if it is another one, and tell of it.
+    async def write(self, key: ServiceKey, inputs: StatusInputs, *, restarts_counted: bool) -> None:
+        """Write the status that follows from the inputs, if it has changed, and report the change.
 
         Args:
-            key: the service's.
-            facts: what it says.
-            counted: the facts' memory counts the restarts of their groups; else `status.groups` stays as it
-                was, for restarts in it are taken for counted.
+            key: the service's key.
+            inputs: everything that the status is built from.
+            restarts_counted: the inputs' rollout state counts the restarts of their groups. Otherwise keep
+            the
+                old `status.groups`: restarts recorded there are treated as already counted.
 
         Raises:
             KubeError: the API server failed.
         """
-        service = facts.service
-        new = builder.build(facts, datetime.now(UTC))
-        if not counted:
-            new["groups"] = service.status.get("groups", [])
-        deadline = service.rollout.progress_deadline
-        await self._tell(key, service, new, service.groups, facts.groups, deadline)
+        service = inputs.service
+        status = build_status(inputs, datetime.now(UTC))
+        if not restarts_counted:
+            status["groups"] = service.status.get("groups", [])
+        self._service_metrics.update(
+            key,
+            wanted=service.groups,
+            groups=inputs.groups,
+            status=status,
+            deadline=service.rollout.progress_deadline,
+        )
+        await self._write(key, service, status)
 
-    async def unread(self, key: Key, seen: Seen) -> None:
-        """Write the status of a service whose spec is not acted on, as `write` does.
+    async def write_degraded(self, key: ServiceKey, snapshot: DegradedSnapshot) -> None:
+        """Write the status of a service in degraded mode, if it has changed, and report the change.
 
         Raises:
             KubeError: the API server failed.
         """
-        new = unread_status(seen, datetime.now(UTC))
-        await self._tell(key, seen.service, new, seen.service.wanted, seen.groups)
+        service = snapshot.service
+        status = degraded_status(snapshot, datetime.now(UTC))
+        self._service_metrics.update(key, wanted=service.wanted_groups, groups=snapshot.groups, status=status)
+        await self._write(key, service, status)
 
-    async def _tell(
-        self,
-        key: Key,
-        service: Subject,
-        new: Mapping[str, Any],
-        wanted: int,
-        groups: Sequence[Group],
-        deadline: int | None = None,
-    ) -> None:
-        self._count(key, frozenset(c["type"] for c in new["conditions"] if c["status"] == "True"))
-        self._metrics.fleet.seen(key, wanted, groups, new, deadline)
-        if builder.is_same(service.status, new) or not await self._apply(service, new):
+    async def _write(self, key: ServiceKey, service: Subject, status: Mapping[str, Any]) -> None:
+        conditions: Sequence[Mapping[str, Any]] = status["conditions"]
+        self._count_conditions(
+            key, frozenset(entry["type"] for entry in conditions if entry["status"] == "True")
+        )
+        if is_same_status(service.status, status) or not await self._apply(service, status):
             return
-        old = service.status
-        told = news(old.get("conditions", []), new["conditions"])
-        await self._recorder.tell(service, told + moves(old.get("groups", []), new["groups"]))
+        previous = service.status
+        events = condition_events(previous.get("conditions", []), conditions)
+        events += moved_group_events(previous.get("groups", []), status["groups"])
+        await self._recorder.record(service, events)
 
-    async def _apply(self, service: Subject, new: Mapping[str, Any]) -> bool:
-        """Write a whole status, and take away what others have added; False when the service is gone."""
+    async def _apply(self, service: Subject, status: Mapping[str, Any]) -> bool:
+        """Apply a complete status and remove foreign fields; return False if the service no longer exists."""
         meta = {"name": service.name, "namespace": service.namespace, "uid": service.uid}
-        manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": meta, "status": new}
+        manifest = {
+            "apiVersion": labels.API_VERSION,
+            "kind": labels.KIND,
+            "metadata": meta,
+            "status": status,
+        }
         try:
             answer = await self._kube.apply(manifest, "status")
-            patch = builder.without_others(answer.get("status", {}), new)
+            patch = cleanup_patch(answer.get("status", {}), status)
             if patch is not None:
                 ref = Ref(labels.KIND, service.namespace, service.name, "status")
                 await self._kube.patch(ref, {"metadata": {"uid": service.uid}, "status": patch})
@@ -112,10 +126,11 @@ class StatusWriter:
             return False
         return True
 
-    def _count(self, key: Key, true: frozenset[str]) -> None:
-        before = self._true.get(key, frozenset())
-        for name in true - before:
+    def _count_conditions(self, key: ServiceKey, true: frozenset[str]) -> None:
+        """Update the number of services per True condition by the conditions of one service."""
+        previous = self._true_conditions.get(key, frozenset())
+        for name in true - previous:
             self._metrics.services.labels(name).inc()
-        for name in before - true:
+        for name in previous - true:
             self._metrics.services.labels(name).dec()
-        self._true[key] = true
+        self._true_conditions[key] = true

@@ -11,13 +11,13 @@ from msgspec.structs import replace as replace_fields
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
-from mizzen.core.inflight import Release
-from mizzen.core.kv.manager import KvMemory
-from mizzen.core.kv.radix_cache import Duplicate, RadixTree
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.inflight import DeferredFree
+from mizzen.core.kv.manager import KvManager
+from mizzen.core.kv.radix_cache import DuplicatePages, RadixTree
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32
 from mizzen.core.scheduler import Scheduler
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import SequenceState
 
 MUTANTS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {}
 
@@ -39,154 +39,164 @@ def replace(part: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[.
     return register
 
 
-def memory(scheduler: Scheduler) -> KvMemory:
-    return scheduler.memory
+def kv_manager(scheduler: Scheduler) -> KvManager:
+    return scheduler.kv
 
 
-def rest_of(kv: KvMemory, what: Release) -> Int32:
-    """Return the pages that a release gives back for certain."""
-    if what.node is None:
-        return kv.fenced_pages(what)
-    return kv.table[what.slot, max(what.node.end, what.full) : what.held]
+def freed_pages(kv: KvManager, deferred: DeferredFree) -> Int32:
+    """Return the pages that a deferred free returns to the pool in any case."""
+    if deferred.node is None:
+        return kv.deferred_pages(deferred)
+    return kv.page_table[
+        deferred.slot, max(deferred.node.end, deferred.cached_columns) : deferred.held_columns
+    ]
 
 
 def cache(scheduler: Scheduler) -> Any:
-    return scheduler.memory.cache
+    return scheduler.kv.cache
 
 
 @replace(cache, "unlock")
-def skipped_unlock(tree: RadixTree, unlock: Callable[..., Any], node: Node) -> None:
+def skipped_unlock(tree: RadixTree, unlock: Callable[..., Any], node: RadixNode) -> None:
     if node.end % 3:
         unlock(node)
 
 
 @replace(cache, "unlock")
-def unlock_of_the_last_node_only(tree: RadixTree, unlock: Callable[..., Any], node: Node) -> None:
+def unlock_of_the_last_node_only(tree: RadixTree, unlock: Callable[..., Any], node: RadixNode) -> None:
     parent, node.parent = node.parent, None
     try:
         tree_size = tree.evictable
-        node.refs -= 1
-        if node.refs == 0:
+        node.lock_count -= 1
+        if node.lock_count == 0:
             tree.evictable = tree_size + len(node.pages)
     finally:
         node.parent = parent
 
 
-@replace(lambda scheduler: scheduler.flights, "fence")
-def lost_fence(flights: Any, fence: Callable[..., Any], release: Release, last_step: int) -> bool:
+@replace(lambda scheduler: scheduler.inflight, "defer")
+def deferred_free_lost(
+    inflight: Any, defer: Callable[..., Any], deferred: DeferredFree, last_step: int
+) -> bool:
     return False
 
 
-@replace(lambda scheduler: scheduler.flights, "fence")
-def fence_a_step_early(flights: Any, fence: Callable[..., Any], release: Release, last_step: int) -> bool:
-    return fence(release, last_step - 1)
+@replace(lambda scheduler: scheduler.inflight, "defer")
+def freed_one_step_early(
+    inflight: Any, defer: Callable[..., Any], deferred: DeferredFree, last_step: int
+) -> bool:
+    return defer(deferred, last_step - 1)
 
 
-@replace(lambda scheduler: scheduler, "_release")
-def pages_free_before_their_fence(
-    scheduler: Scheduler, release: Callable[..., Any], what: Release, last_step: int
+@replace(lambda scheduler: scheduler, "_free_or_defer")
+def pages_freed_while_in_use(
+    scheduler: Scheduler, free: Callable[..., Any], deferred: DeferredFree, last_step: int
 ) -> None:
-    if what.node is None:
-        scheduler.memory.release(what)
+    if deferred.node is None:
+        scheduler.kv.free(deferred)
         return
-    scheduler.memory.pool.give(rest_of(scheduler.memory, what))
-    release(replace_fields(what, held=0), last_step)
+    scheduler.kv.pool.free(freed_pages(scheduler.kv, deferred))
+    free(replace_fields(deferred, held_columns=0), last_step)
 
 
-@replace(lambda scheduler: scheduler, "_release")
-def prefix_unlocked_before_its_fence(
-    scheduler: Scheduler, release: Callable[..., Any], what: Release, last_step: int
+@replace(lambda scheduler: scheduler, "_free_or_defer")
+def prefix_unlocked_while_in_use(
+    scheduler: Scheduler, free: Callable[..., Any], deferred: DeferredFree, last_step: int
 ) -> None:
-    if what.node is not None:
-        scheduler.memory.cache.unlock(what.node)
-        what = Release(slot=what.slot, pages=scheduler.memory.fenced_pages(what).copy())
-    release(what, last_step)
+    if deferred.node is not None:
+        scheduler.kv.cache.unlock(deferred.node)
+        deferred = DeferredFree(slot=deferred.slot, pages=scheduler.kv.deferred_pages(deferred).copy())
+    free(deferred, last_step)
 
 
-@replace(lambda scheduler: scheduler.flights, "drop")
-def surplus_tokens_kept(flights: Any, drop: Callable[..., Any], cell: int, first: int, last: int) -> int:
-    return max(last + 1 - max(first, flights.completed + 1), 0)
+@replace(lambda scheduler: scheduler.inflight, "discard_tokens")
+def surplus_tokens_kept(inflight: Any, discard: Callable[..., Any], slot: int, first: int, last: int) -> int:
+    return max(last + 1 - max(first, inflight.completed + 1), 0)
 
 
-@replace(memory, "release")
-def page_freed_twice(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
-    rest = rest_of(kv, what).copy()
-    release(what)
+@replace(kv_manager, "free")
+def page_freed_twice(kv: KvManager, free: Callable[..., Any], deferred: DeferredFree) -> None:
+    rest = freed_pages(kv, deferred).copy()
+    free(deferred)
     if len(rest) > 1:
-        kv.pool.give(rest[:1])
+        kv.pool.free(rest[:1])
 
 
-@replace(memory, "release")
-def page_lost(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
-    release(replace_fields(what, held=what.held - 1) if len(rest_of(kv, what)) else what)
+@replace(kv_manager, "free")
+def page_lost(kv: KvManager, free: Callable[..., Any], deferred: DeferredFree) -> None:
+    free(
+        replace_fields(deferred, held_columns=deferred.held_columns - 1)
+        if len(freed_pages(kv, deferred))
+        else deferred
+    )
 
 
-@replace(memory, "release")
-def slot_lost(kv: KvMemory, release: Callable[..., Any], what: Release) -> None:
-    release(what)
-    if what.held % 5 == 2:
+@replace(kv_manager, "free")
+def slot_lost(kv: KvManager, free: Callable[..., Any], deferred: DeferredFree) -> None:
+    free(deferred)
+    if deferred.held_columns % 5 == 2:
         kv.free_slots.pop()
 
 
-@replace(cache, "deposit")
+@replace(cache, "insert_and_unlock")
 def duplicates_lost_at_the_end(
-    tree: RadixTree, deposit: Callable[..., Any], node: Node, data: bytes, pages: Int32
+    tree: RadixTree, insert: Callable[..., Any], node: RadixNode, data: bytes, pages: Int32, priority: int
 ) -> list[Int32]:
-    deposit(node, data, pages)
+    insert(node, data, pages, priority)
     return []
 
 
-@replace(cache, "deposit")
+@replace(cache, "insert_and_unlock")
 def lock_kept_at_the_end(
-    tree: RadixTree, deposit: Callable[..., Any], node: Node, data: bytes, pages: Int32
+    tree: RadixTree, insert: Callable[..., Any], node: RadixNode, data: bytes, pages: Int32, priority: int
 ) -> list[Int32]:
     tree.lock(node)
-    return deposit(node, data, pages)
+    return insert(node, data, pages, priority)
 
 
-@replace(memory, "_retire")
+@replace(kv_manager, "_cache_and_free")
 def unwritten_page_cached_at_the_end(
-    kv: KvMemory, retire: Callable[..., Any], slot: int, node: Node, full: int, held: int
+    kv: KvManager, cache_and_free: Callable[..., Any], slot: int, node: RadixNode, full: int, held: int
 ) -> None:
-    retire(slot, node, max(full, held) if held <= kv.tokens.shape[1] // kv.page_size else full, held)
+    cache_and_free(slot, node, max(full, held) if held <= kv.tokens.shape[1] // kv.page_size else full, held)
 
 
-@replace(memory, "adopt")
-def duplicates_not_adopted(
-    kv: KvMemory, adopt: Callable[..., Any], sequence: Sequence, duplicates: list[Duplicate]
+@replace(kv_manager, "dedupe")
+def duplicates_not_deduped(
+    kv: KvManager, dedupe: Callable[..., Any], sequence: SequenceState, duplicates: list[DuplicatePages]
 ) -> Int32:
     return np.concatenate([pages for _, pages in duplicates]) if duplicates else np.empty(0, np.int32)
 
 
-@replace(memory, "publish")
-def unwritten_page_published(
-    kv: KvMemory, publish: Callable[..., Any], sequence: Sequence, tokens: int
-) -> list[Duplicate]:
-    held = kv.columns(tokens) * kv.page_size
-    return publish(sequence, min(held, kv.tokens.shape[1]))
+@replace(kv_manager, "cache_prefix")
+def unwritten_page_cached(
+    kv: KvManager, cache_prefix: Callable[..., Any], sequence: SequenceState, tokens: int
+) -> list[DuplicatePages]:
+    held = kv.pages_for(tokens) * kv.page_size
+    return cache_prefix(sequence, min(held, kv.tokens.shape[1]))
 
 
-@replace(memory, "matchable")
-def whole_prompt_from_the_cache(kv: KvMemory, matchable: Callable[..., Any], sequence: Sequence) -> int:
+@replace(kv_manager, "matchable_pages")
+def whole_prompt_from_the_cache(kv: KvManager, matchable: Callable[..., Any], sequence: SequenceState) -> int:
     return len(sequence.tokens) // kv.page_size
 
 
 @replace(cache, "_split")
-def stale_lock_on_split(tree: RadixTree, split: Callable[..., Any], node: Node, pages: int) -> Node:
+def stale_lock_on_split(tree: RadixTree, split: Callable[..., Any], node: RadixNode, pages: int) -> RadixNode:
     upper = split(node, pages)
-    upper.refs = 0
+    upper.lock_count = 0
     return upper
 
 
 @replace(cache, "_shared_pages")
 def split_a_page_late(
-    tree: RadixTree, shared: Callable[..., Any], node: Node, data: bytes, position: int, end: int
+    tree: RadixTree, shared: Callable[..., Any], node: RadixNode, data: bytes, position: int, end: int
 ) -> int:
     return min(shared(node, data, position, end) + 1, len(node.pages))
 
 
 @replace(cache, "_trim")
-def locked_leaf_evicted(tree: RadixTree, trim: Callable[..., Any], node: Node, pages: int) -> None:
+def locked_leaf_evicted(tree: RadixTree, trim: Callable[..., Any], node: RadixNode, pages: int) -> None:
     trim(node, pages)
     parent = node.parent
     if parent is not None and parent.parent is not None and not parent.children:
@@ -195,30 +205,32 @@ def locked_leaf_evicted(tree: RadixTree, trim: Callable[..., Any], node: Node, p
 
 @replace(cache, "_walk")
 def salt_ignored(
-    tree: RadixTree, walk: Callable[..., Any], data: bytes, limit: int, salt: bytes
-) -> tuple[Node, Node | None, int]:
-    return walk(data, limit, b"")
+    tree: RadixTree, walk: Callable[..., Any], data: bytes, limit: int, salt: bytes, known: RadixNode | None
+) -> tuple[RadixNode, RadixNode | None, int]:
+    return walk(data, limit, b"", known)
 
 
-@replace(memory, "matchable")
-def whole_prompts_come_from_the_cache(kv: KvMemory, matchable: Callable[..., int], sequence: Sequence) -> int:
+@replace(kv_manager, "matchable_pages")
+def whole_prompts_come_from_the_cache(
+    kv: KvManager, matchable: Callable[..., int], sequence: SequenceState
+) -> int:
     return (len(sequence.tokens) - 1) // kv.page_size
 
 
-@replace(lambda scheduler: scheduler.decode, "advance")
-def limit_seen_late(batch: DecodeBatch, advance: Callable[..., Any], step: int) -> list[Sequence]:
-    batch.next_leave = max(batch.next_leave, step + 1 if step % 2 else step)
+@replace(lambda scheduler: scheduler.decode_batch, "advance")
+def limit_seen_late(batch: DecodeBatch, advance: Callable[..., Any], step: int) -> list[SequenceState]:
+    batch.next_finish = max(batch.next_finish, step + 1 if step % 2 else step)
     return advance(step)
 
 
-@replace(lambda scheduler: scheduler.decode, "frame")
+@replace(lambda scheduler: scheduler.decode_batch, "frame")
 def version_not_honest(batch: DecodeBatch, frame: Callable[..., Any]) -> Any:
     made = frame()
     made.version = 0
     return made
 
 
-def _retract_forgets_output(self: Scheduler, sequence: Sequence) -> None:
+def _retract_forgets_output(self: Scheduler, sequence: SequenceState) -> None:
     Scheduler._retract(self, sequence)
     if len(sequence.tokens) > sequence.prompt_tokens + 1:
         self.admission.queue.tokens -= 1

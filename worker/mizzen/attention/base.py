@@ -65,7 +65,7 @@ class Geometry:
         return self.heads // self.kv_heads
 
 
-class KvKind(Protocol):
+class KVFormat(Protocol):
     """What of a KV cache decides which backends run over it."""
 
     @property
@@ -85,7 +85,7 @@ class KvKind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedKV:
+class KVSpec:
     """A cache that is not allocated yet."""
 
     device: torch.device
@@ -176,7 +176,7 @@ class Chunk:
         return self.start + self.count
 
 
-def not_here(name: str, why: str) -> ValueError:
+def unsupported_error(name: str, why: str) -> ValueError:
     """Return the error of a backend, named as the user did, that was chosen and does not run here."""
     return ValueError(f"{name} does not run here: {why}; choose reference or auto")
 
@@ -210,7 +210,7 @@ class AttentionBackend(ABC):
 
 
 @runtime_checkable
-class DeviceDecode(Protocol):
+class DevicePlannedDecode(Protocol):
     """A backend that plans decodes without the host knowing their lengths, as captured graphs need it."""
 
     def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
@@ -219,7 +219,7 @@ class DeviceDecode(Protocol):
 
 
 @runtime_checkable
-class DeviceSequences(Protocol):
+class DevicePlannedSequences(Protocol):
     """A backend that plans sequences of any lengths without the host knowing these, as graphs need it."""
 
     def plan_on_device(
@@ -244,8 +244,8 @@ class DeviceSequences(Protocol):
 
 
 @runtime_checkable
-class RefreshedDecode(Protocol):
-    """A `DeviceDecode` whose captured batches the host has to plan anew before each replay."""
+class HostPlannedDecode(Protocol):
+    """A `DevicePlannedDecode` whose captured batches the host has to plan anew before each replay."""
 
     def refresh(self, rows: int, lengths: Int32) -> None:
         """Plan a captured batch of `rows` for lengths (int32 [at most rows]; rows of padding have 1)."""
@@ -253,11 +253,11 @@ class RefreshedDecode(Protocol):
 
 
 @runtime_checkable
-class UnevenDecode(Protocol):
-    """A `DeviceDecode` that can cut contexts by lengths that only the device knows, where that pays."""
+class LengthSplitDecode(Protocol):
+    """A `DevicePlannedDecode` that can cut contexts by lengths that only the device knows, where that pays."""
 
     @property
-    def uneven_slots(self) -> int:
+    def concurrent_splits(self) -> int:
         """Parts of contexts that run at once, by which it cuts; 0 where it cannot cut by lengths."""
         ...
 
@@ -265,13 +265,13 @@ class UnevenDecode(Protocol):
         """Tell whether it pays for a batch padded to `rows`, of so many tokens (int32 [at most rows])."""
         ...
 
-    def plan_uneven_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
         """Prepare a batch as `plan_decode_on_device` does, cut by its lengths."""
         ...
 
 
 @runtime_checkable
-class ProjectedDecode(Protocol):
+class FusedQKVDecode(Protocol):
     """A planned batch of decodes (a `Run` too) that can begin at the raw projection."""
 
     def projected(self, cells: torch.Tensor) -> Projected:
@@ -294,7 +294,7 @@ class Attend:
         self.prefill = prefill
         self.projected: Projected | None = None
         """Attends from the raw projection, where the whole batch can."""
-        if prefill is None and isinstance(decode, ProjectedDecode):
+        if prefill is None and isinstance(decode, FusedQKVDecode):
             self.projected = decode.projected(cells)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mizzen.attention.base import AttentionBackend, Chunk, DecodeRows, Geometry, PagedKV, Pages, Run
-from mizzen.attention.prefix_spans import Spans, cut_spans
+from mizzen.attention.prefix_spans import Spans, find_shared_spans
 from mizzen.attention.reference import ReferenceAttention, grouped
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -114,7 +114,7 @@ class DecodeRun:
         self.geometry = geometry
         self.kv = kv
         lengths = rows.lengths.astype(np.int64)
-        self.spans: Spans = cut_spans(rows.pages.host, rows.slots, lengths, kv.page_size, keep_last=True)
+        self.spans: Spans = find_shared_spans(rows.pages.host, rows.slots, lengths, kv.page_size, keep_last=True)
         count, width = len(rows.slots), max(len(cells) for cells in self.spans.rest)
         cells = np.zeros((count, width), np.int64)
         mask = np.full((count, 1, 1, width), -np.inf, np.float32)
@@ -163,7 +163,7 @@ class PrefillRun:
         slots = np.array([chunk.slot for chunk in chunks], np.int64)
         starts = np.array([chunk.start for chunk in chunks], np.int64)
         counts = np.array([chunk.count for chunk in chunks], np.int64)
-        self.spans: Spans = cut_spans(pages.host, slots, starts, kv.page_size, keep_last=False)
+        self.spans: Spans = find_shared_spans(pages.host, slots, starts, kv.page_size, keep_last=False)
         order = self.spans.order
         begins = np.cumsum(counts) - counts
         self.own = [slice(int(begins[row]), int(begins[row] + counts[row])) for row in order]

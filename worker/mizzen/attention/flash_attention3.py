@@ -18,11 +18,11 @@ from mizzen.attention.base import (
     Chunk,
     DecodeRows,
     Geometry,
-    KvKind,
+    KVFormat,
     PagedKV,
     Pages,
     Run,
-    not_here,
+    unsupported_error,
     on_device,
 )
 from mizzen.core.request import Int32
@@ -32,7 +32,7 @@ WIDEST_HEAD = 256
 FLASH = "sgl_kernel.flash_attn"
 
 
-def missing(geometry: Geometry, kv: KvKind) -> str | None:
+def missing(geometry: Geometry, kv: KVFormat) -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
     device = kv.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
@@ -57,7 +57,7 @@ def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
 
 
-class Fa3Attention(AttentionBackend):
+class FlashAttention3(AttentionBackend):
     """One call for a batch of decodes, one for all prefill chunks."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -69,7 +69,7 @@ class Fa3Attention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
-            raise not_here("attention fa3", why)
+            raise unsupported_error("attention fa3", why)
         from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
 
         self.flash = flash_attn_with_kvcache

@@ -19,12 +19,12 @@ from mizzen.attention.base import (
     Chunk,
     DecodeRows,
     Geometry,
-    KvKind,
+    KVFormat,
     PagedKV,
     Pages,
     Projected,
     Run,
-    not_here,
+    unsupported_error,
     on_device,
 )
 from mizzen.core.request import Int32, Int64
@@ -46,7 +46,7 @@ ROOM = 1024
 """Programs that the workspace has room for; both kernels need less where they split."""
 
 
-def missing(geometry: Geometry, kv: KvKind) -> str | None:
+def missing(geometry: Geometry, kv: KVFormat) -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
     device = kv.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 8:
@@ -81,12 +81,12 @@ def packed(slots: Int64, lengths: Int32) -> Int32:
     return numbers
 
 
-class SplitRun:
+class FlashDecodeBatch:
     """A planned batch of decodes."""
 
     def __init__(
         self,
-        backend: SplitAttention,
+        backend: FlashDecodeAttention,
         slots: torch.Tensor,
         lengths: torch.Tensor,
         table: torch.Tensor,
@@ -138,7 +138,7 @@ class SplitRun:
         backend.kernel(q, how, cache, out, window, self.tiling, backend.workspace, **more)
 
 
-class SplitAttention(AttentionBackend):
+class FlashDecodeAttention(AttentionBackend):
     """One kernel a layer, from the projection to the attended values."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -149,7 +149,7 @@ class SplitAttention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv):
-            raise not_here("attention split", why)
+            raise unsupported_error("attention split", why)
         from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton, split_plan
 
         device, size = kv.keys.device, geometry.head_dim
@@ -161,7 +161,7 @@ class SplitAttention(AttentionBackend):
         self.resident = flash_decode_mma.RESIDENT[size, kv.dtype] if self.paged else 0
         self.windows = tuple(dict.fromkeys(geometry.windows))
         # Kernels follow one another, so that all share it.
-        room = max(ROOM, split_plan.partial_results(geometry.kv_heads, self.processors, self.resident))
+        room = max(ROOM, split_plan.max_partial_results(geometry.kv_heads, self.processors, self.resident))
         self.workspace = flash_decode_triton.Workspace.allocate(room, room, geometry.groups, size, device)
 
     def kernels(self, *, norm: bool) -> set[Kernel]:
@@ -178,7 +178,7 @@ class SplitAttention(AttentionBackend):
         from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
 
         if self.paged:
-            return flash_decode_mma.tiling_of(rows, self.kv.keys[0])
+            return flash_decode_mma.select_tiling(rows, self.kv.keys[0])
         splits = split_count(rows, self.geometry.kv_heads, self.geometry.groups)
         # Four warps have too few registers for a block of larger heads: 114 us for one row instead of 10.
         warps, deep = (8, 2) if self.geometry.head_dim > 128 else (4, 3)
@@ -191,23 +191,23 @@ class SplitAttention(AttentionBackend):
         sent = on_device(packed(rows.slots, rows.lengths), self.kv.keys.device)
         slots, lengths = sent[:, : len(rows.slots)]
         by_lengths = self.paged and self.uneven(len(rows.lengths), rows.lengths)
-        plan = self.plan_uneven_on_device if by_lengths else self.plan_decode_on_device
+        plan = self.plan_length_splits_on_device if by_lengths else self.plan_decode_on_device
         return plan(slots, lengths, rows.pages.device)
 
     def plan_decode_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
         """Prepare a batch of decodes from what is on the device alone; may be captured in a graph."""
-        return SplitRun(self, slots, lengths, table)
+        return FlashDecodeBatch(self, slots, lengths, table)
 
     @property
-    def uneven_slots(self) -> int:
+    def concurrent_splits(self) -> int:
         """Parts of contexts that run at once, where it cuts by lengths."""
         return self.processors * self.resident
 
     def cut(self, rows: int) -> Cut:
         """Return how a batch may be cut by its lengths."""
-        from mizzen.kernels.attention.split_plan import uneven_cut
+        from mizzen.kernels.attention.split_plan import make_schedule
 
-        return uneven_cut(rows, self.geometry.kv_heads, self.processors, self.resident)
+        return make_schedule(rows, self.geometry.kv_heads, self.processors, self.resident)
 
     def uneven(self, rows: int, lengths: Int32) -> bool:
         """Tell whether a batch of so many rows has some that are worth more parts than others."""
@@ -215,13 +215,13 @@ class SplitAttention(AttentionBackend):
 
         return any(pays(lengths, window, self.cut(rows)) for window in self.windows)
 
-    def plan_uneven_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
+    def plan_length_splits_on_device(self, slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor) -> Run:
         """Prepare a batch of decodes that is cut by its lengths; may be captured in a graph."""
         from mizzen.kernels.attention.split_plan import plan
 
         cut = self.cut(len(slots))
         plans = {window: plan(lengths, window, cut) for window in self.windows}
-        return SplitRun(self, slots, lengths, table, plans)
+        return FlashDecodeBatch(self, slots, lengths, table, plans)
 
     def plan_prefill(self, chunks: tuple[Chunk, ...], pages: Pages) -> Run:
         """Refuse.

@@ -25,16 +25,16 @@ from mizzen.attention.base import (
     Chunk,
     DecodeRows,
     Geometry,
-    KvKind,
+    KVFormat,
     PagedKV,
     Pages,
     Run,
-    not_here,
+    unsupported_error,
 )
 from mizzen.core.request import Int32
 
 if TYPE_CHECKING:
-    from mizzen.kernels.attention.page_indices import PageLists
+    from mizzen.kernels.attention.page_indices import PageIndices
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 HEADS = (64, 128, 256)
@@ -49,7 +49,7 @@ SPARE_TILES = 512
 """Programs that a batch may be cut into more than it has tiles."""
 
 
-def missing(geometry: Geometry, kv: KvKind, template: str = "fa2") -> str | None:
+def missing(geometry: Geometry, kv: KVFormat, template: str = "fa2") -> str | None:
     """Tell what keeps this backend from running here; None when nothing does."""
     device = kv.device
     least = 9 if template == "fa3" else 8
@@ -138,7 +138,7 @@ class Fence:
 class GraphBatch:
     """The wrappers of a captured batch of `rows` decodes, one a window."""
 
-    def __init__(self, backend: FlashInferAttention, rows: int, lists: PageLists) -> None:
+    def __init__(self, backend: FlashInferAttention, rows: int, lists: PageIndices) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
         self.backend, self.lists = backend, lists
@@ -197,10 +197,10 @@ class FlashInferAttention(AttentionBackend):
         """
         super().__init__(geometry, kv)
         if why := missing(geometry, kv, template):
-            raise not_here("attention flashinfer", why)
-        from mizzen.kernels import share_cache
+            raise unsupported_error("attention flashinfer", why)
+        from mizzen.kernels import set_compiler_cache_dirs
 
-        share_cache()
+        set_compiler_cache_dirs()
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
         self.template = template
@@ -221,16 +221,16 @@ class FlashInferAttention(AttentionBackend):
         self.graph_workspace = self.workspace
         self.decode_plans: dict[int | None, torch.Tensor] = {}
         """Plans of captured batches; replays follow one another, so that those of a window share one."""
-        self.lists: PageLists | None = None
+        self.lists: PageIndices | None = None
         """Of the largest captured batch; the others use its head."""
         self.graphs: dict[int, GraphBatch] = {}
 
-    def make_room(self, rows: int, columns: int) -> PageLists:
+    def make_room(self, rows: int, columns: int) -> PageIndices:
         """Allocate what captured batches of at most `rows` share; return their lists."""
-        from mizzen.kernels.attention.page_indices import PageLists
+        from mizzen.kernels.attention.page_indices import PageIndices
 
         geometry = self.geometry
-        self.lists = PageLists.allocate(rows, rows * columns, self.device)
+        self.lists = PageIndices.allocate(rows, rows * columns, self.device)
         size = PLAN_BYTES + ROW_BYTES * rows * (geometry.heads if self.template == "fa3" else 1)
         self.decode_plans = {
             window: torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -264,14 +264,14 @@ class FlashInferAttention(AttentionBackend):
 
         return run
 
-    def listed(self, slots: NDArray[Any], lengths: Int32, pages: Pages, total: int) -> PageLists:
+    def listed(self, slots: NDArray[Any], lengths: Int32, pages: Pages, total: int) -> PageIndices:
         """List the pages of a batch whose lengths the host knows."""
-        from mizzen.kernels.attention.page_indices import PageLists, list_pages
+        from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 
         packed = torch.from_numpy(np.stack([slots.astype(np.int32), lengths])).pin_memory()
         packed = packed.to(self.device, non_blocking=True)
-        lists = PageLists.allocate(len(slots), total, self.device)
-        list_pages(packed[0], packed[1], pages.device, self.kv.page_size, lists)
+        lists = PageIndices.allocate(len(slots), total, self.device)
+        build_page_indices(packed[0], packed[1], pages.device, self.kv.page_size, lists)
         return lists
 
     def plan_decode(self, rows: DecodeRows) -> Run:
@@ -297,7 +297,7 @@ class FlashInferAttention(AttentionBackend):
             lengths: int32 [rows], tokens whose KV is read, the query's own included.
             table: int32 [slots, columns].
         """
-        from mizzen.kernels.attention.page_indices import list_pages
+        from mizzen.kernels.attention.page_indices import build_page_indices
 
         rows = len(slots)
         batch = self.graphs.get(rows)
@@ -306,7 +306,7 @@ class FlashInferAttention(AttentionBackend):
             if lists is None or len(lists.last) < rows:
                 lists = self.make_room(rows, table.shape[1])
             batch = self.graphs[rows] = GraphBatch(self, rows, lists.head(rows))
-        list_pages(slots, lengths, table, self.kv.page_size, batch.lists)
+        build_page_indices(slots, lengths, table, self.kv.page_size, batch.lists)
         return self.runner(batch.wrappers)
 
     def refresh(self, rows: int, lengths: Int32) -> None:

@@ -43,7 +43,7 @@ class Spans:
     """By sorted row: cells that no span covers."""
 
 
-def cut_spans(table: Int32, slots: Int64, lengths: Int64, page_size: int, keep_last: bool) -> Spans:
+def find_shared_spans(table: Int32, slots: Int64, lengths: Int64, page_size: int, keep_last: bool) -> Spans:
     """Cut what rows read: positions 0..lengths[i]-1 of slots[i], by the page table [slots, columns].
 
     A page that is not full is left over, and so are full ones whose run is short. With `keep_last` each row's

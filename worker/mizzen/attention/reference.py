@@ -62,7 +62,7 @@ class ReferenceAttention(AttentionBackend):
         longest = int(rows.lengths.max())
         step = max(1, MAX_GATHERED // longest)
         parts = [
-            DecodePart(self.geometry, self.kv, rows, slice(first, first + step))
+            ReferenceDecodeRows(self.geometry, self.kv, rows, slice(first, first + step))
             for first in range(0, len(rows.slots), step)
         ]
 
@@ -92,7 +92,7 @@ class ReferenceAttention(AttentionBackend):
         return run
 
 
-class DecodePart:
+class ReferenceDecodeRows:
     """Some rows of a batch of decodes, padded to the longest of them."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV, rows: DecodeRows, part: slice) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mizzen.attention.base import AttentionBackend, Geometry, KvKind, MixedAttention, PagedKV, not_here
+from mizzen.attention.base import AttentionBackend, Geometry, KVFormat, MixedAttention, PagedKV, unsupported_error
 from mizzen.attention.reference import ReferenceAttention
 
 log = logging.getLogger(__name__)
 
 Factory = Callable[[Geometry, PagedKV], AttentionBackend]
-Missing = Callable[[Geometry, KvKind], str | None]
+Missing = Callable[[Geometry, KVFormat], str | None]
 """Tells what keeps a backend from running over a cache of that kind; None when nothing does."""
 
 
@@ -20,7 +20,7 @@ def reference(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     return ReferenceAttention(geometry, kv)
 
 
-def off_cpu(geometry: Geometry, kv: KvKind) -> str | None:
+def cpu_unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
     """Tell what keeps the backend of the CPU from running."""
     return None if kv.device.type == "cpu" else f"it needs --device cpu, not {kv.device.type}"
 
@@ -29,23 +29,23 @@ def cpu(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend that is fast on the CPU."""
     from mizzen.attention.cpu import CpuAttention
 
-    if why := off_cpu(geometry, kv):
-        raise not_here("attention cpu", why)
+    if why := cpu_unsupported_reason(geometry, kv):
+        raise unsupported_error("attention cpu", why)
     return CpuAttention(geometry, kv)
 
 
 def fa3(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend that is fast on Hopper."""
-    from mizzen.attention.flash_attention3 import Fa3Attention
+    from mizzen.attention.flash_attention3 import FlashAttention3
 
-    return Fa3Attention(geometry, kv)
+    return FlashAttention3(geometry, kv)
 
 
 def split(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
     """Make the backend of our own kernel, for decodes."""
-    from mizzen.attention.flash_decode import SplitAttention
+    from mizzen.attention.flash_decode import FlashDecodeAttention
 
-    return SplitAttention(geometry, kv)
+    return FlashDecodeAttention(geometry, kv)
 
 
 def flashinfer(geometry: Geometry, kv: PagedKV) -> AttentionBackend:
@@ -73,12 +73,12 @@ FACTORIES: dict[str, Factory] = {
 """Heavy imports belong inside a factory: a backend is imported only where it is chosen."""
 
 
-def hindrances() -> dict[str, Missing]:
+def unsupported_reasons() -> dict[str, Missing]:
     """Return what asks of each backend whether it runs."""
     from mizzen.attention import flash_attention3, flash_decode, flashinfer
 
     return {
-        "cpu": off_cpu,
+        "cpu": cpu_unsupported_reason,
         "fa3": flash_attention3.missing,
         "flashinfer": flashinfer.missing,
         "flashinfer-fa3": lambda geometry, kv: flashinfer.missing(geometry, kv, "fa3"),
@@ -87,7 +87,7 @@ def hindrances() -> dict[str, Missing]:
     }
 
 
-def check_choices(geometry: Geometry, kv: KvKind, *, prefill: str, decode: str) -> None:
+def check_backends(geometry: Geometry, kv: KVFormat, *, prefill: str, decode: str) -> None:
     """Refuse backends that do not run over a cache; it need not be allocated.
 
     Raises:
@@ -97,17 +97,17 @@ def check_choices(geometry: Geometry, kv: KvKind, *, prefill: str, decode: str) 
         raise ValueError(
             "attention split serves decodes alone: choose another for prompts (--attention-prefill)"
         )
-    missing = hindrances()
+    missing = unsupported_reasons()
     for option, name in (("--attention-prefill", prefill), ("--attention-decode", decode)):
         if name == "auto":
             continue
         if name not in missing:
             raise ValueError(f"{option} must be one of auto, {', '.join(missing)}, not {name!r}")
         if why := missing[name](geometry, kv):
-            raise not_here(f"{option} {name}", why)
+            raise unsupported_error(f"{option} {name}", why)
 
 
-def choose(name: str, geometry: Geometry, kv: KvKind, *, decode: bool) -> str:
+def choose(name: str, geometry: Geometry, kv: KVFormat, *, decode: bool) -> str:
     """Resolve `auto` for a device and a shape of heads: the fastest that was measured, of those that run.
 
     Decodes go to our own kernel first, which was faster than fa3 at every batch where at most eight query
@@ -123,7 +123,7 @@ def choose(name: str, geometry: Geometry, kv: KvKind, *, decode: bool) -> str:
         # 34 and 147; over 8-bit KV fa3 multiplies in 8 bits as well, and was the slower one.
         behind_fa3 = geometry.groups > 8 and not kv.quantized
         candidates.insert(1 if behind_fa3 else 0, "split")
-    missing, reasons = hindrances(), list[str]()
+    missing, reasons = unsupported_reasons(), list[str]()
     for candidate in candidates:
         if (why := missing[candidate](geometry, kv)) is None:
             return candidate
@@ -138,7 +138,7 @@ def make_attention(geometry: Geometry, kv: PagedKV, *, prefill: str, decode: str
     Raises:
         ValueError: a name is unknown (the message lists those known), or its backend does not run here.
     """
-    check_choices(geometry, kv, prefill=prefill, decode=decode)
+    check_backends(geometry, kv, prefill=prefill, decode=decode)
     made: dict[str, AttentionBackend] = {}
     chosen = [
         choose(decode, geometry, kv, decode=True),

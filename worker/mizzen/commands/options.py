@@ -1,4 +1,4 @@
-"""Command line options made from the fields of configuration dataclasses, and back."""
+"""Convert the fields of configuration dataclasses to command line options, and back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import typer
 from mizzen.common.options import flag
 
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
-"""What the help shows for a value."""
+"""Placeholder of a value in the help text, by type."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a configuration dataclass, as a command needs it."""
+    """Description of one field of a configuration dataclass, from which an option is built."""
 
     name: str
     kind: Any
-    """The field's type without `None`; `list[str]` for a repeatable option."""
+    """Type of the field without `None`; `list[str]` for a repeatable option."""
     optional: bool
     default: Any
-    """`...` when the option is required."""
+    """Default of the option; `...` if the option is required."""
     help: str
     choices: tuple[str, ...]
     low: float | None
@@ -63,7 +63,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def parameter(setting: Setting) -> inspect.Parameter:
-    """Return the parameter that makes typer offer a setting as an option."""
+    """Return the parameter from which typer builds the option of a setting."""
     name = flag(setting.name)
     default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
     info = typer.Option(
@@ -82,9 +82,9 @@ def parameter(setting: Setting) -> inspect.Parameter:
 
 
 def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..., None]:
-    """Return `run` with one more option a setting, which it gets among its `**values`.
+    """Return a command that calls `run` and has one additional option per setting.
 
-    Repeatable options arrive as tuples.
+    `run` receives the values of these options in `**values`; repeatable options are tuples.
     """
     own = inspect.signature(run, eval_str=True).parameters.values()
     parameters = [p for p in own if p.kind is not p.VAR_KEYWORD] + [parameter(s) for s in offered]
@@ -100,10 +100,10 @@ def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..
 
 
 def build(config: type, values: Mapping[str, Any]) -> Any:
-    """Return the configuration made of `values`.
+    """Return a configuration with the given values.
 
     Raises:
-        typer.BadParameter: what the configuration says against a value.
+        typer.BadParameter: the configuration rejects a value; the message is that of its ValueError.
     """
     try:
         return config(**values)
@@ -112,7 +112,7 @@ def build(config: type, values: Mapping[str, Any]) -> Any:
 
 
 def arguments(config: Any) -> list[str]:
-    """Return the command line arguments that give this configuration; defaults are left out."""
+    """Return the command line arguments for a configuration; defaults are omitted."""
     result = []
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), flag(field.name)

@@ -1,4 +1,4 @@
-"""The logs of gateways and engines: one JSON object a line. Prompts and keys never go into one."""
+"""Structured logs of gateways and engines: one JSON object per line. Prompts and keys are never logged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JsonLines(logging.Formatter):
         self._fixed = fixed
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record as one line of JSON."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(**fixed: Any) -> None:
-    """Send the process's logs to standard error, each line with the members given."""
+    """Log to standard error as JSON lines, each with the members `fixed`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(**fixed))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Words of JSON Schema (draft 2020-12), by what they constrain and whether grammars enforce it."""
+"""JSON Schema keywords (draft 2020-12), by what they constrain and whether grammars enforce them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 CONDITIONS = ("if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
-"""Of those that are not enforced, the ones that may describe properties."""
+"""Keywords that are not enforced and may describe properties."""
 NOT_ENFORCED = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
     "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "additionalItems",
@@ -23,9 +23,9 @@ OBJECT = (
     "maxProperties", "unevaluatedProperties",
 )  # fmt: skip
 STRUCTURE = (*STRING, *NUMBER, *ARRAY, *OBJECT)
-"""Constraints of values of one type."""
+"""Keywords that constrain values of one type."""
 MORE = ("additionalProperties", "unevaluatedProperties")
-"""What an object may hold beyond its described properties."""
+"""Keywords for members of an object beyond its described properties."""
 CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,

@@ -1,6 +1,6 @@
-"""Configuration objects describe themselves: each field carries its help, choices and bounds.
+"""Self-describing configuration fields: each carries its help text, choices and bounds.
 
-The command line is generated from them, so an option and a field can never drift apart.
+Command line options are generated from these fields, so an option and its field cannot differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def required(help: str) -> Any:
 
 
 def flag(name: str) -> str:
-    """Return the command line option of a field: `page_size` is `--page-size`."""
+    """Return the command line option of a field, e.g. `--page-size` for `page_size`."""
     return "--" + name.replace("_", "-")
 
 

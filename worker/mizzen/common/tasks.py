@@ -1,4 +1,4 @@
-"""Coroutines that live and die together."""
+"""Groups of coroutines that run and fail together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run coroutines side by side; when one fails, end the others and raise its error."""
+    """Run coroutines concurrently; if one fails, cancel the others and raise its error."""
     tasks = [asyncio.create_task(one) for one in work]
     done: set[asyncio.Task[None]] = set()
     try:
@@ -17,7 +17,8 @@ async def together(*work: Coroutine[Any, Any, None]) -> None:
     finally:
         cancel(tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
-        tasks.clear()  # an error that a task has would refer to it, and wait for the garbage collector
+        # a task's error refers to this list: break the cycle, so that no garbage collection is needed
+        tasks.clear()
         done.clear()
 
 

@@ -1,1 +1,1 @@
-"""Requests, pages, radix tree, policies and the scheduler: no torch and no I/O."""
+"""Scheduler, KV pages, prefix cache and policies: no torch and no I/O."""

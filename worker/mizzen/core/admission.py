@@ -1,127 +1,138 @@
-"""Fills a step with waiting requests while there are slots, pages and prompt tokens left."""
+"""Admission: starts waiting requests while slots, pages and prefill tokens are left."""
 
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.kv.manager import KvMemory
-from mizzen.core.kv.radix_cache import Known
-from mizzen.core.kv.radix_node import Node
-from mizzen.core.plan_builder import Draft
+from mizzen.core.kv.manager import KvManager
+from mizzen.core.kv.radix_cache import CachedPrefix
+from mizzen.core.kv.radix_node import RadixNode
+from mizzen.core.plan_builder import PlanBuilder
 from mizzen.core.policies import POLICIES
-from mizzen.core.sequence import Phase, Sequence
+from mizzen.core.sequence import SequencePhase, SequenceState
 from mizzen.core.waiting_queue import WaitingQueue
 
 _SHARED_TOKENS = 32
-"""A request waits for another's chunk when the two have at least so many more tokens in common."""
+"""A request waits for another's prefill if the two share at least this many further prompt tokens."""
 
-Behind = tuple[Node, bytes]
-"""A node of the prefix tree, and what a request has next."""
+SharedPrefixKey = tuple[RadixNode, bytes]
+"""A prefix-cache node and the next tokens of a request, as bytes: equal keys mean a shared longer prefix."""
 
 
-class CachedPrefixes:
-    """What the prefix cache holds of waiting requests."""
+class PrefixLookup:
+    """Looks up the cached prefixes of waiting requests."""
 
-    def __init__(self, memory: KvMemory) -> None:
+    def __init__(self, memory: KvManager) -> None:
         self._memory = memory
 
-    def known(self, waiting: Sequence) -> Known:
-        """Return what the cache holds of a request; a look goes on from where the one before ended."""
+    def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
+        """Return the cached prefix of a request; a lookup continues where the previous one ended."""
         memory = self._memory
-        found = memory.cache.look(
-            waiting.data_bytes(), memory.matchable(waiting), waiting.request.salt, waiting.known
+        prefix = memory.cache.peek(
+            waiting.tokens_as_bytes(),
+            memory.matchable_pages(waiting),
+            waiting.request.salt,
+            waiting.prefix_hint,
         )
-        waiting.known = found.whole
-        return found
+        waiting.prefix_hint = prefix.last_node
+        return prefix
 
 
-class Admission:
-    """The queue, and who leaves it."""
+class PrefillAdmission:
+    """The waiting queue, and the decision which requests leave it."""
 
-    def __init__(self, config: SchedulerConfig, memory: KvMemory) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KvManager) -> None:
         self.queue = WaitingQueue(POLICIES[config.policy], config.max_waiting_requests)
         self.admissions = 0
-        self._memory = memory
-        self._prefixes = CachedPrefixes(memory)
-        self.reserve = memory.columns(config.reserve_tokens)
-        """Pages that are left for each running request."""
-        self._short: tuple[tuple[int, int], int, int] | None = None
-        """Changes of queue and cache, the pages available and who ran when the first one last found none."""
+        self._kv = memory
+        self._prefixes = PrefixLookup(memory)
+        self.reserve = memory.pages_for(config.reserve_tokens)
+        """Number of pages that admission leaves available for each running request."""
+        self._blocked_at: tuple[tuple[int, int], int, int] | None = None
+        """Versions of queue and cache, available pages and running requests at the last failed admission.
+        While none of them has improved, another attempt is pointless."""
         self._shares = config.prefix_cache != "none"
-        self._shared_pages = memory.columns(_SHARED_TOKENS)
+        self._shared_pages = memory.pages_for(_SHARED_TOKENS)
 
-    def admit(self, draft: Draft, running: int, above: int | None = None) -> list[Sequence]:
-        """Add starts and chunks of waiting requests to a draft; return the requests.
+    def admit(self, builder: PlanBuilder, running: int, above_rank: int | None = None) -> list[SequenceState]:
+        """Add slot starts and first chunks of waiting requests to a plan; return the admitted requests.
 
-        With `above`, those of a higher rank alone, and who was overtaken too often. A request that has its
-        next pages in common with a prompt that this step runs is passed over: a later step finds them in the
-        cache. One that finds no pages ends the round, so that it is not overtaken for ever by smaller ones.
-        While nobody can join, the queue is not put in order: that may take a look into the cache for each.
-        Whether somebody can is not known where a round passed somebody over.
+        A request that shares its next pages with a prompt of this step is skipped: a later step finds them
+        in the prefix cache. The first request without enough pages ends the round, so that smaller ones
+        cannot overtake it for ever. After a failed round without skipped requests, the queue is not ordered
+        again until pages or requests change, because ordering may look up the prefix of every request.
+
+        Args:
+            builder: the plan under construction.
+            running: number of running requests.
+            above_rank: admit only requests of a higher priority, and starved ones; None admits all.
         """
-        admitted: list[Sequence] = []
-        if not draft.budget or not self._memory.free_slots or self._still_short(running):
+        admitted: list[SequenceState] = []
+        if not builder.budget or not self._kv.free_slots or self._still_blocked(running):
             return admitted
-        running_prompts = {self._behind(sequence, sequence.node) for sequence in draft.prefilled}
-        passed_over = False
-        for sequence in self.queue.order(self.admissions, self._prefixes):
-            if not draft.budget or not self._memory.free_slots:
+        running_keys = {self._shared_prefix_key(sequence, sequence.node) for sequence in builder.prefilled}
+        skipped = False
+        for sequence in self.queue.admission_order(self.admissions, self._prefixes):
+            if not builder.budget or not self._kv.free_slots:
                 break
-            if above is not None and sequence.rank <= above and not sequence.urgent:
+            if above_rank is not None and sequence.rank <= above_rank and not sequence.starved:
                 break
             reserve = self.reserve * (running + len(admitted))
-            node = self._memory.match(sequence)
-            behind = self._behind(sequence, node)
-            if behind is not None and behind in running_prompts:
-                self._memory.cache.unlock(node)
-                passed_over = True
+            node = self._kv.match(sequence)
+            key = self._shared_prefix_key(sequence, node)
+            if key is not None and key in running_keys:
+                self._kv.cache.unlock(node)
+                skipped = True
                 continue
-            if not self._memory.allocate(sequence, node, reserve):
-                self._memory.cache.unlock(node)
-                if not passed_over:
-                    self._note_short(running + len(admitted))
+            if not self._kv.allocate(sequence, node, reserve):
+                self._kv.cache.unlock(node)
+                if not skipped:
+                    self._record_blocked(running + len(admitted))
                 break
-            running_prompts.add(behind)
-            self._start(sequence, draft)
+            running_keys.add(key)
+            self._start(sequence, builder)
             admitted.append(sequence)
         return admitted
 
-    def known(self, waiting: Sequence) -> Known:
-        """Return what the prefix cache holds of a waiting request."""
-        return self._prefixes.known(waiting)
+    def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
+        """Return the cached prefix of a waiting request."""
+        return self._prefixes.cached_prefix(waiting)
 
     @property
-    def _changes(self) -> tuple[int, int]:
-        """What moves whenever somebody joined or left the queue, or prefixes came into the cache."""
-        return self.queue.changes, self._memory.cache.additions
+    def _version(self) -> tuple[int, int]:
+        """Versions of the queue and of the prefix cache's contents."""
+        return self.queue.version, self._kv.cache.additions
 
-    def _note_short(self, running: int) -> None:
-        self._short = (self._changes, self._memory.available, running)
+    def _record_blocked(self, running: int) -> None:
+        self._blocked_at = (self._version, self._kv.available_pages, running)
 
-    def _still_short(self, running: int) -> bool:
-        """Tell whether the first one would find no more pages than the last time."""
-        if self._short is None:
+    def _still_blocked(self, running: int) -> bool:
+        """Return whether an attempt would fail again: nothing improved since the last failed one."""
+        if self._blocked_at is None:
             return False
-        changes, available, beside = self._short
-        return changes == self._changes and self._memory.available <= available and running >= beside
+        changes, available, running_then = self._blocked_at
+        return changes == self._version and self._kv.available_pages <= available and running >= running_then
 
-    def _start(self, sequence: Sequence, draft: Draft) -> None:
+    def _start(self, sequence: SequenceState, builder: PlanBuilder) -> None:
         self.queue.remove(sequence)
         self.admissions += 1
-        sequence.phase = Phase.PREFILL
+        sequence.phase = SequencePhase.PREFILL
         if not sequence.admitted:
             sequence.admitted = True
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-        row = self._memory.table[sequence.slot, : sequence.pages_held]
-        draft.write_row(sequence.slot, 0, row.copy())
-        draft.start(sequence)
-        draft.chunk(sequence)
+        row = self._kv.page_table[sequence.slot, : sequence.pages_held]
+        builder.write_pages(sequence.slot, 0, row.copy())
+        builder.start_slot(sequence)
+        builder.add_chunk(sequence)
 
-    def _behind(self, sequence: Sequence, node: Node | None) -> Behind | None:
-        """Return what two requests must have in common for one to wait; None when too little is left."""
+    def _shared_prefix_key(self, sequence: SequenceState, node: RadixNode | None) -> SharedPrefixKey | None:
+        """Return the key that two requests with a shared longer prefix have in common.
+
+        Returns None if too few tokens are left, or without a prefix cache.
+        """
         if not self._shares or node is None:
             return None
         end = node.end + self._shared_pages
-        if end > self._memory.matchable(sequence):
+        if end > self._kv.matchable_pages(sequence):
             return None
-        width = 4 * self._memory.page_size
-        return node, sequence.data_bytes()[node.end * width : end * width]
+        width = 4 * self._kv.page_size
+        return node, sequence.tokens_as_bytes()[node.end * width : end * width]

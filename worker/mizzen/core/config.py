@@ -1,4 +1,4 @@
-"""What a scheduler can be told."""
+"""Configuration of the scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mizzen.core.policies import POLICIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Sizes of the device state, and how requests share it."""
+    """Sizes of the device state, and the policies by which requests share it."""
 
     pages_total: int = required("KV pages of the device")
     context_length: int = required("Prompt plus output tokens of a request at most")
@@ -23,7 +23,7 @@ class SchedulerConfig:
         None, "While streams run, prompt work in a step is cut to fit this", low=1
     )
     end_token_ids: tuple[int, ...] = ()
-    """Tokens that end a request unless it says `ignore_eos`."""
+    """Token ids that end a request unless it sets `ignore_eos`."""
     steps_in_flight: int = option(2, "Steps launched before the first one's tokens are read", low=1, high=8)
     prefix_cache: str = option("radix", "Reuse the KV of common prefixes", choices=("radix", "none"))
     eviction: str = option("lru", "Which cached prefixes go first", choices=tuple(STRATEGIES))
@@ -37,7 +37,7 @@ class SchedulerConfig:
         """Check every field.
 
         Raises:
-            ValueError: names the field and what would be right.
+            ValueError: a field is out of range; the message names it and the range.
         """
         check(self)
         for name in ("pages_total", "context_length"):
@@ -50,10 +50,11 @@ class SchedulerConfig:
 
     @property
     def capacity_tokens(self) -> int:
-        """Prompt plus output tokens that one request can reach: the context, or all pages if fewer."""
+        """Maximum prompt plus output tokens of a request: the context length, or the capacity of all
+        pages."""
         return min(self.context_length, self.pages_total * self.page_size)
 
     @property
     def columns(self) -> int:
-        """Width of a page table: the pages that one request can hold."""
+        """Width of the page table: the maximum number of pages of a request."""
         return -(-self.capacity_tokens // self.page_size)

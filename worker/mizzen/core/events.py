@@ -1,4 +1,4 @@
-"""What happens to a scheduler between two steps."""
+"""Events that a scheduler receives between two steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from mizzen.core.request import Request
 
 
 class Arrive(Struct, frozen=True):
-    """A request joins the queue."""
+    """Add a request to the queue."""
 
     request: Request
 
 
 class Abort(Struct, frozen=True):
-    """A request is to end now; unknown and already ended ones are passed over."""
+    """Abort a request; unknown and finished ones are ignored."""
 
     rid: int
 

@@ -1,4 +1,4 @@
-"""What the scheduler gives back: the tokens of a step by request, ends, cache events, and load."""
+"""Outputs of the scheduler: tokens by request, finished requests, cache events and load."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ class RequestLogprobs(Struct, frozen=True):
 
     rid: int
     ids: Int32
-    """[n, m]."""
+    """Token ids, int32 [n, m]."""
     values: Float32
-    """[n, m]."""
+    """Log probabilities, float32 [n, m]."""
     prompt: bool
-    """Of the prompt's tokens from the second on, each once and in order; else of the output's."""
+    """Whether the tokens are the prompt's, from the second on, each once and in order; else the output's."""
 
 
 class RequestVector(Struct, frozen=True):
-    """The embedding of a request; its end comes with the same step."""
+    """The embedding of a request, which finishes in the same step."""
 
     rid: int
     vector: Float32
-    """[hidden size]."""
+    """float32 [hidden size]."""
     prompt_tokens: int
     cached_tokens: int
 
 
-class Reports(Struct, frozen=True):
-    """What a step gives beside tokens, to those who asked."""
+class RequestSideOutputs(Struct, frozen=True):
+    """Outputs of a step other than tokens, by request."""
 
     logprobs: tuple[RequestLogprobs, ...] = ()
     vectors: tuple[RequestVector, ...] = ()
 
 
 class StepOutput(Struct, frozen=True, kw_only=True):
-    """New tokens of a step, by column; one row a request that got tokens.
+    """New tokens of a step as columns, one row for each request that received tokens.
 
-    `tokens` is flat: row i holds `counts[i]` of them (1 each when `counts` is None). `offsets[i]` is the
-    index, within the request's output, of the row's first token, so that a receiver can see a gap. `finished`
-    holds the requests that end with this step; their last tokens are in the rows.
+    `tokens` (int32) is flat: row i has `counts[i]` of them (1 each if `counts` is None). `offsets[i]` is the
+    index of the row's first token within the request's output, so that a receiver can detect a gap.
+    `finished` holds the requests that finish with this step; their last tokens are in the rows.
     """
 
     step: int
@@ -51,13 +51,13 @@ class StepOutput(Struct, frozen=True, kw_only=True):
     tokens: Int32
     counts: Int32 | None
     finished: tuple[Finished, ...]
-    reports: Reports = Reports()
+    side_outputs: RequestSideOutputs = RequestSideOutputs()
 
 
 class CacheEvents(Struct, frozen=True):
     """Blocks that entered or left the prefix cache since the last events, as chained 64-bit hashes.
 
-    See `mizzen.core.kv.block_hashes`: a hash stands for the whole prefix up to the block's end.
+    See `mizzen.core.kv.block_hashes`: a hash identifies the whole prefix up to the block's end.
     """
 
     stored: tuple[int, ...] = ()
@@ -65,28 +65,28 @@ class CacheEvents(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """How busy a scheduler is, for routing and metrics."""
+    """Load of a scheduler, for routing and metrics."""
 
     running: int
     waiting: int
     waiting_tokens: int
-    """Prompt tokens of waiting requests, cached ones not taken off."""
+    """Number of prompt tokens of waiting requests, including cached ones."""
     pages_total: int
     pages_used: int
-    """Held by running requests."""
+    """Number of pages held by running requests."""
     pages_cached: int
-    """Held by the prefix cache alone; free on demand."""
+    """Number of pages held by the prefix cache alone, which are evicted on demand."""
 
 
 class GrammarCounts(Struct, kw_only=True):
-    """What structured output cost since the engine began."""
+    """Counters of structured output since the engine started."""
 
     compiled: int = 0
     refused: int = 0
     hits: int = 0
-    """Requests whose grammar was known already."""
+    """Number of requests whose grammar was compiled already."""
     compile_seconds: float = 0.0
     masks: int = 0
-    """Masks of tokens, one a constrained row and step."""
+    """Number of token bitmasks, one per constrained row and step."""
     mask_seconds: float = 0.0
-    """The engine's loop spent on them, in matching and waiting for tokens not counted."""
+    """Seconds that the engine's loop spent on bitmasks, without matching and waiting for tokens."""

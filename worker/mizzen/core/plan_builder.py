@@ -1,42 +1,42 @@
-"""A step's plan in the making."""
+"""Builds one `StepPlan`: page writes, slot starts and prefill chunks, within a token budget."""
 
 from __future__ import annotations
 
 import numpy as np
 from msgspec import Struct, field
 
-from mizzen.core.decode_batch import Frame
-from mizzen.core.kv.manager import KvMemory
-from mizzen.core.report import asks_of
+from mizzen.core.decode_batch import DecodeFrame
+from mizzen.core.kv.manager import KvManager
 from mizzen.core.request import Int32
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import SequenceState
+from mizzen.core.side_outputs import slot_options
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotStart, StepPlan
 
 _NO_WRITES = PageWrites()
 
 
-class Draft(Struct):
-    """Collects page writes, starts and chunks. Later writes to a cell win."""
+class PlanBuilder(Struct):
+    """Collects page writes, slot starts and prefill chunks of one step. Later writes to a cell win."""
 
     budget: int
-    """Prompt tokens that the step may still take."""
-    memory: KvMemory
+    """Number of prompt tokens that may still be added."""
+    kv: KvManager
     prompt_tokens: int = 0
-    """That it takes so far."""
+    """Number of prompt tokens added so far."""
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
-    prefilled: list[Sequence] = field(default_factory=list)
-    """The chunks' requests."""
+    prefilled: list[SequenceState] = field(default_factory=list)
+    """Requests of `chunks`, in the same order."""
     writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
-    """Slots, columns and pages of cells to set; the arrays must not change later."""
+    """Slots, columns and pages of page-table cells to set, int32 [n] each; never modified later."""
 
-    def write_row(self, slot: int, first: int, pages: Int32) -> None:
-        """Set the cells of one slot from column `first` on."""
-        slots, columns = self.memory.cells(slot, first, first + len(pages))
+    def write_pages(self, slot: int, first: int, pages: Int32) -> None:
+        """Set the page-table cells of one slot from column `first` on. `pages`: int32 [n]."""
+        slots, columns = self.kv.table_cells(slot, first, first + len(pages))
         self.writes.append((slots, columns, pages))
 
-    def start(self, sequence: Sequence) -> None:
-        """Let a request take its slot."""
+    def start_slot(self, sequence: SequenceState) -> None:
+        """Assign a request's slot to it in this step."""
         request = sequence.request
         self.starts.append(
             SlotStart(
@@ -44,13 +44,13 @@ class Draft(Struct):
                 length=sequence.computed,
                 sampling=request.sampling,
                 seed=request.seed,
-                output=len(sequence.tokens) - sequence.prompt_tokens,
-                asks=asks_of(sequence),
+                output_tokens=len(sequence.tokens) - sequence.prompt_tokens,
+                options=slot_options(sequence),
             )
         )
 
-    def chunk(self, sequence: Sequence) -> None:
-        """Run as many of a request's known tokens as the budget allows."""
+    def add_chunk(self, sequence: SequenceState) -> None:
+        """Add a chunk with as many of a request's uncomputed tokens as the budget allows."""
         start, tokens = sequence.computed, sequence.tokens
         known = len(tokens)
         end = min(known, start + self.budget)
@@ -62,8 +62,8 @@ class Draft(Struct):
         self.prefilled.append(sequence)
         sequence.computed = end
 
-    def plan(self, step: int, frame: Frame) -> StepPlan:
-        """Return the finished plan."""
+    def build(self, step: int, frame: DecodeFrame) -> StepPlan:
+        """Return the plan of `step`, whose decode batch is `frame`."""
         return StepPlan(
             step=step,
             decode=frame.slots,

@@ -1,4 +1,4 @@
-"""Which waiting request is tried first: one small function each."""
+"""Scheduling policies: the order in which waiting requests are admitted. One function per policy."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from mizzen.core.sequence import Sequence as Waiting
+    from mizzen.core.sequence import SequenceState as Waiting
 
-WINDOW = 128
-"""Requests at the head of the queue that a policy may reorder; bounds its cost."""
-PATIENCE = 4 * WINDOW
-"""Admissions after which a request that was overtaken goes first."""
+REORDER_WINDOW = 128
+"""Number of requests at the head of the queue that a policy may reorder; bounds its cost."""
+MAX_OVERTAKES = 4 * REORDER_WINDOW
+"""Number of admissions that may overtake a request before it goes first."""
 
 
 class Prefix(Protocol):
-    """What the prefix cache holds of a request."""
+    """The cached prefix of a request."""
 
     @property
     def pages(self) -> int:
-        """How many of its pages."""
+        """Number of cached pages."""
         ...
 
     def path(self) -> Sequence[Hashable]:
-        """Return the nodes of the prefix tree, from the root, that hold these pages."""
+        """Return the nodes of the radix tree that hold these pages, from the root."""
         ...
 
 
 class Prefixes(Protocol):
-    """A look into the prefix cache."""
+    """Lookup of cached prefixes."""
 
-    def known(self, waiting: Waiting) -> Prefix:
-        """Return what is cached of a request."""
+    def cached_prefix(self, waiting: Waiting) -> Prefix:
+        """Return the cached prefix of a request."""
         ...
 
 
 Policy = Callable[[Sequence["Waiting"], int, Prefixes], Iterable["Waiting"]]
-"""From the head of the queue (oldest first), the number of admissions so far and a look into the prefix cache
-to the order of admission."""
+"""Maps the head of the queue (oldest first), the number of admissions so far and a prefix lookup to the order
+of admission."""
 
 
-def is_patient(waiting: Waiting, admissions: int) -> bool:
-    """Tell whether a request may still be overtaken."""
-    return admissions - waiting.admissions_before < PATIENCE
+def may_be_overtaken(waiting: Waiting, admissions: int) -> bool:
+    """Return whether other requests may still be admitted before this one."""
+    return admissions - waiting.admissions_before < MAX_OVERTAKES
 
 
 def first_come_first_served(
     waiting: Sequence[Waiting], admissions: int, prefixes: Prefixes
 ) -> Iterable[Waiting]:
-    """Oldest first."""
+    """Order requests by arrival."""
     return waiting
 
 
 def longest_prefix_match(
     waiting: Sequence[Waiting], admissions: int, prefixes: Prefixes
 ) -> Iterable[Waiting]:
-    """Longest cached prefix first, among equals the oldest; who lost patience goes before all."""
+    """Order by length of the cached prefix, longest first, then by arrival; starved requests go first."""
 
     def rank(sequence: Waiting) -> tuple[bool, int]:
-        patient = is_patient(sequence, admissions)
-        return patient, -prefixes.known(sequence).pages if patient else 0
+        patient = may_be_overtaken(sequence, admissions)
+        return patient, -prefixes.cached_prefix(sequence).pages if patient else 0
 
     return sorted(waiting, key=rank)
 
@@ -68,12 +68,12 @@ def longest_prefix_match(
 def depth_first_by_weight(
     waiting: Sequence[Waiting], admissions: int, prefixes: Prefixes
 ) -> Iterable[Waiting]:
-    """Those below one node of the prefix tree in a row, at each node the branch first that saves most.
+    """Order requests depth-first along the radix tree, at each node the branch with the largest weight first.
 
-    A branch saves the cached pages of all who wait below it. What one of them brings into the cache serves
-    the next ones before it is evicted. Among equals the oldest goes first, and who lost patience before all.
+    The weight of a branch is the number of cached pages of all requests that wait below it. Requests that
+    share a prefix run consecutively, before it is evicted. Ties go by arrival; starved requests go first.
     """
-    known = [prefixes.known(sequence) for sequence in waiting]
+    known = [prefixes.cached_prefix(sequence) for sequence in waiting]
     paths = [prefix.path() for prefix in known]
     weights: Counter[Hashable] = Counter()
     seen: dict[Hashable, int] = {}
@@ -83,10 +83,10 @@ def depth_first_by_weight(
             seen.setdefault(node, len(seen))
 
     def rank(index: int) -> tuple[bool, tuple[tuple[int, int], ...]]:
-        if not is_patient(waiting[index], admissions):
+        if not may_be_overtaken(waiting[index], admissions):
             return False, ()
         branches = tuple((-weights[node], seen[node]) for node in paths[index])
-        return True, (*branches, (1, index))  # a node's own requests come behind its branches
+        return True, (*branches, (1, index))  # requests that end at a node come after its branches
 
     return [waiting[index] for index in sorted(range(len(waiting)), key=rank)]
 
@@ -98,4 +98,4 @@ POLICIES: dict[str, Policy] = {
     "priority": first_come_first_served,
 }
 RANKED = frozenset({"priority"})
-"""Policies that apply among requests of one priority: a higher one goes first, and may preempt."""
+"""Policies under which requests of a higher priority go first and may preempt running ones."""

@@ -1,89 +1,92 @@
-"""Who makes room for a request of a higher priority."""
+"""Preemption: chooses running requests to retract for a waiting one of a higher priority."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from mizzen.core.decode_batch import DecodeBatch
-from mizzen.core.inflight import Flights
-from mizzen.core.kv.manager import KvMemory
-from mizzen.core.kv.radix_cache import Known
-from mizzen.core.kv.radix_node import Node
-from mizzen.core.sequence import Phase, Sequence
+from mizzen.core.inflight import InflightSteps
+from mizzen.core.kv.manager import KvManager
+from mizzen.core.kv.radix_cache import CachedPrefix
+from mizzen.core.kv.radix_node import RadixNode
+from mizzen.core.sequence import SequencePhase, SequenceState
 
 
-class _Room:
-    """Pages and slots that are there, or will be once the steps in flight are complete."""
+class _ProjectedSpace:
+    """Free slots and pages after the steps in flight, with a set of victims retracted."""
 
-    def __init__(self, memory: KvMemory, decode: DecodeBatch, flights: Flights, known: Known) -> None:
+    def __init__(
+        self, memory: KvManager, decode: DecodeBatch, flights: InflightSteps, known: CachedPrefix
+    ) -> None:
         self._memory, self._decode, self._known = memory, decode, known
-        self._locks: dict[Node, int] = {}
-        """Locks that are left of nodes that those who leave have locked."""
-        self.pages, self.slots = memory.available, len(memory.free_slots)
-        for release in flights.releases():
+        self._locks: dict[RadixNode, int] = {}
+        """Remaining lock count of every prefix-cache node that a leaving request holds."""
+        self.pages, self.slots = memory.available_pages, len(memory.free_slots)
+        for release in flights.deferred_frees():
             self.slots += release.slot >= 0
-            self.pages += len(memory.fenced_pages(release))
-        for sequence in flights.leaving():
-            self.take(sequence)
+            self.pages += len(memory.deferred_pages(release))
+        for sequence in flights.finishing():
+            self.add_victim(sequence)
 
-    def take(self, sequence: Sequence) -> None:
-        """Let a running request leave."""
-        node, decodes = sequence.node, sequence.phase is Phase.DECODE
+    def add_victim(self, sequence: SequenceState) -> None:
+        """Count the slot and pages that a running request frees if it leaves."""
+        node, decodes = sequence.node, sequence.phase is SequencePhase.DECODE
         assert node is not None
-        computed = self._decode.computed(sequence) if decodes else sequence.computed
-        held = max(self._memory.columns(computed), sequence.pages_held)
+        computed = self._decode.computed_tokens(sequence) if decodes else sequence.computed
+        held = max(self._memory.pages_for(computed), sequence.pages_held)
         self.slots += 1
         self.pages += held - node.end
-        above: Node | None = node
-        while above is not None:
-            self._locks[above] = left = self._locks.get(above, above.refs) - 1
+        ancestor: RadixNode | None = node
+        while ancestor is not None:
+            self._locks[ancestor] = left = self._locks.get(ancestor, ancestor.lock_count) - 1
             if not left:
-                self.pages += len(above.pages)
-            above = above.parent
+                self.pages += len(ancestor.pages)
+            ancestor = ancestor.parent
 
     @property
-    def shared(self) -> int:
-        """Pages of the waiting request that others hold: what nobody holds is among the available ones."""
+    def shared_pages(self) -> int:
+        """Number of cached pages of the waiting request that others hold; unlocked ones count as
+        available."""
         ends = ((node, min(node.end, self._known.pages)) for node in self._known.path())
-        return sum(end - node.start for node, end in ends if self._locks.get(node, node.refs))
+        return sum(end - node.start for node, end in ends if self._locks.get(node, node.lock_count))
 
 
-def victims(
-    head: Sequence,
-    known: Known,
-    running: Iterable[Sequence],
-    memory: KvMemory,
+def choose_victims(
+    head: SequenceState,
+    known: CachedPrefix,
+    running: Iterable[SequenceState],
+    memory: KvManager,
     decode: DecodeBatch,
-    flights: Flights,
+    flights: InflightSteps,
     reserve: int,
-) -> list[Sequence]:
-    """Return the requests to retract so that a waiting one finds a slot and pages: as few as do.
+) -> list[SequenceState]:
+    """Return the fewest requests to retract so that a waiting one finds a slot and pages.
 
-    The lowest priority goes first, in it the youngest. None is returned when the request needs nobody to
-    leave, or when all that may would not be enough.
+    The lowest priority is retracted first, within it the youngest request. The list is empty if no request
+    needs to be retracted, or if retracting all candidates would not suffice.
 
     Args:
         head: the waiting request.
-        known: what is cached of it.
-        running: all that run.
+        known: its cached prefix.
+        running: all running requests.
         memory: pages and slots.
-        decode: the requests that decode.
+        decode: the decoding requests.
         flights: the steps in flight.
-        reserve: pages that admission leaves for each running request.
+        reserve: number of pages that admission leaves available for each running request.
     """
-    everyone = list(running)
-    lower = [sequence for sequence in everyone if sequence.rank < head.rank and not sequence.urgent]
+    candidates = list(running)
+    lower = [sequence for sequence in candidates if sequence.rank < head.rank and not sequence.starved]
     if not lower:
         return []
     lower.sort(key=lambda sequence: (-sequence.rank, sequence.serial))
-    room, need = _Room(memory, decode, flights, known), memory.columns(len(head.tokens))
-    chosen: list[Sequence] = []
+    space, need = _ProjectedSpace(memory, decode, flights, known), memory.pages_for(len(head.tokens))
+    chosen: list[SequenceState] = []
 
     def enough() -> bool:
-        left = reserve * (len(everyone) - len(chosen))
-        return room.slots > 0 and room.pages + room.shared >= need + left
+        left = reserve * (len(candidates) - len(chosen))
+        return space.slots > 0 and space.pages + space.shared_pages >= need + left
 
     while lower and not enough():
         chosen.append(lower.pop())
-        room.take(chosen[-1])
+        space.add_victim(chosen[-1])
     return chosen if enough() else []

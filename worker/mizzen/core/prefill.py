@@ -1,62 +1,64 @@
-"""What a step's prompt tokens go to: prompts that run, and requests that wait."""
+"""Distributes a step's prefill budget among running prefills and waiting requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 
-from mizzen.core.admission import Admission
-from mizzen.core.plan_builder import Draft
-from mizzen.core.policies import is_patient
-from mizzen.core.sequence import Sequence
+from mizzen.core.admission import PrefillAdmission
+from mizzen.core.plan_builder import PlanBuilder
+from mizzen.core.policies import may_be_overtaken
+from mizzen.core.sequence import SequenceState
 
 
-def fill(draft: Draft, prefilling: List[Sequence], admission: Admission, decodes: int) -> list[Sequence]:
-    """Add chunks of prompts to a draft, those that run first; return the requests that join them.
+def fill_prefill(
+    builder: PlanBuilder, prefilling: List[SequenceState], admission: PrefillAdmission, decodes: int
+) -> list[SequenceState]:
+    """Add prefill chunks to a plan, of running prefills first; return the newly admitted requests.
 
     Args:
-        draft: the step's.
-        prefilling: requests that run and whose prompts have not been run whole, in the order of admission.
-        admission: who waits.
-        decodes: requests that run and decode.
+        builder: the plan under construction.
+        prefilling: running requests whose prompts are not computed completely, in order of admission.
+        admission: the waiting requests.
+        decodes: number of decoding requests.
     """
     for sequence in prefilling:
-        if not draft.budget:
+        if not builder.budget:
             return []
-        draft.chunk(sequence)
-    return admission.admit(draft, decodes + len(prefilling)) if admission.queue else []
+        builder.add_chunk(sequence)
+    return admission.admit(builder, decodes + len(prefilling)) if admission.queue else []
 
 
-def fill_by_rank(
-    draft: Draft, prefilling: List[Sequence], admission: Admission, decodes: int
-) -> list[Sequence]:
-    """Do the same for policies that look at priority: a higher one goes first, whether it runs or waits.
+def fill_prefill_by_rank(
+    builder: PlanBuilder, prefilling: List[SequenceState], admission: PrefillAdmission, decodes: int
+) -> list[SequenceState]:
+    """Add prefill chunks as `fill_prefill` does, by priority across running and waiting requests.
 
-    Nobody starves: a prompt that was overtaken too often while it ran goes before all.
+    No request starves: a prefill that was overtaken too often goes first.
     """
     queue, running = admission.queue, decodes + len(prefilling)
-    joined: list[Sequence] = []
+    admitted: list[SequenceState] = []
     for sequence in _by_rank(prefilling, admission.admissions):
         head = queue.head()
-        if head is not None and head.rank > sequence.rank and not sequence.urgent:
-            joined += admission.admit(draft, running + len(joined), above=sequence.rank)
-        if not draft.budget:
-            return joined
-        draft.chunk(sequence)
+        if head is not None and head.rank > sequence.rank and not sequence.starved:
+            admitted += admission.admit(builder, running + len(admitted), above_rank=sequence.rank)
+        if not builder.budget:
+            return admitted
+        builder.add_chunk(sequence)
     if queue:
-        joined += admission.admit(draft, running + len(joined))
-    return joined
+        admitted += admission.admit(builder, running + len(admitted))
+    return admitted
 
 
-def tokens_ahead(head: Sequence, prefilling: Iterable[Sequence]) -> int:
-    """Return how many tokens of prompts that run go before a waiting request, by rank."""
-    ahead = (one for one in prefilling if one.urgent or one.rank >= head.rank)
-    return sum(len(one.tokens) - one.computed for one in ahead)
+def prefill_tokens_ahead(head: SequenceState, prefilling: Iterable[SequenceState]) -> int:
+    """Return the number of prompt tokens of running prefills that go before a waiting request."""
+    ahead = (sequence for sequence in prefilling if sequence.starved or sequence.rank >= head.rank)
+    return sum(len(sequence.tokens) - sequence.computed for sequence in ahead)
 
 
-def _by_rank(prefilling: Iterable[Sequence], admissions: int) -> list[Sequence]:
+def _by_rank(prefilling: Iterable[SequenceState], admissions: int) -> list[SequenceState]:
     ordered = list(prefilling)
     for sequence in ordered:
-        sequence.urgent = sequence.urgent or not is_patient(sequence, admissions)
-    ordered.sort(key=lambda one: (not one.urgent, -one.rank, one.serial))
+        sequence.starved = sequence.starved or not may_be_overtaken(sequence, admissions)
+    ordered.sort(key=lambda sequence: (not sequence.starved, -sequence.rank, sequence.serial))
     return ordered

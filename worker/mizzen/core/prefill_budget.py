@@ -1,4 +1,4 @@
-"""How many prompt tokens fit into a step while streams run, learned from how long steps take."""
+"""The adaptive prefill token budget: how many prompt tokens a step may compute while requests decode."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ from mizzen.core.config import SchedulerConfig
 _SHARE = 0.5
 """Weight of the newest step in an estimate."""
 _LEAST_TOKENS = 16
-"""Prompts get at least so many tokens (or a page) a step, however slow steps are."""
+"""Minimum budget in tokens (or one page, if larger), however slow steps are."""
 _LEAST_SHARE = 0.25
-"""Prompts get at least this share of a decode step's time on top of it."""
+"""Minimum time for prefill, as a share of the duration of a decode-only step."""
 _SURE_TOKENS = 256
-"""Estimates are trusted up to so many tokens, or half as many again as the newest step beside streams ran."""
+"""Largest budget for which estimates are trusted at once; beyond it, at most 1.5 times the newest mixed
+step."""
 _SCANT_TOKENS = 64
-"""Where prompts get no more a step, it is worth a few steps to know again how long decodes alone take."""
+"""Largest budget at which decode-only steps are inserted to measure the duration of decodes again."""
 _CLEAN_STEPS = 4
-"""So many steps without prompts in a row tell that."""
+"""Number of consecutive decode-only steps that refresh the estimate of their duration."""
 _DOUBT_STEPS = 32
-"""It is doubted after so many steps with prompts in a row, twice as many each time that it was right."""
+"""Number of mixed steps after which the decode-only estimate is stale; doubled each time it proves right."""
 _MOST_DOUBT_STEPS = 256
+"""Upper bound of that number."""
 
 
 class Estimate:
-    """An exponentially weighted mean of medians of three: one outlier has no weight, a change has at once."""
+    """An exponentially weighted mean over medians of three samples: robust to one outlier, quick to
+    follow."""
 
     __slots__ = ("_high", "_last", "_low", "value")
 
     def __init__(self) -> None:
         self.value = 0.0
-        """0 as long as nothing is known."""
+        """The estimate; 0 before the first sample."""
         self._low = self._high = self._last = 0.0
-        """The two samples before, in order of size; and the newer of them."""
+        """The smaller and the larger of the previous two samples, and the newer of them."""
 
     def add(self, sample: float) -> None:
-        """Take a sample."""
+        """Add a sample."""
         low, high, last = self._low, self._high, self._last
         middle = low if sample < low else high if sample > high else sample
         self._low, self._high = (last, sample) if last < sample else (sample, last)
@@ -43,13 +46,13 @@ class Estimate:
         self.value = self.value + (middle - self.value) * _SHARE if self.value else sample
 
 
-class Pace:
-    """Bounds a step's prompt tokens so that the gap between two tokens of a stream stays near a limit.
+class PrefillBudget:
+    """Bounds the prompt tokens of a step so that the time between tokens of a stream stays near a limit.
 
-    A step is taken to last the time of a decode step plus a time for each prompt token. Chunks that cost
-    more the smaller they are settle where the whole step takes the limit. As long as every step runs prompts,
-    nothing tells how decodes alone change: where that may keep prompts or streams from what is theirs, a few
-    steps run none. Deterministic: all it knows of time is what it is told.
+    The model: a step lasts as long as a decode-only step plus a constant time per prompt token. While every
+    step contains prefill, the duration of decode-only steps cannot be observed. If a stale estimate could
+    starve prefill or decodes, a few decode-only steps are inserted. Deterministic: time enters only through
+    `record_step`.
     """
 
     __slots__ = (
@@ -64,26 +67,29 @@ class Pace:
         self._page = config.page_size
         self._least = min(max(self._page, _LEAST_TOKENS), self._most)
         self._tried = 0
-        """Prompt tokens of the newest complete step that ran some beside decodes."""
+        """Number of prompt tokens of the newest complete mixed step."""
         self._landed = 0.0
-        """When the newest complete step was."""
+        """Time at which the newest complete step was complete."""
         self._mixed = 0
-        """Steps with prompts beside decodes since it was known how long decodes alone take."""
+        """Number of mixed steps since the decode-only estimate was refreshed."""
         self._clean = 0
-        """Steps without prompts in a row, the newest complete ones."""
+        """Number of consecutive decode-only steps, up to the newest complete one."""
         self._believed = 0.0
-        """What was taken for the time of decodes alone before these."""
+        """The decode-only estimate before these steps."""
         self._doubt = _DOUBT_STEPS
-        """So many steps with prompts raise doubts."""
+        """Number of mixed steps after which the decode-only estimate is stale."""
         self.decode_step = Estimate()
-        """Seconds of a step without prompts."""
+        """Estimated seconds of a decode-only step."""
         self.prompt_token = Estimate()
-        """Seconds that a prompt token adds to a step."""
+        """Estimated seconds that one prompt token adds to a step."""
 
-    def budget(self, decodes: bool) -> int:
-        """Return how many prompt tokens a step may run; `decodes` tells whether it decodes, too.
+    def tokens(self, decodes: bool) -> int:
+        """Return the maximum number of prompt tokens of the next step.
 
-        None at all where it is to be seen how long decodes alone take.
+        Returns 0 to insert a decode-only step.
+
+        Args:
+            decodes: whether the step also decodes; if not, the budget is `prefill_chunk_tokens`.
         """
         if self._limit is None or not decodes:
             return self._most
@@ -98,14 +104,14 @@ class Pace:
             return self._most
         return tokens - tokens % self._page
 
-    def landed(self, launched: float, now: float, prompt_tokens: int, decodes: bool) -> None:
-        """Learn from a step that is complete.
+    def record_step(self, launched: float, now: float, prompt_tokens: int, decodes: bool) -> None:
+        """Update the estimates with a complete step.
 
         Args:
-            launched: when it was launched; it began then, or when the step before it was complete.
-            now: when it was complete.
-            prompt_tokens: how many it ran.
-            decodes: whether it decoded, too.
+            launched: launch time in seconds; the step began then, or when the previous one was complete.
+            now: time of completion in seconds.
+            prompt_tokens: number of prompt tokens of the step.
+            decodes: whether the step also decoded.
         """
         seconds = now - (launched if launched > self._landed else self._landed)
         self._landed = now

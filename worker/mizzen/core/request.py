@@ -1,4 +1,4 @@
-"""What the scheduler is asked to do, and how a request can end."""
+"""Requests to the scheduler, and how they finish."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Int64 = NDArray[np.int64]
 
 
 class FinishReason(enum.IntEnum):
-    """Why a request ended. The numbers are part of the wire protocol."""
+    """Reason why a request finished. The numbers are part of the wire protocol."""
 
     STOP = 1
     """An end token of the model or one of `stop_token_ids`."""
     LENGTH = 2
     """`max_tokens` or the context length was reached."""
     ABORT = 3
-    """The client went away, or the gateway had enough (a stop string)."""
+    """The client disconnected, or the gateway found a stop string."""
     ERROR = 4
-    """The engine could not go on; `Finished.message` says why."""
+    """The engine could not continue; `Finished.message` gives the reason."""
 
 
 class Pooling(enum.StrEnum):
-    """Which of a prompt's last hidden states (after the final norm) make its embedding."""
+    """Pooling of a prompt's last hidden states (after the final norm) into its embedding."""
 
     LAST = "last"
     """The last token's."""
@@ -37,47 +37,48 @@ class Pooling(enum.StrEnum):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One prompt to be continued."""
+    """One prompt to continue or embed."""
 
     rid: int
-    """Chosen by the caller; unique among the requests that live in this scheduler."""
+    """Request id chosen by the caller; unique among the live requests of this scheduler."""
     prompt: Int32
-    """Token ids [n], n >= 1; never changed after submission."""
+    """Token ids, int32 [n], n >= 1; never modified after submission."""
     sampling: SamplingParams
     seed: int = 0
-    """The seed in force, resolved by the caller from `sampling.seed` (0 <= seed < 2**64)."""
+    """Effective seed, resolved by the caller from `sampling.seed` (0 <= seed < 2**64)."""
     salt: bytes = b""
-    """Opaque; requests share cached prefixes only when their salts are equal."""
+    """Opaque cache salt; requests share cached prefixes only if their salts are equal."""
     priority: int = 0
-    """Higher goes first, for policies that look at it."""
+    """Priority under the priority policy; a higher one goes first."""
     generated: int = 0
-    """So many last tokens of `prompt` are output already, of an engine that was lost: they count towards
-    `max_tokens`, `min_tokens` and penalties, and the output's offsets go on behind them."""
+    """Number of trailing tokens of `prompt` that are output of a lost engine: they count towards
+    `max_tokens`, `min_tokens` and penalties, and output offsets continue after them."""
     pooling: Pooling | None = None
-    """Give one vector of the prompt's hidden states instead of tokens."""
+    """Pooling of the prompt into one vector instead of generation; None generates."""
     normalize: bool = True
-    """Scale that vector to length 1."""
+    """Whether the pooled vector is scaled to length 1."""
     tenant: int = 0
-    """Opaque; what would let one starve others is shared among tenants."""
+    """Opaque tenant number; resources that one tenant could exhaust are shared fairly among tenants."""
     arrival: float = 0.0
-    """Seconds of a monotonic clock, the same as `now` of `Scheduler.next`."""
+    """Arrival time in seconds, of the same monotonic clock as `now` of `Scheduler.schedule`."""
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """The end of a request, with its final counts of tokens."""
+    """The result of a finished request, with its final token counts."""
 
     rid: int
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV came from the prefix cache, at first admission."""
+    """Number of prompt tokens whose KV came from the prefix cache at first admission."""
     output_tokens: int
     stop_token: int | None = None
-    """The token that ended the request (counted in `output_tokens`), when `reason` is STOP."""
+    """Token that ended the request (counted in `output_tokens`) if `reason` is STOP."""
     message: str = ""
     refused: bool = False
-    """It would be refused everywhere: `message` begins with the field's name. Nothing has run."""
+    """Whether every engine would reject the request; `message` begins with the field's name. Nothing has
+    run."""
     busy: bool = False
-    """It was turned away now, and may be asked for again. Nothing has run."""
+    """Whether the engine was too busy; the request may be retried. Nothing has run."""
     at_fault: bool = False
-    """The request itself made it end in error, in any engine. `message` begins with the field's name."""
+    """Whether the request itself causes the error, in any engine; `message` begins with the field's name."""

@@ -1,21 +1,30 @@
-"""How tokens of one request are chosen and when it ends."""
+"""Sampling parameters: the one definition that the API's schema, the wire and the engine are derived from.
+
+A parameter is a field of `SamplingParams` declared with `parameter()`, which holds its default, its bounds
+and which layers use it. `mizzen.wire.messages.Sampling` is generated from these fields in their order, so a
+new one must come last: gateways and engines of other versions then ignore it or use its default.
+`mizzen.gateway.openai.schemas` declares the API's field of the same name, and a test compares the two.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 LARGEST = 2**31 - 1
-"""Of whole numbers that reach the device."""
+"""Largest integer that reaches the device (int32)."""
+LEAST_POSITIVE = math.ulp(0.0)
 LEAST_REPETITION = 0.01
-"""Of `repetition_penalty`: logits divided by much less have no difference left, or no number."""
+"""Lower bound of `repetition_penalty`: dividing logits by much less makes them equal or not finite."""
 MAX_LOGPROBS = 20
-"""Most probable tokens reported beside each token, at most."""
+"""Maximum number of most probable tokens reported for each token."""
 MAX_LOGIT_BIAS = 1024
-"""Entries of `logit_bias`."""
+"""Maximum number of entries of `logit_bias`."""
 MAX_LOGPROB_TOKEN_IDS = 128
-"""Entries of `logprob_token_ids`."""
+"""Maximum number of entries of `logprob_token_ids`."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -38,104 +47,138 @@ class Grammar:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Inclusive bounds of a number, and their wording in errors."""
+
+    low: float
+    high: float
+    wording: str = ""
+    """Replaces "between `low` and `high`"."""
+
+    @property
+    def rule(self) -> str:
+        """The bounds as error messages state them."""
+        return self.wording or f"between {self.low} and {self.high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One sampling parameter, as every layer but the declaration itself sees it."""
+
+    name: str
+    default: Any
+    bounds: Bounds | None
+    """Bounds of the number; None for parameters that are not one number."""
+    max_entries: int | None
+    """Maximum length of a tuple."""
+    request_field: bool
+    """Whether the API's requests have a field of this name that sets it directly."""
+    sent: bool
+    """Whether the engine needs it. The gateway alone acts on the others."""
+    wire_type: Any
+    """Type of its element in `mizzen.wire.messages.Sampling`."""
+    slot_option: bool
+    """Whether a value other than the default needs per-slot state beyond temperature and filters."""
+    profiled: Any
+    """Value in the step that measures peak memory; the default where the value makes no difference."""
+
+
+def parameter(
+    default: Any,
+    bounds: Bounds | None = None,
+    *,
+    max_entries: int | None = None,
+    request_field: bool = False,
+    sent: bool = True,
+    wire_type: Any = None,
+    slot_option: bool = False,
+    profiled: Any = None,
+) -> Any:
+    """Declare a field of `SamplingParams`; the arguments are described at `Parameter`."""
+    metadata = {
+        "bounds": bounds,
+        "max_entries": max_entries,
+        "request_field": request_field,
+        "sent": sent,
+        "wire_type": wire_type,
+        "slot_option": slot_option,
+        "profiled": default if profiled is None else profiled,
+    }
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling and stopping of one request.
 
-    `stop` holds strings; whoever holds text acts on them (the gateway, the offline class). The engine sees
-    `stop_token_ids` only.
+    `stop` holds strings, which are matched where the text is: by the gateway or the offline class. The engine
+    gets `stop_token_ids` only.
     """
 
-    temperature: float = 1.0
-    """0 chooses the most probable token (greedy)."""
-    top_k: int = 0
-    """Keep the k most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set whose probability reaches top_p, in (0, 1]."""
-    min_p: float = 0.0
-    """Drop tokens less probable than min_p times the most probable, in [0, 1]."""
-    seed: int | None = None
-    """Makes the tokens reproducible, alone or in a batch; None draws one."""
-    max_tokens: int | None = None
-    """Output tokens at most; None means up to the context length."""
-    ignore_eos: bool = False
-    """Go on after the model's own end tokens; `stop_token_ids` still end the request."""
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    frequency_penalty: float = 0.0
-    """Subtracted from a logit for each time that the output holds the token, in [-2, 2]."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the output holds, in [-2, 2]."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens that prompt or output hold, in [0.01, 10]."""
-    min_tokens: int = 0
-    """End tokens cannot be drawn before the output has so many tokens."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids and what is added to their logits, in [-100, 100]; -100 and below ban the token."""
-    logprobs: int | None = None
-    """Report each output token's log probability, and those of so many most probable ones."""
-    prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, which is then run without the prefix cache."""
-    logprob_token_ids: tuple[int, ...] = ()
-    """Report these tokens' log probabilities beside each output token too (with `logprobs`)."""
-    grammar: Grammar | None = None
+    temperature: float = parameter(1.0, Bounds(0, 100), request_field=True, profiled=0.9)
+    """Divisor of the logits; 0 chooses the most probable token (greedy)."""
+    top_k: int = parameter(0, Bounds(0, LARGEST, f"between 0 (off) and {LARGEST}"), request_field=True)
+    """Number of most probable tokens to sample from; 0 keeps all."""
+    top_p: float = parameter(
+        1.0, Bounds(LEAST_POSITIVE, 1, "above 0 and at most 1"), request_field=True, profiled=0.9
+    )
+    """Probability that the smallest set of tokens to sample from must reach, in (0, 1]."""
+    min_p: float = parameter(0.0, Bounds(0, 1), request_field=True)
+    """Least probability of a token relative to the most probable one, in [0, 1]."""
+    seed: int | None = parameter(None, Bounds(-(2**63), 2**64 - 1, "a 64-bit integer"), request_field=True)
+    """Seed that makes the tokens reproducible, alone or in a batch; None draws one."""
+    max_tokens: int | None = parameter(None, Bounds(1, math.inf, "1 or more"))
+    """Maximum number of output tokens; None means up to the context length."""
+    ignore_eos: bool = parameter(False, request_field=True)
+    """Whether to continue after the model's own end tokens. `stop_token_ids` still end the request."""
+    stop_token_ids: tuple[int, ...] = parameter((), request_field=True)
+    """Tokens that end the request."""
+    stop: tuple[str, ...] = parameter((), request_field=True, sent=False)
+    """Strings that end the request."""
+    frequency_penalty: float = parameter(
+        0.0, Bounds(-2, 2), request_field=True, slot_option=True, profiled=1.0
+    )
+    """Amount subtracted from a token's logit for each of its occurrences in the output, in [-2, 2]."""
+    presence_penalty: float = parameter(0.0, Bounds(-2, 2), request_field=True, slot_option=True)
+    """Amount subtracted from the logits of tokens that occur in the output, in [-2, 2]."""
+    repetition_penalty: float = parameter(
+        1.0, Bounds(LEAST_REPETITION, 10), request_field=True, slot_option=True, profiled=1.1
+    )
+    """Divisor of positive and factor of negative logits of tokens in prompt or output, in [0.01, 10]."""
+    min_tokens: int = parameter(0, Bounds(0, LARGEST), request_field=True, slot_option=True)
+    """Number of output tokens before which end tokens cannot be sampled."""
+    logit_bias: tuple[tuple[int, float], ...] = parameter(
+        (), max_entries=MAX_LOGIT_BIAS, request_field=True, slot_option=True, profiled=((0, 1.0),)
+    )
+    """Token ids and the amounts added to their logits, in [-100, 100]; -100 bans the token."""
+    logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True, profiled=MAX_LOGPROBS)
+    """Number of most probable tokens to report beside each output token's own log probability."""
+    prompt_logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True)
+    """The same number for the prompt's tokens, which are then run without the prefix cache."""
+    logprob_token_ids: tuple[int, ...] = parameter((), max_entries=MAX_LOGPROB_TOKEN_IDS)
+    """Tokens whose log probabilities are reported for each output token too; needs `logprobs`."""
+    grammar: Grammar | None = parameter(  # noqa: RUF009 - declares a field
+        None, wire_type=tuple[str, str] | None, slot_option=True
+    )
+    """Grammar that the output must match."""
 
     def __post_init__(self) -> None:
-        """Reject values outside their range.
+        """Reject values outside their bounds.
 
         Raises:
-            ValueError: names the field, its value and the range.
+            ValueError: names the field, its value and the bounds.
         """
-        checks = (
-            ("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100"),
-            ("top_k", self.top_k, 0 <= self.top_k <= LARGEST, f"between 0 (off) and {LARGEST}"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
-            ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more"),
-            ("seed", self.seed, self.seed is None or -(2**63) <= self.seed < 2**64, "a 64-bit integer"),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                -2 <= self.frequency_penalty <= 2,
-                "between -2 and 2",
-            ),
-            ("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                LEAST_REPETITION <= self.repetition_penalty <= 10,
-                f"between {LEAST_REPETITION} and 10",
-            ),
-            ("min_tokens", self.min_tokens, 0 <= self.min_tokens <= LARGEST, f"between 0 and {LARGEST}"),
-            ("logprobs", self.logprobs, _logprobs(self.logprobs), f"between 0 and {MAX_LOGPROBS}"),
-            (
-                "prompt_logprobs",
-                self.prompt_logprobs,
-                _logprobs(self.prompt_logprobs),
-                f"between 0 and {MAX_LOGPROBS}",
-            ),
-            (
-                "logit_bias",
-                len(self.logit_bias),
-                len(self.logit_bias) <= MAX_LOGIT_BIAS,
-                f"at most {MAX_LOGIT_BIAS} tokens",
-            ),
-            (
-                "logprob_token_ids",
-                len(self.logprob_token_ids),
-                len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS,
-                f"at most {MAX_LOGPROB_TOKEN_IDS} tokens",
-            ),
-            (
-                "logprob_token_ids",
-                self.logprob_token_ids,
-                not self.logprob_token_ids or self.logprobs is not None,
-                "given with logprobs",
-            ),
-        )
-        for name, value, good, rule in checks:
-            if not good:
-                raise ValueError(f"{name} must be {rule}, not {value}")
+        for name, optional, bounds in _BOUNDED:
+            value = getattr(self, name)
+            if not (optional and value is None) and not bounds.low <= value <= bounds.high:
+                raise ValueError(f"{name} must be {bounds.rule}, not {value}")
+        for name, most in _LIMITED:
+            count = len(getattr(self, name))
+            if count > most:
+                raise ValueError(f"{name} must be at most {most} tokens, not {count}")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise ValueError(f"logprob_token_ids must be given with logprobs, not {self.logprob_token_ids}")
         for token, bias in self.logit_bias:
             if not math.isfinite(bias) or not -100 <= bias <= 100:
                 raise ValueError(f"logit_bias must be between -100 and 100, not {bias} (token {token})")
@@ -154,5 +197,23 @@ class SamplingParams:
         return ""
 
 
-def _logprobs(given: int | None) -> bool:
-    return given is None or 0 <= given <= MAX_LOGPROBS
+def _parameters() -> tuple[Parameter, ...]:
+    hints = typing.get_type_hints(SamplingParams)
+    parameters = []
+    for declared in fields(SamplingParams):
+        metadata = dict(declared.metadata)
+        metadata["wire_type"] = metadata["wire_type"] or hints[declared.name]
+        parameters.append(Parameter(name=declared.name, default=declared.default, **metadata))
+    return tuple(parameters)
+
+
+PARAMETERS = _parameters()
+"""All sampling parameters, in the order of their declaration."""
+_BOUNDED = tuple((entry.name, entry.default is None, entry.bounds) for entry in PARAMETERS if entry.bounds)
+_LIMITED = tuple((entry.name, entry.max_entries) for entry in PARAMETERS if entry.max_entries is not None)
+_SENT = tuple(entry.name for entry in PARAMETERS if entry.sent)
+
+
+def sent_values(source: object) -> dict[str, Any]:
+    """Return the parameters that the engine needs, by name, of `SamplingParams` or its form on the wire."""
+    return {name: getattr(source, name) for name in _SENT}

@@ -1,9 +1,10 @@
-"""Continuous batching: which requests run in a step, with which pages, and what its tokens mean.
+"""The scheduler: continuous batching with chunked prefill.
 
-Deterministic: the same events and tokens give the same plans. Every running request decodes in every step;
-prompts are run in chunks beside them (Sarathi-Serve, arXiv 2403.02310). Up to `steps_in_flight` steps are
-launched before the first one's tokens are read, so an end by a stop token is seen late: the surplus tokens
-are passed over. An end by length is known ahead and costs no step.
+The engine's loop calls `schedule` for the next `StepPlan` and `complete` with the tokens that it sampled.
+Deterministic: the same events and tokens give the same plans. Every running request decoding in every step;
+prefill chunks share the batch with the decoding (Sarathi-Serve, arXiv 2403.02310). Up to `steps_in_flight`
+steps are launched before the tokens of the first one are read, so a stop token is seen late and the surplus
+tokens are discarded. The end by length is known in advance and costs no extra step.
 """
 
 from __future__ import annotations
@@ -12,138 +13,159 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mizzen.core.admission import Admission
+from mizzen.core.admission import PrefillAdmission
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.events import Abort, Arrive, Event
-from mizzen.core.inflight import Flight, Flights, Release
-from mizzen.core.kv.integrity import find_faults
-from mizzen.core.kv.manager import KvMemory
-from mizzen.core.kv.radix_cache import Duplicate
+from mizzen.core.inflight import DeferredFree, InflightStep, InflightSteps
+from mizzen.core.kv.integrity import find_integrity_faults
+from mizzen.core.kv.manager import KvManager
+from mizzen.core.kv.radix_cache import DuplicatePages
 from mizzen.core.outputs import CacheEvents, Load, StepOutput
-from mizzen.core.plan_builder import Draft
+from mizzen.core.plan_builder import PlanBuilder
 from mizzen.core.policies import RANKED
-from mizzen.core.preemption import victims
-from mizzen.core.prefill import fill, fill_by_rank, tokens_ahead
-from mizzen.core.prefill_budget import Pace
-from mizzen.core.report import NO_REPORTS, reports
+from mizzen.core.preemption import choose_victims
+from mizzen.core.prefill import fill_prefill, fill_prefill_by_rank, prefill_tokens_ahead
+from mizzen.core.prefill_budget import PrefillBudget
 from mizzen.core.request import Finished, FinishReason, Int32, Request
-from mizzen.core.sequence import Phase, Sequence
+from mizzen.core.sequence import SequencePhase, SequenceState
+from mizzen.core.side_outputs import NO_SIDE_OUTPUTS, route_side_outputs
 from mizzen.core.step_plan import StepPlan, StepTokens
 from mizzen.core.stop_tokens import StopTable
-from mizzen.core.validation import Intake
+from mizzen.core.validation import RequestValidator
 
-MAX_FAULTS_TOLD = 16
-"""One defect may show in every page."""
+MAX_REPORTED_FAULTS = 16
+"""Maximum number of integrity faults kept for reporting: one defect may affect every page."""
 
 
 class Scheduler:
-    """Turns events into plans, and the tokens of plans into outputs.
+    """Turns events into step plans, and sampled tokens into outputs.
 
-    Call `next` for a plan, launch it, and hand its tokens to `complete`, in the order of launch. Not
+    Call `schedule` for a plan, launch it, and pass its tokens to `complete`, in the order of launch. Not
     thread-safe.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.memory = KvMemory(config)
-        self.decode = DecodeBatch(
-            self.memory.holders, config.columns, config.capacity_tokens, config.page_size
+        self.kv = KvManager(config)
+        self.decode_batch = DecodeBatch(
+            self.kv.slot_owners, config.columns, config.capacity_tokens, config.page_size
         )
-        self.flights = Flights()
+        self.inflight = InflightSteps()
         self.integrity_checks = 0
-        """Checks made while idle."""
+        """Number of integrity checks made while idle."""
         self.integrity_faults = 0
-        """Faults that they found."""
+        """Number of faults faults by these checks."""
         self._faults: tuple[str, ...] = ()
-        self.admission = Admission(config, self.memory)
-        self.pace = Pace(config)
-        self.prefilling: list[Sequence] = []
-        """In the order of admission."""
+        self.admission = PrefillAdmission(config, self.kv)
+        self.step_budget = PrefillBudget(config)
+        self.prefilling: list[SequenceState] = []
+        """Running requests whose prompt is not computed completely, in order of admission."""
         self._stops = StopTable()
-        self._intake = Intake(config, self._stops)
-        self._live: dict[int, Sequence] = {}
-        self._ended: list[Finished] = []
-        self._rewrites: list[tuple[Sequence, int, Int32]] = []
-        """Cells that the next plan points at the tree's pages: request, first column, pages."""
+        self._validator = RequestValidator(config, self._stops)
+        self._sequences: dict[int, SequenceState] = {}
+        self._finished: list[Finished] = []
+        self._page_rewrites: list[tuple[SequenceState, int, Int32]] = []
+        """Page-table cells that the next plan points at the prefix cache's pages: request, first column,
+        pages."""
         self._unchecked = False
         self._ranked = config.policy in RANKED
-        self._fill = fill_by_rank if self._ranked else fill
-        self._none_lower = -1
-        """The queue's changes when nobody ran who was of a lower priority than its first."""
+        self._fill_prefill = fill_prefill_by_rank if self._ranked else fill_prefill
+        self._no_victims_version = -1
+        """Version of the queue at which no running request had a lower priority than the queue's head."""
 
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._live) or len(self.flights) > 0
+        return bool(self._sequences) or len(self.inflight) > 0
 
-    def next(self, events: Iterable[Event], now: float) -> StepPlan | None:
-        """Take events in and return the next step, or None.
+    def schedule(self, events: Iterable[Event], now: float) -> StepPlan | None:
+        """Apply events and return the plan of the next step, or None.
 
-        None means that there is nothing to run, that `steps_in_flight` steps are in flight, or that KV is
-        short and a step in flight will give some back.
+        None means that there is nothing to run, that `steps_in_flight` steps are in inflight_step, or that KV
+        pages are short and a step in inflight_step will free some.
+
+        Args:
+            events: requests to add or abort since the last call.
+            now: seconds of a monotonic clock.
 
         Raises:
-            ValueError: a request's `rid` is that of a living one.
+            ValueError: the `rid` of a new request is already in use.
         """
         for event in events:
             if isinstance(event, Arrive):
-                self._arrive(event.request)
+                self._add_request(event.request)
             else:
                 self._abort(event)
-        if len(self.flights) >= self.config.steps_in_flight:
+        if len(self.inflight) >= self.config.steps_in_flight:
             return None
         if self._ranked and self.admission.queue:
             self._preempt()
-        prompts = bool(self.prefilling or self.admission.queue)
-        draft = Draft(0, self.memory)
-        if self.decode.size and not self._grow(draft):
+        has_prefill = bool(self.prefilling or self.admission.queue)
+        builder = PlanBuilder(0, self.kv)
+        if self.decode_batch.size and not self._allocate_decode_pages(builder):
             return None
-        if self._rewrites:
-            self._write_adopted(draft)
-        if prompts:
-            # Behind `_grow`, which may have left nobody to decode.
-            draft.budget = self.prefill_budget()
-            self.prefilling += self._fill(draft, self.prefilling, self.admission, self.decode.size)
-        if not draft.chunks and not self.decode.size:
+        if self._page_rewrites:
+            self._write_deduped_pages(builder)
+        if has_prefill:
+            # After `_allocate_decode_pages`, which may have retracted every decode.
+            builder.budget = self.prefill_budget()
+            self.prefilling += self._fill_prefill(
+                builder, self.prefilling, self.admission, self.decode_batch.size
+            )
+        if not builder.chunks and not self.decode_batch.size:
             self._idle()
             return None
-        return self._launch(draft, now)
+        return self._launch(builder, now)
 
     def complete(self, result: StepTokens, now: float) -> StepOutput:
-        """Take the tokens of the oldest step in flight.
+        """Process the tokens of the oldest step in inflight_step.
 
         Raises:
-            ValueError: the step is another, or it has another number of tokens than it samples.
+            ValueError: `result` belongs to another step, or has another number of tokens than the step
+                samples.
         """
-        flight = self.flights.land(result.step)
-        self.pace.landed(flight.launched, now, flight.prompt_tokens, len(flight.frame.rows) > 0)
-        tokens, rows, step, frame = flight.tokens(result), flight.rows, flight.step, flight.frame
+        inflight_step = self.inflight.complete(result.step)
+        self.step_budget.record_step(
+            inflight_step.launch_time, now, inflight_step.prompt_tokens, len(inflight_step.frame.rows) > 0
+        )
+        tokens, rows, step, frame = (
+            inflight_step.tokens(result),
+            inflight_step.rows,
+            inflight_step.step,
+            inflight_step.frame,
+        )
         if rows is not frame.rows:
-            columns = self.decode.columns(rows)
+            columns = self.decode_batch.columns(rows)
         else:
-            columns = frame.columns = frame.columns or self.decode.columns(rows)
-        holders = self.memory.holders
-        # Ahead of the ends, which free the slots.
-        told = NO_REPORTS if result.side is None else reports(result.side, holders)
-        # Tokens that nobody waits for are noted too: their slots are behind this step's fence.
-        self.memory.flat_tokens[columns.tokens + step] = tokens
+            columns = frame.columns = frame.columns or self.decode_batch.columns(rows)
+        holders = self.kv.slot_owners
+        # Before requests finish, because finishing frees their slots.
+        side_outputs = (
+            NO_SIDE_OUTPUTS
+            if result.side_outputs is None
+            else route_side_outputs(result.side_outputs, holders)
+        )
+        # Discarded tokens are stored too: their slots stay reserved until this step is complete.
+        self.kv.flat_tokens[columns.tokens + step] = tokens
         finished: list[Finished] = []
-        for row in self._stops.candidates(tokens, rows, self.decode.stops):
+        for row in self._stops.candidates(tokens, rows, self.decode_batch.stops):
             slot, token = rows.item(row), tokens.item(row)
             sequence = holders[slot]
-            # One that ended (or was retracted) since the launch has left its slot.
-            if sequence is not None and sequence.slot == slot and token in sequence.stops:
-                finished.append(self._end(sequence, FinishReason.STOP, token))
-        if flight.leaving:
-            leaving = [sequence for sequence in flight.leaving if sequence.phase is Phase.LEAVING]
-            finished += [self._end(sequence, FinishReason.LENGTH) for sequence in leaving]
-        for release in flight.releases:
-            self.memory.release(release)
+            # A request that finished (or was retracted) since the launch has left its slot.
+            if sequence is not None and sequence.slot == slot and token in sequence.stop_tokens:
+                finished.append(self._finish(sequence, FinishReason.STOP, token))
+        if inflight_step.finishing:
+            leaving = [
+                sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING
+            ]
+            finished += [self._finish(sequence, FinishReason.LENGTH) for sequence in leaving]
+        for release in inflight_step.deferred_frees:
+            self.kv.free(release)
         rids, offsets = columns.rids, columns.offsets
-        if flight.dropped:
-            wanted = flight.wanted()
-            rids, offsets, tokens = rids.take(wanted), offsets.take(wanted), tokens.take(wanted)
+        if inflight_step.discarded:
+            kept = inflight_step.kept_rows()
+            rids, offsets, tokens = rids.take(kept), offsets.take(kept), tokens.take(kept)
         return StepOutput(
             step=step,
             rids=rids,
@@ -151,89 +173,92 @@ class Scheduler:
             tokens=tokens,
             counts=None,
             finished=tuple(finished),
-            reports=told,
+            side_outputs=side_outputs,
         )
 
-    def take_ended(self) -> tuple[Finished, ...]:
-        """Return the requests that ended outside a step since the last call: aborted or refused."""
-        ended, self._ended = tuple(self._ended), []
+    def drain_finished(self) -> tuple[Finished, ...]:
+        """Return and clear the requests that finished outside a step: aborted or rejected."""
+        ended, self._finished = tuple(self._finished), []
         return ended
 
-    def take_cache_events(self) -> CacheEvents:
-        """Return the blocks that entered or left the prefix cache since the last call."""
-        return self.memory.cache.take_events()
+    def drain_cache_events(self) -> CacheEvents:
+        """Return and clear the blocks that entered or left the prefix cache since the last call."""
+        return self.kv.cache.drain_events()
 
     def cache_snapshot(self) -> tuple[int, ...]:
-        """Return the names of all blocks in the prefix cache."""
-        return self.memory.cache.snapshot()
+        """Return the hashes of all blocks in the prefix cache."""
+        return self.kv.cache.snapshot()
 
     def load(self) -> Load:
-        """Return how busy the scheduler is."""
-        waiting, memory = self.admission.queue, self.memory
+        """Return the numbers of requests, tokens and pages in use."""
+        waiting, memory = self.admission.queue, self.kv
         return Load(
-            running=len(self._live) - len(waiting),
+            running=len(self._sequences) - len(waiting),
             waiting=len(waiting),
             waiting_tokens=waiting.tokens,
             pages_total=memory.pool.total,
-            pages_used=memory.pool.total - memory.available,
+            pages_used=memory.pool.total - memory.available_pages,
             pages_cached=memory.cache.evictable,
         )
 
     def prefill_budget(self) -> int:
-        """Return how many prompt tokens the next step may run, beside the decodes or alone."""
-        return self.pace.budget(self.decode.size > 0)
+        """Return the maximum number of prompt tokens of the next step."""
+        return self.step_budget.tokens(self.decode_batch.size > 0)
 
     def check_integrity(self) -> list[str]:
-        """Return what is wrong with pages, slots and prefix tree: nothing, unless there is a defect."""
-        return find_faults(self)
+        """Return the integrity faults of pages, slots and prefix cache; empty unless there is a defect."""
+        return find_integrity_faults(self)
 
-    def take_integrity_faults(self) -> tuple[str, ...]:
-        """Return what the checks while idle found since the last call, the first of it."""
+    def drain_integrity_faults(self) -> tuple[str, ...]:
+        """Return and clear the first `MAX_REPORTED_FAULTS` faults faults by idle checks since the last
+        call."""
         faults, self._faults = self._faults, ()
         return faults
 
-    def living(self) -> Iterable[Sequence]:
+    def live_sequences(self) -> Iterable[SequenceState]:
         """Return all requests that wait or run."""
-        return self._live.values()
+        return self._sequences.values()
 
-    def _arrive(self, request: Request) -> None:
-        if request.rid in self._live:
-            raise ValueError(f"rid {request.rid} is that of a living request")
+    def _add_request(self, request: Request) -> None:
+        if request.rid in self._sequences:
+            raise ValueError(f"rid {request.rid} is already in use by a live request")
         queue = self.admission.queue
-        refused = self._intake.refuse(request, queue.full)
-        if refused is not None:
-            self._ended.append(refused)
+        rejected = self._validator.reject(request, queue.full)
+        if rejected is not None:
+            self._finished.append(rejected)
             return
-        self._live[request.rid] = sequence = self._intake.accept(request)
-        sequence.admissions_before = self.admission.admissions + queue.ahead(sequence)
+        self._sequences[request.rid] = sequence = self._validator.accept(request)
+        sequence.admissions_before = self.admission.admissions + queue.count_ahead(sequence)
         queue.add(sequence)
 
     def _abort(self, event: Abort) -> None:
-        sequence = self._live.get(event.rid)
+        sequence = self._sequences.get(event.rid)
         if sequence is not None:
-            self._ended.append(self._end(sequence, FinishReason.ABORT))
+            self._finished.append(self._finish(sequence, FinishReason.ABORT))
 
-    def _end(self, sequence: Sequence, reason: FinishReason, stop_token: int | None = None) -> Finished:
-        """End a request in any phase; what it holds goes behind its fence."""
+    def _finish(
+        self, sequence: SequenceState, reason: FinishReason, stop_token: int | None = None
+    ) -> Finished:
+        """Finish a request in any phase; its slot and pages are freed after its last step."""
         if (
-            sequence.phase is Phase.DECODE
-        ):  # as `_leave_batch` and `_surrender`, in one piece: two or three a step
-            flights = self.flights
-            self.decode.remove(sequence, Phase.LEAVING, flights.launched)
-            unread = flights.drop(sequence.slot, sequence.first_sample, flights.launched)
+            sequence.phase is SequencePhase.DECODE
+        ):  # `_remove_from_batch` and `_free_slot` inlined: this runs two or three times a step
+            flights = self.inflight
+            self.decode_batch.remove(sequence, SequencePhase.LEAVING, flights.launched)
+            unread = flights.discard_tokens(sequence.slot, sequence.first_sample, flights.launched)
             known = sequence.computed + 1 - unread
-            release = self.memory.surrender(sequence, sequence.computed, known)
-            if not flights.fence(release, flights.launched):
-                self.memory.release(release)
+            release = self.kv.prepare_free(sequence, sequence.computed, known)
+            if not flights.defer(release, flights.launched):
+                self.kv.free(release)
         elif sequence.slot >= 0:
-            known = self._leave_batch(sequence)
-            self._surrender(sequence, known)
+            known = self._remove_from_batch(sequence)
+            self._free_slot(sequence, known)
         else:
             self.admission.queue.remove(sequence)
             known = len(sequence.tokens)
-        sequence.phase = Phase.ENDED
-        del self._live[sequence.rid]
-        self._stops.release(sequence.stops)
+        sequence.phase = SequencePhase.ENDED
+        del self._sequences[sequence.rid]
+        self._stops.remove(sequence.stop_tokens)
         return Finished(
             rid=sequence.rid,
             reason=reason,
@@ -243,155 +268,165 @@ class Scheduler:
             stop_token=stop_token,
         )
 
-    def _leave_batch(self, sequence: Sequence) -> int:
-        """Take a request out of the steps to come; return how many of its tokens are known."""
-        if sequence.phase is Phase.DECODE:
-            self.decode.remove(sequence, Phase.LEAVING, self.flights.launched)
-        elif sequence.phase is Phase.PREFILL:
+    def _remove_from_batch(self, sequence: SequenceState) -> int:
+        """Remove a request from future steps; return the number of its known tokens."""
+        if sequence.phase is SequencePhase.DECODE:
+            self.decode_batch.remove(sequence, SequencePhase.LEAVING, self.inflight.launched)
+        elif sequence.phase is SequencePhase.PREFILL:
             self.prefilling.remove(sequence)
         if not sequence.first_sample:
             return len(sequence.tokens)
-        unread = self.flights.drop(sequence.slot, sequence.first_sample, sequence.last_step)
+        unread = self.inflight.discard_tokens(sequence.slot, sequence.first_sample, sequence.last_step)
         return sequence.computed + 1 - unread
 
-    def _surrender(self, sequence: Sequence, known: int) -> None:
-        self._release(self.memory.surrender(sequence, sequence.computed, known), sequence.last_step)
+    def _free_slot(self, sequence: SequenceState, known: int) -> None:
+        self._free_or_defer(self.kv.prepare_free(sequence, sequence.computed, known), sequence.last_step)
 
-    def _publish(self, sequence: Sequence, tokens: int) -> list[Duplicate]:
-        """Cache the full pages of a running request; what the tree held already, it uses from now on."""
-        duplicates = self.memory.publish(sequence, tokens)
+    def _cache_prefix(self, sequence: SequenceState, tokens: int) -> list[DuplicatePages]:
+        """Move the full pages of a running request into the prefix cache; switch to pages it already held."""
+        duplicates = self.kv.cache_prefix(sequence, tokens)
         if duplicates:
-            own = self.memory.adopt(sequence, duplicates)
-            self._release(Release(pages=own), sequence.last_step)
+            own = self.kv.dedupe(sequence, duplicates)
+            self._free_or_defer(DeferredFree(pages=own), sequence.last_step)
         return duplicates
 
-    def _release(self, release: Release, last_step: int) -> None:
-        if not self.flights.fence(release, last_step):
-            self.memory.release(release)
+    def _free_or_defer(self, release: DeferredFree, last_step: int) -> None:
+        if not self.inflight.defer(release, last_step):
+            self.kv.free(release)
 
-    def _retract(self, sequence: Sequence) -> None:
-        """Put a running request back into the queue; it resumes from its prompt and output."""
+    def _retract(self, sequence: SequenceState) -> None:
+        """Move a running request back into the queue; it resumes from its prompt and output."""
         slot = sequence.slot
-        if sequence.phase is Phase.DECODE:  # who was admitted meanwhile has not overtaken it
+        if sequence.phase is SequencePhase.DECODE:  # requests admitted while it decoded did not overtake it
             sequence.admissions_before += self.admission.admissions - sequence.decodes_from
-        known = self._leave_batch(sequence)
-        # Cached at once, so that it finds its own pages when it comes back soon.
-        self._publish(sequence, min(sequence.computed, known))
-        self._surrender(sequence, known)
-        sequence.tokens = self.memory.tokens[slot, :known].copy()
-        sequence.data, sequence.known = b"", None
+        known = self._remove_from_batch(sequence)
+        # Cache immediately, so that the request matches its own pages if it resumes soon.
+        self._cache_prefix(sequence, min(sequence.computed, known))
+        self._free_slot(sequence, known)
+        sequence.tokens = self.kv.tokens[slot, :known].copy()
+        sequence.token_bytes, sequence.prefix_hint = b"", None
         sequence.computed = sequence.first_sample = sequence.last_step = 0
-        sequence.phase = Phase.WAITING
-        self.admission.queue.put_back(sequence)
+        sequence.phase = SequencePhase.WAITING
+        self.admission.queue.requeue(sequence)
 
     def _preempt(self) -> None:
-        """Retract requests of low priority, for the first of a higher one that waits for slot or pages."""
+        """Retract low-priority requests if the head of the queue has a higher priority and lacks slot or
+        pages."""
         queue = self.admission.queue
         head = queue.head()
-        if head is None or self._none_lower == queue.changes:
+        if head is None or self._no_victims_version == queue.version:
             return
-        # What leaves is there again behind the steps in flight; it is no use to whom prompts keep from it.
-        ahead = tokens_ahead(head, self.prefilling)
+        # Pages freed now are reusable only after the steps in inflight_step. Do not preempt if prefills ahead
+        # of `head` would use up those steps anyway.
+        ahead = prefill_tokens_ahead(head, self.prefilling)
         if ahead and ahead >= self.prefill_budget() * self.config.steps_in_flight:
             return
-        running = [*self.decode, *self.prefilling]
+        running = [*self.decode_batch, *self.prefilling]
         if all(sequence.rank >= head.rank for sequence in running):
-            # Whoever joins them from now on comes out of the queue.
-            self._none_lower = queue.changes
+            # This stays true until the queue changes, because new running requests come from the queue.
+            self._no_victims_version = queue.version
             return
-        known, reserve = self.admission.known(head), self.admission.reserve
-        for sequence in victims(head, known, running, self.memory, self.decode, self.flights, reserve):
+        prefix, reserve = self.admission.cached_prefix(head), self.admission.reserve
+        for sequence in choose_victims(
+            head, prefix, running, self.kv, self.decode_batch, self.inflight, reserve
+        ):
             self._retract(sequence)
 
-    def _grow(self, draft: Draft) -> bool:
-        """Give pages to the decodes that begin one; when they are short, retract the youngest requests.
+    def _allocate_decode_pages(self, builder: PlanBuilder) -> bool:
+        """Allocate pages for decoding that start a new page; retract the youngest requests if pages are
+        short.
 
-        Returns False when the step has to wait for a fence.
+        Returns False if the step must wait until a step in inflight_step frees pages.
         """
         while True:
-            growth = self.decode.growth(self.flights.launched + 1)
+            growth = self.decode_batch.page_growth(self.inflight.launched + 1)
             if growth is None:
                 return True
             slots, columns, cells = growth
-            pages = self.memory.take(len(columns))
+            pages = self.kv.allocate_pages(len(columns))
             if pages is not None:
-                self.memory.flat_table[cells] = pages
-                draft.writes.append((slots, columns.astype(np.int32), pages))
+                self.kv.flat_page_table[cells] = pages
+                builder.writes.append((slots, columns.astype(np.int32), pages))
                 return True
-            if self.flights.pending():
+            if self.inflight.frees_pending():
                 return False
             if not self._make_room(len(columns)):
                 raise RuntimeError(
-                    f"{len(columns)} pages are needed, {self.memory.available} available: pages are lost"
+                    f"{len(columns)} pages are needed, {self.kv.available_pages} available: pages are lost"
                 )
-            if not self.decode.size:
+            if not self.decode_batch.size:
                 return True
 
     def _make_room(self, need: int) -> bool:
-        """Retract the youngest requests until the others' next pages are covered, now or behind a fence.
+        """Retract the youngest requests until `need` pages are free, now or after the steps in inflight_step.
 
-        Those of a low priority go first, where the policy looks at it.
-        Returns False when there was none to retract: one request alone always finds its pages.
+        Under the priority policy, requests of low priority are retracted first. Returns False if no request
+        was retracted: a single request always finds its pages.
         """
         running = sorted(
-            [*self.decode, *self.prefilling], key=lambda one: (not one.urgent, -one.rank, one.serial)
+            [*self.decode_batch, *self.prefilling],
+            key=lambda sequence: (not sequence.starved, -sequence.rank, sequence.serial),
         )
-        room, count = self.memory.available, len(running)
-        while room < need and len(running) > 1:
+        available, count = self.kv.available_pages, len(running)
+        while available < need and len(running) > 1:
             youngest = running.pop()
-            decodes = youngest.phase is Phase.DECODE
-            room += self.memory.promised(
-                youngest, self.decode.computed(youngest) if decodes else youngest.computed
+            decoding = youngest.phase is SequencePhase.DECODE
+            available += self.kv.reclaimable_pages(
+                youngest, self.decode_batch.computed_tokens(youngest) if decoding else youngest.computed
             )
             self._retract(youngest)
         return len(running) < count
 
-    def _write_adopted(self, draft: Draft) -> None:
-        for sequence, first, pages in self._rewrites:
+    def _write_deduped_pages(self, builder: PlanBuilder) -> None:
+        for sequence, first, pages in self._page_rewrites:
             if sequence.slot >= 0:
-                draft.write_row(sequence.slot, first, pages)
-        self._rewrites.clear()
+                builder.write_pages(sequence.slot, first, pages)
+        self._page_rewrites.clear()
 
-    def _launch(self, draft: Draft, now: float) -> StepPlan:
-        step, frame = self.flights.launched + 1, self.decode.frame()
-        plan = draft.plan(step, frame)
-        flight = Flight(step, frame, frame.rows, self.decode.advance(step), now, draft.prompt_tokens)
-        self.flights.launch(flight)
-        if draft.prefilled:
-            self._launch_prefill(draft, flight)
+    def _launch(self, builder: PlanBuilder, now: float) -> StepPlan:
+        step, frame = self.inflight.launched + 1, self.decode_batch.frame()
+        plan = builder.build(step, frame)
+        inflight_step = InflightStep(
+            step, frame, frame.rows, self.decode_batch.advance(step), now, builder.prompt_tokens
+        )
+        self.inflight.add(inflight_step)
+        if builder.prefilled:
+            self._launch_prefill(builder, inflight_step)
         self._unchecked = True
         return plan
 
-    def _launch_prefill(self, draft: Draft, flight: Flight) -> None:
-        """Publish the chunks' pages; requests whose prompt is through decode from the next step on."""
-        step = flight.step
+    def _launch_prefill(self, builder: PlanBuilder, inflight_step: InflightStep) -> None:
+        """Cache the chunks' pages; requests whose prompt is complete decode from the next step on."""
+        step = inflight_step.step
         sampled: list[int] = []
-        for sequence in draft.prefilled:
+        for sequence in builder.prefilled:
             sequence.last_step = step
-            for first, pages in self._publish(sequence, sequence.computed):
-                self._rewrites.append((sequence, first, pages))
+            for first, pages in self._cache_prefix(sequence, sequence.computed):
+                self._page_rewrites.append((sequence, first, pages))
             if sequence.computed < len(sequence.tokens):
                 continue
             sequence.first_sample = step
-            sequence.data = b""
+            sequence.token_bytes = b""
             sampled.append(sequence.slot)
-            self.decode.place(sequence, step + 1)
+            self.decode_batch.set_columns(sequence, step + 1)
             if sequence.computed + 1 == sequence.limit:
-                sequence.phase = Phase.LEAVING
-                flight.leaving.append(sequence)
+                sequence.phase = SequencePhase.LEAVING
+                inflight_step.finishing.append(sequence)
                 if sequence.request.pooling is not None:
-                    flight.dropped.append(sequence.slot)
+                    inflight_step.discarded.append(sequence.slot)
             else:
                 sequence.decodes_from = self.admission.admissions
-                self.decode.add(sequence, step + 1)
+                self.decode_batch.add(sequence, step + 1)
         if sampled:
-            flight.rows = np.concatenate((flight.rows, sampled))
-            self.prefilling = [sequence for sequence in self.prefilling if sequence.phase is Phase.PREFILL]
+            inflight_step.rows = np.concatenate((inflight_step.rows, sampled))
+            self.prefilling = [
+                sequence for sequence in self.prefilling if sequence.phase is SequencePhase.PREFILL
+            ]
 
     def _idle(self) -> None:
-        if self.config.check_integrity and self._unchecked and not len(self.flights):
+        if self.config.check_integrity and self._unchecked and not len(self.inflight):
             self._unchecked = False
             self.integrity_checks += 1
-            found = self.check_integrity()
-            self.integrity_faults += len(found)
-            self._faults = (*self._faults, *found)[:MAX_FAULTS_TOLD]
+            faults = self.check_integrity()
+            self.integrity_faults += len(faults)
+            self._faults = (*self._faults, *faults)[:MAX_REPORTED_FAULTS]

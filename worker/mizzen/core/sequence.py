@@ -1,16 +1,16 @@
-"""A request on its way through the scheduler.
+"""The scheduler's state of one request.
 
-The pages of a running request, by column of its row in the page table:
+Pages of a running request, by column of its page-table row:
 
-    0              node.end           filled              held
-    | in the tree,    | own, full,       | own, to be      |
-    | locked          | not in the tree  | filled          |
+    0              node.end           full                held
+    | cached,         | own, full,       | own, to be      |
+    | locked          | not cached       | filled          |
 
-Columns below `node.end` hold exactly the pages of the tree from the root to `node`, which the request has
-locked; the request owns the rest. While the prompt is run, full pages move from the own to the tree's side at
-the launch of each chunk: steps run in order, so a later step finds their KV. What a request generates moves
-when it ends. If the tree held the same tokens already, the row is pointed at the tree's pages and the own
-ones are released.
+Columns below `node.end` hold exactly the pages of the prefix cache from the root to `node`, which the request
+has locked; the request owns the rest. During prefill, full pages move from the request to the prefix cache at
+the launch of each chunk: steps run in order, so a later step finds their KV. Pages of the output move when
+the request finishes. If the cache already held the same tokens, the row is pointed at the cache's pages and
+the request's own pages are freed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ import enum
 
 import numpy as np
 
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32, Request
 
 
-class Phase(enum.Enum):
-    """Where a request stands."""
+class SequencePhase(enum.Enum):
+    """Phase of a request in the scheduler."""
 
     WAITING = enum.auto()
-    """Holds nothing; new, or retracted."""
+    """New or retracted; holds neither slot nor pages."""
     PREFILL = enum.auto()
-    """Holds a slot and pages for all its known tokens, not all of which have been run."""
+    """Holds a slot and pages for all its known tokens, not all of which are computed."""
     DECODE = enum.auto()
-    """Part of every step."""
+    """Decodes one token in every step."""
     LEAVING = enum.auto()
-    """Its last step, known ahead, is in flight."""
+    """Its last step (by length) is in flight."""
     ENDED = enum.auto()
 
 
-class Sequence:
-    """One request's state. Rows of arrays hold what changes with every step."""
+class SequenceState:
+    """State of one request. Counters that change every step are kept in arrays (`DecodeBatch`)."""
 
     __slots__ = (
-        "admissions_before", "admitted", "asks", "cached_tokens", "computed", "data", "decodes_from",
-        "first_sample", "known", "last_step", "limit", "node", "pages_held", "phase", "prompt_tokens",
-        "rank", "reported", "request", "rid", "serial", "slot", "stop_bits", "stops", "tokens", "urgent",
-        "whole",
+        "admissions_before", "admitted", "cached_tokens", "computed", "decodes_from", "first_sample",
+        "full_prefill", "has_options", "last_step", "limit", "node", "pages_held", "phase", "prefix_hint",
+        "prompt_tokens", "rank", "reported_logprobs", "request", "rid", "serial", "slot", "starved",
+        "stop_bits", "stop_tokens", "token_bytes", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, limit: int, stops: frozenset[int]) -> None:
@@ -52,49 +52,50 @@ class Sequence:
         self.rid = request.rid
         self.prompt_tokens = len(request.prompt) - request.generated
         self.rank = 0
-        """Its priority, for policies that look at it."""
-        self.urgent = False
-        """Whether it was overtaken so often that it goes before all, and stays."""
+        """Priority of the request under the priority policy, else 0."""
+        self.starved = False
+        """Whether it was overtaken so often that it goes first and is not preempted."""
         self.serial = serial
-        """Order of arrival."""
+        """Number in order of arrival."""
         self.limit = limit
-        """Prompt plus output tokens at which it ends."""
-        self.stops = stops
+        """Number of prompt plus output tokens at which it finishes."""
+        self.stop_tokens = stops
         self.stop_bits = 0
-        self.asks = False
-        """Whether it wants more than temperature and filters."""
-        self.whole = False
-        """Whether each position of its prompt has to be run for it, and none comes from the prefix cache."""
-        self.reported = 0
-        """Prompt tokens whose log probabilities were reported."""
-        self.phase = Phase.WAITING
+        self.has_options = False
+        """Whether it has `SlotOptions`."""
+        self.full_prefill = False
+        """Whether every prompt position must be computed for it, without the prefix cache."""
+        self.reported_logprobs = 0
+        """Number of prompt tokens whose log probabilities were reported."""
+        self.phase = SequencePhase.WAITING
         self.admissions_before = 0
-        """Admissions of all requests when it joined the queue, of those who were ahead of it then, and of all
-        while it decoded: whoever was admitted beside has overtaken it."""
+        """Admissions that did not overtake this request: those before it joined the queue, those of requests
+        ahead of it then, and those while it decoded."""
         self.decodes_from = 0
-        """Admissions of all requests when it began to decode."""
+        """Number of admissions of all requests when it began to decode."""
         self.admitted = False
-        """Whether it ever was."""
+        """Whether it was admitted at least once."""
         self.cached_tokens = 0
         self.tokens: Int32 = np.ascontiguousarray(request.prompt, dtype=np.int32)
-        """Known when it joined the queue: the prompt, after a retraction also the output so far."""
-        self.data = b""
-        """`tokens` as bytes; made when the prefix cache is first asked, dropped with the last chunk."""
-        self.known: Node | None = None
-        """Where the last look for its prefix in the cache ended, while it waits."""
+        """Known tokens when it joined the queue, int32 [n]: the prompt, after a retraction also the
+        output."""
+        self.token_bytes = b""
+        """`tokens` as bytes; created for the first prefix-cache lookup, dropped with the last chunk."""
+        self.prefix_hint: RadixNode | None = None
+        """Node at which the last prefix-cache lookup ended, while it waits."""
         self.slot = -1
-        self.node: Node | None = None
+        self.node: RadixNode | None = None
         self.pages_held = 0
-        """Columns of the page table filled at admission; decodes hold as many as their tokens need."""
+        """Number of page-table columns filled at admission; a decode holds as many as its tokens need."""
         self.computed = 0
-        """Tokens whose KV exists after all launched steps (while decoding: see `DecodeBatch`)."""
+        """Number of tokens whose KV exists after all launched steps (while decoding: see `DecodeBatch`)."""
         self.first_sample = 0
-        """The step that samples its first token in this slot; 0 before."""
+        """Step that samples its first token in this slot; 0 before that."""
         self.last_step = 0
-        """The last step that runs it (while decoding: the last one launched)."""
+        """Last launched step that contains it (not updated while decoding)."""
 
-    def data_bytes(self) -> bytes:
-        """Return `tokens` as bytes."""
-        if not self.data:
-            self.data = self.tokens.tobytes()
-        return self.data
+    def tokens_as_bytes(self) -> bytes:
+        """Return `tokens` as bytes (native int32); cached."""
+        if not self.token_bytes:
+            self.token_bytes = self.tokens.tobytes()
+        return self.token_bytes

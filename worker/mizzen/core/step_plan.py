@@ -1,12 +1,12 @@
-"""What one step does: the scheduler writes plans, runners execute them.
+"""The contract between scheduler and runners: step plans, their results, and the `Runner` protocol.
 
 A plan is complete in itself: device state (page table, lengths, last tokens, sampling parameters, all indexed
 by slot) plus plans in order give the same result on every rank. Sequence positions count from 0.
 
-Order inside a step, before the forward pass:
+Order inside a step:
 
     pages      page-table cells are written
-    starts     slots are taken over by a new (or resumed) request
+    starts     slots are assigned to new (or resumed) requests
     forward    decode slots (one token each), then prefill chunks, as one mixed batch
     sample     one token for each decode slot, then one for each chunk whose `last` is set
 """
@@ -31,51 +31,52 @@ def no_ints() -> Int32:
 
 
 class PageWrites(Struct, frozen=True):
-    """Cells of the page table to set: `table[slots[i], columns[i]] = pages[i]`, each int32 [n]."""
+    """Page-table cells to set: `page_table[slots[i], columns[i]] = pages[i]`, each int32 [n]."""
 
     slots: Int32 = field(default_factory=no_ints)
     columns: Int32 = field(default_factory=no_ints)
     pages: Int32 = field(default_factory=no_ints)
 
 
-class Asks(Struct, frozen=True, kw_only=True):
-    """What a request wants of its slot beyond temperature and filters. Most want nothing and have none."""
+class SlotOptions(Struct, frozen=True, kw_only=True):
+    """Options of a request beyond temperature, top-k, top-p and min-p. Most requests have none."""
 
     tokens: Int32
-    """Ids [n] of all that is known: the prompt, and output that there is already."""
+    """Known token ids, int32 [n]: the prompt, then output that exists already."""
     prompt_tokens: int
-    """How many of them are the prompt's; the others are output."""
+    """Number of leading `tokens` that belong to the prompt; the others are output."""
     end_tokens: tuple[int, ...] = ()
-    """Tokens that end the request."""
+    """Token ids that end the request, ascending."""
     prompt_logprobs: int | None = None
-    """Report the log probabilities of the prompt's tokens, and those of so many most probable ones."""
+    """Number of most probable tokens to report at each prompt position, beside the prompt token; None reports
+    nothing."""
     pooling: Pooling | None = None
-    """Report one vector of the prompt's hidden states."""
+    """Pooling of the prompt's hidden states into one reported vector; None for generation."""
     normalize: bool = False
-    """Scale that vector to length 1."""
+    """Whether the pooled vector is scaled to length 1."""
 
 
 class SlotStart(Struct, frozen=True, kw_only=True):
-    """A request takes a slot: sets its length (tokens whose KV exists) and how it samples.
+    """Assignment of a slot to a request: sets its length (tokens whose KV exists) and sampling parameters.
 
-    A token at sequence position p is drawn with the random number of (seed, p), so a retracted and resumed
-    request continues exactly as it would have.
+    The token at sequence position p is sampled with the random number of (seed, p), so a retracted and
+    resumed request continues exactly as it would have.
     """
 
     slot: int
     length: int
     sampling: SamplingParams
     seed: int
-    output: int = 0
-    """So many last ones of its known tokens (those of KV and of its chunks) are output already."""
-    asks: Asks | None = None
+    output_tokens: int = 0
+    """Number of trailing known tokens (those with KV and those of its chunks) that are output already."""
+    options: SlotOptions | None = None
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
-    """Tokens [n] of one slot at positions start..start+n-1, of known ids; KV of 0..start-1 exists.
+    """Known tokens, int32 [n], of one slot at positions start..start+n-1; KV of positions 0..start-1 exists.
 
-    With `last`, the slot samples its next token from the chunk's last position, and from the next step on it
-    may be among the decode slots.
+    If `last` is set, the slot samples its next token from the chunk's last position, and it may be a decode
+    slot from the next step on.
     """
 
     slot: int
@@ -88,34 +89,36 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     """One forward pass over a mixed batch."""
 
     step: int
-    """1, 2, 3, ... without a gap."""
+    """Step number: 1, 2, 3, ... without a gap."""
     decode: Int32
-    """Slots [n] that each run one token: the one sampled last, at position `length`."""
+    """Slots, int32 [n], that each compute one token: the one sampled last, at position `length`."""
     decode_version: int
-    """Unchanged from the plan before exactly when `decode` is: the device may keep its batch."""
+    """Version of `decode`; equal in consecutive plans exactly if `decode` is equal, so the device may keep
+    its batch."""
     pages: PageWrites
     starts: tuple[SlotStart, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
 
     @property
     def samples(self) -> int:
-        """Number of tokens that the step yields."""
+        """Number of tokens that the step samples."""
         return len(self.decode) + sum(chunk.last for chunk in self.prefill)
 
 
 class SlotLogprobs(Struct, frozen=True):
     """Log probabilities of n tokens of a slot, m entries each.
 
-    A token's first entry is the token itself, then come the most probable ones, then those asked for by id.
+    The first entry of a token is the token itself; the most probable tokens follow, then those requested by
+    id.
     """
 
     slot: int
     ids: Int32
-    """[n, m]."""
+    """Token ids, int32 [n, m]."""
     values: Float32
-    """[n, m]."""
+    """Log probabilities, float32 [n, m]."""
     start: int | None = None
-    """Sequence position of the first, where they are the prompt's; None: of the token that was drawn."""
+    """Sequence position of the first prompt token; None for the token that the step sampled."""
 
 
 class SlotVector(Struct, frozen=True):
@@ -123,26 +126,27 @@ class SlotVector(Struct, frozen=True):
 
     slot: int
     vector: Float32
-    """[hidden size]."""
+    """float32 [hidden size]."""
 
 
-class Side(Struct, frozen=True):
-    """What a step gives beside its tokens, for slots that asked."""
+class SideOutputs(Struct, frozen=True):
+    """Outputs of a step other than tokens, for slots that requested them."""
 
     logprobs: tuple[SlotLogprobs, ...] = ()
     vectors: tuple[SlotVector, ...] = ()
 
 
 class StepTokens(Struct, frozen=True):
-    """What a step sampled: int32 [samples, k], k tokens a row; `counts` [samples] of them valid.
+    """Tokens that a step sampled, int32 [samples, k]; the first `counts[i]` (int32 [samples]) of row i are
+    valid.
 
-    `counts` is None while every row yields exactly one token (k = 1, no speculation).
+    `counts` is None if every row has exactly one token (k = 1, no speculation).
     """
 
     step: int
     tokens: Int32
     counts: Int32 | None = None
-    side: Side | None = None
+    side_outputs: SideOutputs | None = None
 
 
 class Runner(Protocol):
@@ -152,11 +156,11 @@ class Runner(Protocol):
     """
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step behind those in flight."""
+        """Enqueue a step after those in flight."""
         ...
 
     def ready(self) -> bool:
-        """Tell whether `collect` would return without waiting."""
+        """Return whether `collect` would return without waiting."""
         ...
 
     def collect(self) -> StepTokens:
@@ -164,5 +168,5 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for what is in flight and free the device."""
+        """Wait for the steps in flight and release the device."""
         ...

@@ -1,4 +1,4 @@
-"""Finds the tokens of a step that may end their request, without a look at each request."""
+"""A batch-wide filter that finds sampled stop tokens without visiting each request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mizzen.core.request import Int32, Int64
 UInt8 = NDArray[np.uint8]
 
 _MASK = (1 << 18) - 1
-"""Token ids share an entry modulo 262,144; larger vocabularies only meet more candidates."""
+"""Token ids share an entry modulo 262,144; larger vocabularies only yield more candidates."""
 _BITS = 8
 _STALE = 64
 _FEW = 4
-"""So few candidates are not worth a look at their bits."""
+"""Number of candidates up to which filtering by bits is not worth its cost."""
 
 
 class StopTable:
-    """A filter from token id to the groups of requests that it may end.
+    """A filter from token id to the sets of stop tokens that contain it.
 
-    Every distinct set of stop tokens is one of 8 bits (several sets may share one). A request carries its
-    set's bit, and a token's entry the bits of all sets that hold it, so one gather and one AND over the batch
-    leave the few rows for which the exact set must be asked.
+    Every distinct set is assigned one of 8 bits (several sets may share one). A request carries the bit of
+    its set, and a token's entry the bits of all sets that contain it. One gather and one AND over the batch
+    leave the few rows for which the exact set must be checked.
     """
 
     __slots__ = ("_sets", "_stale", "_table", "_users")
@@ -32,14 +32,14 @@ class StopTable:
     def __init__(self) -> None:
         self._table: UInt8 = np.zeros(_MASK + 1, dtype=np.uint8)
         self._sets: dict[frozenset[int], tuple[int, int]] = {}
-        """Each live set: its bit's number and how many requests carry it."""
+        """Bit number and number of requests, by set of stop tokens."""
         self._users = [0] * _BITS
-        """Live sets on each bit."""
+        """Number of live sets on each bit."""
         self._stale = 0
-        """Sets that are forgotten, but still marked: they cost candidates, nothing else."""
+        """Number of removed sets whose marks remain; they only cost additional candidates."""
 
-    def acquire(self, tokens: frozenset[int]) -> int:
-        """Register a request's stop tokens and return its bits (0 when there is none)."""
+    def add(self, tokens: frozenset[int]) -> int:
+        """Register a request's stop tokens and return its bits (0 if it has none)."""
         if not tokens:
             return 0
         number, count = self._sets.get(tokens, (-1, 0))
@@ -50,8 +50,8 @@ class StopTable:
         self._sets[tokens] = (number, count + 1)
         return 1 << number
 
-    def release(self, tokens: frozenset[int]) -> None:
-        """Forget a request's stop tokens."""
+    def remove(self, tokens: frozenset[int]) -> None:
+        """Unregister a request's stop tokens."""
         if not tokens:
             return
         number, count = self._sets[tokens]
@@ -65,12 +65,12 @@ class StopTable:
             self._rebuild()
 
     def candidates(self, tokens: Int32, slots: Int64, bits: UInt8) -> list[int]:
-        """Return the rows whose token may be a stop token of theirs.
+        """Return the rows whose token may be one of their stop tokens.
 
         Args:
-            tokens: a token for each row.
-            slots: the row's slot.
-            bits: the bits of each slot.
+            tokens: the token of each row, int32 [rows].
+            slots: the slot of each row, int64 [rows].
+            bits: the bits of each slot, uint8 [slots].
         """
         marks = self._table.take(tokens.astype(np.int64), mode="wrap")
         rows = marks.nonzero()[0]

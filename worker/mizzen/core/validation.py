@@ -1,17 +1,17 @@
-"""What becomes of a request when it arrives: a refusal with the reason, or a sequence for the queue."""
+"""Validation of new requests: a rejection with the reason, or a `SequenceState` for the queue."""
 
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.policies import RANKED
-from mizzen.core.report import asks_anything, reads_whole_prompt
 from mizzen.core.request import Finished, FinishReason, Request
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import SequenceState
+from mizzen.core.side_outputs import has_slot_options, needs_full_prefill
 from mizzen.core.stop_tokens import StopTable
 
 
-class Intake:
-    """Checks requests against the configuration, and settles when each will end."""
+class RequestValidator:
+    """Checks requests against the configuration, and sets their length limit and stop tokens."""
 
     def __init__(self, config: SchedulerConfig, stops: StopTable) -> None:
         self._config = config
@@ -19,8 +19,8 @@ class Intake:
         self._end_tokens = frozenset(config.end_token_ids)
         self._serial = 0
 
-    def refuse(self, request: Request, queue_full: bool) -> Finished | None:
-        """Return the end of a request that cannot be taken."""
+    def reject(self, request: Request, queue_full: bool) -> Finished | None:
+        """Return the `Finished` of an invalid or surplus request, or None if it can be accepted."""
         fault = self._fault(request, queue_full)
         if not fault:
             return None
@@ -34,23 +34,23 @@ class Intake:
             message=fault,
         )
 
-    def accept(self, request: Request) -> Sequence:
-        """Return a request's sequence."""
+    def accept(self, request: Request) -> SequenceState:
+        """Return the scheduling state of a valid request."""
         sampling, capacity = request.sampling, self._config.capacity_tokens
         prompt_tokens = len(request.prompt) - request.generated
         limit = min(prompt_tokens + (sampling.max_tokens or capacity), capacity)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops = stops | self._end_tokens if stops else self._end_tokens
-        if request.pooling is not None:  # runs as if for one token, which nobody gets
+        if request.pooling is not None:  # computed as if for one token, which is discarded
             limit, stops = len(request.prompt) + 1, frozenset()
         self._serial += 1
-        sequence = Sequence(request, self._serial, limit, stops)
-        sequence.stop_bits = self._stops.acquire(stops)
+        sequence = SequenceState(request, self._serial, limit, stops)
+        sequence.stop_bits = self._stops.add(stops)
         if self._config.policy in RANKED:
             sequence.rank = request.priority
-        if asks_anything(request):
-            sequence.asks, sequence.whole = True, reads_whole_prompt(request)
+        if has_slot_options(request):
+            sequence.has_options, sequence.full_prefill = True, needs_full_prefill(request)
         return sequence
 
     def _fault(self, request: Request, queue_full: bool) -> str:
@@ -68,7 +68,7 @@ class Intake:
 
 
 def generated_fault(request: Request) -> str:
-    """Return what is wrong with the number of tokens that are output already; empty when nothing is."""
+    """Return why `request.generated` is invalid, or an empty string."""
     count, most = request.generated, request.sampling.max_tokens
     if not 0 <= count < len(request.prompt):
         return f"generated is {count}; of {len(request.prompt)} tokens at least one must be the prompt's"

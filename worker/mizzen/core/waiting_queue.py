@@ -1,4 +1,4 @@
-"""Requests that wait for a slot."""
+"""The queue of requests that wait for a slot, by priority and arrival."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import chain, islice, takewhile
 
-from mizzen.core.policies import WINDOW, Policy, Prefixes, is_patient
-from mizzen.core.sequence import Sequence
+from mizzen.core.policies import REORDER_WINDOW, Policy, Prefixes, may_be_overtaken
+from mizzen.core.sequence import SequenceState
 
 
-class _Rank:
-    """The requests of one rank."""
+class _RankQueue:
+    """The waiting requests of one priority."""
 
     __slots__ = ("new", "retracted")
 
     def __init__(self) -> None:
-        self.new: dict[int, Sequence] = {}
-        """In the order of arrival."""
-        self.retracted: list[Sequence] = []
-        """Oldest first."""
+        self.new: dict[int, SequenceState] = {}
+        """New requests by rid, in order of arrival."""
+        self.retracted: list[SequenceState] = []
+        """Retracted requests, oldest first."""
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return chain(self.retracted, self.new.values())
 
     def __len__(self) -> int:
@@ -29,53 +29,54 @@ class _Rank:
 
 
 class WaitingQueue:
-    """New requests in the order of arrival, and retracted ones, which always go first (oldest first).
+    """Waiting requests: within a priority, retracted ones (oldest first), then new ones in order of arrival.
 
-    Higher ranks go before lower ones. Nobody starves: a request of a lower rank that was overtaken by
-    `PATIENCE` admissions goes before all, and is not preempted any more.
+    Higher priorities go first. No request starves: one that was overtaken by `MAX_OVERTAKES` admissions goes
+    before all others, and is not preempted again.
     """
 
     def __init__(self, policy: Policy, limit: int) -> None:
         self.tokens = 0
-        """Known tokens of all that wait."""
-        self.changes = 0
-        """How often somebody joined or left."""
+        """Number of known tokens of all waiting requests."""
+        self.version = 0
+        """Version of the queue: incremented whenever a request joins or leaves."""
         self._policy = policy
         self._limit = limit
-        self._ranks: dict[int, _Rank] = {}
-        """None is empty."""
+        self._ranks: dict[int, _RankQueue] = {}
+        """The non-empty queues, by priority."""
         self._order: list[int] = []
-        """Their numbers, negative: the highest rank first."""
+        """Negated priorities of the non-empty queues, ascending: the highest priority first."""
         self._new = self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[SequenceState]:
         return chain.from_iterable(self._by_rank())
 
     @property
     def full(self) -> bool:
-        """Whether another new request is one too many."""
+        """Whether the number of new requests has reached the limit."""
         return self._new >= self._limit
 
-    def ahead(self, sequence: Sequence) -> int:
-        """Return how many who wait go before a new request, for they are older and of no lower rank."""
+    def count_ahead(self, sequence: SequenceState) -> int:
+        """Return the number of waiting requests ahead of a new one: those of the same or a higher
+        priority."""
         return sum(len(rank) for number, rank in self._ranks.items() if number >= sequence.rank)
 
-    def add(self, sequence: Sequence) -> None:
-        """Append a new request."""
+    def add(self, sequence: SequenceState) -> None:
+        """Add a new request."""
         self._rank(sequence.rank).new[sequence.rid] = sequence
         self._new += 1
         self._count(sequence, 1)
 
-    def put_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: SequenceState) -> None:
         """Add a retracted request."""
         insort(self._rank(sequence.rank).retracted, sequence, key=lambda waiting: waiting.serial)
         self._count(sequence, 1)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take a request out."""
+    def remove(self, sequence: SequenceState) -> None:
+        """Remove a request."""
         rank = self._ranks[sequence.rank]
         if rank.new.pop(sequence.rid, None) is None:
             rank.retracted.remove(sequence)
@@ -86,12 +87,17 @@ class WaitingQueue:
             del self._order[bisect_left(self._order, -sequence.rank)]
         self._count(sequence, -1)
 
-    def head(self) -> Sequence | None:
-        """Return the first request of the highest rank."""
+    def head(self) -> SequenceState | None:
+        """Return the first request of the highest priority, or None if the queue is empty."""
         return next(iter(self), None)
 
-    def order(self, admissions: int, prefixes: Prefixes) -> list[Sequence]:
-        """Return the requests that may be admitted now, in the order to try them."""
+    def admission_order(self, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
+        """Return the requests to try to admit now, in order.
+
+        Args:
+            admissions: number of admissions so far.
+            prefixes: lookup in the prefix cache.
+        """
         ranks = self._by_rank()
         first = next(ranks, None)
         if first is None:
@@ -100,37 +106,37 @@ class WaitingQueue:
         if len(self._ranks) == 1:
             return ordered
         for rank in ranks:
-            if len(ordered) >= WINDOW:
+            if len(ordered) >= REORDER_WINDOW:
                 break
             ordered += self._ordered(rank, admissions, prefixes)
-        urgent = self._urgent(admissions)
-        return [*urgent, *(waiting for waiting in ordered if not waiting.urgent)] if urgent else ordered
+        starved = self._starved(admissions)
+        return [*starved, *(waiting for waiting in ordered if not waiting.starved)] if starved else ordered
 
-    def _count(self, sequence: Sequence, step: int) -> None:
+    def _count(self, sequence: SequenceState, step: int) -> None:
         self._size += step
         self.tokens += step * len(sequence.tokens)
-        self.changes += 1
+        self.version += 1
 
-    def _ordered(self, rank: _Rank, admissions: int, prefixes: Prefixes) -> list[Sequence]:
-        head = list(islice(rank.new.values(), WINDOW))
+    def _ordered(self, rank: _RankQueue, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
+        head = list(islice(rank.new.values(), REORDER_WINDOW))
         return [*rank.retracted, *self._policy(head, admissions, prefixes)]
 
-    def _urgent(self, admissions: int) -> list[Sequence]:
-        """Note and return those of lower ranks that were overtaken too often, the oldest first."""
-        found: list[Sequence] = []
+    def _starved(self, admissions: int) -> list[SequenceState]:
+        """Mark and return requests of lower priorities that were overtaken too often, oldest first."""
+        starved: list[SequenceState] = []
         for rank in islice(self._by_rank(), 1, None):
-            found += (one for one in rank.retracted if not is_patient(one, admissions))
-            found += takewhile(lambda one: not is_patient(one, admissions), rank.new.values())
-        for waiting in found:
-            waiting.urgent = True
-        return sorted(found, key=lambda waiting: waiting.serial)
+            starved += (waiting for waiting in rank.retracted if not may_be_overtaken(waiting, admissions))
+            starved += takewhile(lambda waiting: not may_be_overtaken(waiting, admissions), rank.new.values())
+        for waiting in starved:
+            waiting.starved = True
+        return sorted(starved, key=lambda waiting: waiting.serial)
 
-    def _rank(self, number: int) -> _Rank:
+    def _rank(self, number: int) -> _RankQueue:
         rank = self._ranks.get(number)
         if rank is None:
-            rank = self._ranks[number] = _Rank()
+            rank = self._ranks[number] = _RankQueue()
             insort(self._order, -number)
         return rank
 
-    def _by_rank(self) -> Iterator[_Rank]:
+    def _by_rank(self) -> Iterator[_RankQueue]:
         return (self._ranks[-number] for number in self._order)

@@ -1,1 +1,4 @@
-"""The step runner, device state, sampler and the overlap loop."""
+"""The inference engine: loading, step execution, sampling, structured output, and a simulated device.
+
+Processes of `mizzen.server` and `LLM` drive it through `mizzen.engine.engine.Engine`.
+"""

@@ -1,4 +1,7 @@
-"""Options of the engine itself, shared by `mizzen engine`, `mizzen serve` and `LLM`."""
+"""Engine options, shared by `mizzen engine`, `mizzen serve` and `LLM`.
+
+Each field describes and validates itself (`mizzen.common.options`); command lines are built from them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Model, precision, memory and scheduling. `LLM` accepts each field as a keyword argument."""
+    """Model, precision, memory and scheduling options. `LLM` accepts each field as a keyword argument."""
 
     model: str = required("Folder with config.json, the tokenizer and safetensors")
     device: str = option("cuda", "Device that the model runs on", choices=("cuda", "cpu"))
@@ -113,10 +116,10 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check every field.
+        """Validate every field.
 
         Raises:
-            ValueError: a value is invalid; the message names the option and the allowed values.
+            ValueError: A value is invalid; the message names the option and the allowed values.
         """
         check(self)
         if self.tensor % self.nodes:

@@ -1,4 +1,7 @@
-"""A loaded engine: requests in, tokens out, one step at a time."""
+"""The inference engine: accepts requests and returns their tokens, one step at a time.
+
+The serving loop (`mizzen.server.serving_loop`) and `LLM` call it. Only `submit` and `abort` are thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
 
 
-class Profiled(Protocol):
-    """A runner that can be traced."""
+class StepProfiler(Protocol):
+    """A runner that can record a trace of its steps."""
 
-    def request(self) -> None:
-        """Let a trace begin with the next step."""
+    def request_trace(self) -> None:
+        """Start a trace with the next step."""
         ...
 
 
 class Engine:
     """A scheduler and a device with a model; see `mizzen.engine.loading.loader.load_engine`.
 
-    `submit` and `abort` may be called from any thread; the rest from one. A request with a grammar waits for
-    its compilation outside of the scheduler, so that it holds up nobody.
+    `submit` and `abort` may be called from any thread, everything else from one thread. A request with a
+    grammar waits for its compilation outside the scheduler, so it does not block other requests.
     """
 
     def __init__(
@@ -38,36 +41,42 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         grammars: Grammars | None = None,
-        profiled: Profiled | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
-        """Take what was loaded; without `grammars` they are passed over, as a simulated device does."""
+        """Assemble a loaded engine.
+
+        Without `grammars`, requests with a grammar go straight to the scheduler, as on a simulated device.
+        """
         self.info = info
-        self._profiled = profiled
+        self._profiler = profiler
         self._loop = OverlapLoop(scheduler, runner)
         self._grammars = GrammarIntake(grammars) if grammars is not None else None
         self._events: deque[Event] = deque()
 
     @property
     def busy(self) -> bool:
-        """Tell whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
         return bool(self._events) or self._loop.busy or (self._grammars is not None and self._grammars.waits)
 
     def submit(self, request: Request) -> None:
-        """Let a request join the queue at the next step; a refusal comes back through `take_ended`."""
+        """Queue a request from the next step on; if it is rejected, `drain_finished` returns the reason."""
         self._events.append(Arrive(request))
 
     def abort(self, rid: int) -> None:
-        """End a request at the next step; its `Finished` follows in a step or in `take_ended`."""
+        """Abort a request at the next step; its `Finished` comes with a step or from `drain_finished`."""
         self._events.append(Abort(rid))
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch what can be launched and wait for the oldest step; None when nothing is in flight.
+        """Launch all steps that can be launched and wait for the oldest one.
+
+        Returns:
+            The oldest step's output, or None if no step is in flight.
 
         Raises:
-            StepFailed: the device failed; the engine cannot go on.
+            StepFailed: The device failed; the engine cannot continue.
         """
         while self._events:
-            self._take(self._events.popleft())
+            self._handle_event(self._events.popleft())
         grammars = self._grammars
         if grammars is None or not grammars.active:
             return self._loop.step(now)
@@ -84,23 +93,23 @@ class Engine:
             return replace(output, finished=grammars.settle(output.finished))
         return output
 
-    def take_ended(self) -> tuple[Finished, ...]:
-        """Return the requests that ended outside a step since the last call."""
-        ended, grammars = self._loop.take_ended(), self._grammars
+    def drain_finished(self) -> tuple[Finished, ...]:
+        """Return the requests that finished outside a step since the last call."""
+        finished, grammars = self._loop.drain_finished(), self._grammars
         if grammars is None or not grammars.active:
-            return ended
-        return (*grammars.settle(ended), *grammars.take_ended())
+            return finished
+        return (*grammars.settle(finished), *grammars.take_ended())
 
-    def take_cache_events(self) -> CacheEvents:
-        """Return the blocks that entered or left the prefix cache since the last call."""
-        return self._loop.take_cache_events()
+    def drain_cache_events(self) -> CacheEvents:
+        """Return the KV blocks that entered or left the prefix cache since the last call."""
+        return self._loop.drain_cache_events()
 
     def cache_snapshot(self) -> tuple[int, ...]:
-        """Return the names of all blocks in the prefix cache."""
+        """Return the hashes of all KV blocks in the prefix cache."""
         return self._loop.cache_snapshot()
 
     def load(self) -> Load:
-        """Return how busy the engine is; requests whose grammar is compiled count as waiting."""
+        """Return the engine's load; requests that wait for their grammar count as waiting."""
         load, grammars = self._loop.load(), self._grammars
         if grammars is None or not grammars.waits:
             return load
@@ -109,35 +118,35 @@ class Engine:
 
     @property
     def integrity_faults(self) -> int:
-        """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
+        """Number of page, slot and prefix tree faults that `check_integrity` has found so far."""
         return self._loop.integrity_faults
 
-    def take_integrity_faults(self) -> tuple[str, ...]:
-        """Return what these checks found since the last call, the first of it."""
-        return self._loop.take_integrity_faults()
+    def drain_integrity_faults(self) -> tuple[str, ...]:
+        """Return descriptions of the first integrity faults found since the last call."""
+        return self._loop.drain_integrity_faults()
 
     @property
     def grammar_counts(self) -> GrammarCounts:
-        """What structured output cost so far."""
+        """Compilation and mask costs of structured output so far."""
         return self._grammars.counts if self._grammars is not None else GrammarCounts()
 
     def profile(self) -> None:
-        """Let a trace of the next steps be taken; safe in a signal handler.
+        """Trace the next steps; safe in a signal handler.
 
         Raises:
-            ValueError: the engine was loaded without a folder for traces.
+            ValueError: The engine was loaded without a folder for traces.
         """
-        if self._profiled is None:
+        if self._profiler is None:
             raise ValueError("traces need a folder: start the engine with --profile FOLDER")
-        self._profiled.request()
+        self._profiler.request_trace()
 
     def close(self) -> None:
-        """Wait for what is in flight and free the device."""
+        """Wait for the steps in flight and free the device."""
         self._loop.close()
         if self._grammars is not None:
             self._grammars.close()
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, Abort):
             if self._grammars is None or not self._grammars.drop(event.rid):
                 self._loop.abort(event.rid)

@@ -1,4 +1,7 @@
-"""What is fixed once an engine is loaded."""
+"""Facts about a loaded engine that do not change while it runs.
+
+`mizzen.engine.loading.loader` fills them in; the server reports them to gateways and as metrics.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ class EngineInfo:
     """Sizes and identity of a loaded engine."""
 
     context_length: int
-    """Prompt plus output tokens that a request may have; the KV cache holds that many."""
+    """Maximum number of prompt plus output tokens of a request; the KV cache holds that many."""
     vocab_size: int
     end_token_ids: tuple[int, ...]
     page_size: int
@@ -20,22 +23,22 @@ class EngineInfo:
     dtype: str
     device: str
     generates: bool = True
-    """False of models that have no head, and embed alone."""
+    """False for embedding models without an LM head."""
     attention: tuple[str, str] = ("", "")
-    """Backends of decodes and of prompts."""
+    """Names of the attention backends for decode and prefill."""
     step_bytes: int = 0
-    """Kept free for steps: slots, workspaces, graphs, intermediate results; those of graphs are estimated."""
+    """Bytes reserved for steps: slots, workspaces, graphs and activations; the graph part is an estimate."""
     graph_bytes: int = 0
-    """What captured graphs took, with the kernels that were loaded for them, as the device says."""
+    """Bytes that captured graphs and the kernels loaded for them took, as measured on the device."""
     device_bytes: int = 0
-    """Memory of the device in all; on cpu of the machine, or of the container."""
+    """Total memory of the device in bytes; on CPU, of the machine or of the container."""
     free_bytes: int = 0
-    """What of it no process held once the engine was loaded."""
+    """Bytes of device memory that no process used once the engine was loaded."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds that each phase of start-up took: config, weights, kv, graphs (on cuda), warmup."""
+    """Seconds that each start-up phase took: config, weights, kv, graphs (on CUDA), warmup."""
 
     @property
     def other_bytes(self) -> int:
-        """What is held beside weights, KV and graphs: steps, CUDA's own, other processes; on cpu a guess."""
-        known = self.weights_bytes + self.kv_bytes + self.graph_bytes
-        return max(0, self.device_bytes - self.free_bytes - known)
+        """Bytes in use besides weights, KV and graphs, such as the CUDA context; a guess on CPU."""
+        accounted = self.weights_bytes + self.kv_bytes + self.graph_bytes
+        return max(0, self.device_bytes - self.free_bytes - accounted)

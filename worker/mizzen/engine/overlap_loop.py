@@ -1,4 +1,7 @@
-"""Keeps a runner busy: launches the next step before the tokens of the one before are read."""
+"""Overlaps scheduling with execution: launches the next step before the previous step's tokens are read.
+
+`mizzen.engine.engine.Engine` owns one. At most `depth` steps are in flight, completed in launch order.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,30 @@ from mizzen.core.step_plan import Runner
 
 
 class StepFailed(RuntimeError):
-    """The runner could not execute a step. The engine cannot go on: device state is unknown."""
+    """The runner could not execute a step. Device state is unknown, so the engine cannot continue."""
 
 
 class OverlapLoop:
-    """A scheduler and a runner, with up to `depth` steps in flight.
+    """A scheduler and a runner with up to `depth` steps in flight.
 
-    `submit` and `abort` may be called from any thread; the rest from one.
+    `submit` and `abort` may be called from any thread, everything else from one thread.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, depth: int | None = None) -> None:
-        """Take a fresh scheduler and a fresh runner; `depth` is the scheduler's `steps_in_flight` by default.
+        """Connect a fresh scheduler to a fresh runner.
+
+        Args:
+            scheduler: The scheduler.
+            runner: The runner.
+            depth: Maximum number of steps in flight; the scheduler's `steps_in_flight` by default.
 
         Raises:
             ValueError: `depth` is not between 1 and the scheduler's `steps_in_flight`.
         """
-        most = scheduler.config.steps_in_flight
-        self._depth = most if depth is None else depth
-        if not 1 <= self._depth <= most:
-            raise ValueError(f"depth must be between 1 and steps_in_flight ({most}), not {depth}")
+        max_depth = scheduler.config.steps_in_flight
+        self._depth = max_depth if depth is None else depth
+        if not 1 <= self._depth <= max_depth:
+            raise ValueError(f"depth must be between 1 and steps_in_flight ({max_depth}), not {depth}")
         self._scheduler = scheduler
         self._runner = runner
         self._events: deque[Event] = deque()
@@ -40,81 +48,84 @@ class OverlapLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has anything to do."""
+        """Return whether `step` has anything to do."""
         return bool(self._events) or self._scheduler.has_work
 
     def submit(self, request: Request) -> None:
-        """Let a request join the queue at the next step."""
+        """Queue a request from the next step on."""
         self._events.append(Arrive(request))
 
     def abort(self, rid: int) -> None:
-        """End a request at the next step; exactly one `Finished` answers, of a step or of `take_ended`."""
+        """Abort a request at the next step; a step or `drain_finished` returns its one `Finished`."""
         self._events.append(Abort(rid))
 
     def step(self, now: float) -> StepOutput | None:
-        """Launch what can be launched and wait for the oldest step; None when nothing is in flight.
+        """Launch all steps that can be launched and wait for the oldest one.
 
-        Call `take_ended` afterwards in either case.
+        Call `drain_finished` afterwards in either case.
+
+        Returns:
+            The oldest step's output, or None if no step is in flight.
 
         Raises:
-            StepFailed: the runner raised, now or before; its error is the cause.
+            StepFailed: The runner raised, in this call or an earlier one; its error is the cause.
         """
         if self._failure is not None:
             raise StepFailed(f"the engine has failed before: {self._failure}") from self._failure
-        entered = time.monotonic()
+        start_time = time.monotonic()
         while self._in_flight < self._depth:
-            plan = self._scheduler.next(self._take_events(), now)
+            plan = self._scheduler.schedule(self._drain_events(), now)
             if plan is None:
                 break
             try:
                 self._runner.launch(plan)
             except Exception as error:
-                raise self._failed(f"step {plan.step} could not be launched: {error}") from error
+                raise self._record_failure(f"step {plan.step} could not be launched: {error}") from error
             self._in_flight += 1
         if not self._in_flight:
             return None
         try:
             tokens = self._runner.collect()
         except Exception as error:
-            step = self._scheduler.flights.completed + 1
-            raise self._failed(f"step {step} failed: {error}") from error
+            step = self._scheduler.inflight.completed + 1
+            raise self._record_failure(f"step {step} failed: {error}") from error
         self._in_flight -= 1
-        return self._scheduler.complete(tokens, now + time.monotonic() - entered)
+        return self._scheduler.complete(tokens, now + time.monotonic() - start_time)
 
-    def take_ended(self) -> tuple[Finished, ...]:
-        """Return the requests that ended outside a step since the last call."""
-        return self._scheduler.take_ended()
+    def drain_finished(self) -> tuple[Finished, ...]:
+        """Return the requests that finished outside a step since the last call."""
+        return self._scheduler.drain_finished()
 
-    def take_cache_events(self) -> CacheEvents:
-        """Return the blocks that entered or left the prefix cache since the last call."""
-        return self._scheduler.take_cache_events()
+    def drain_cache_events(self) -> CacheEvents:
+        """Return the KV blocks that entered or left the prefix cache since the last call."""
+        return self._scheduler.drain_cache_events()
 
     def cache_snapshot(self) -> tuple[int, ...]:
-        """Return the names of all blocks in the prefix cache."""
+        """Return the hashes of all KV blocks in the prefix cache."""
         return self._scheduler.cache_snapshot()
 
     def load(self) -> Load:
-        """Return how busy the scheduler is; submitted requests count from the next step on."""
+        """Return the scheduler's load; submitted requests count from the next step on."""
         return self._scheduler.load()
 
     @property
     def integrity_faults(self) -> int:
-        """Faults of pages, slots and prefix tree found so far, by the checks of `check_integrity`."""
+        """Number of page, slot and prefix tree faults that `check_integrity` has found so far."""
         return self._scheduler.integrity_faults
 
-    def take_integrity_faults(self) -> tuple[str, ...]:
-        """Return what these checks found since the last call, the first of it."""
-        return self._scheduler.take_integrity_faults()
+    def drain_integrity_faults(self) -> tuple[str, ...]:
+        """Return descriptions of the first integrity faults found since the last call."""
+        return self._scheduler.drain_integrity_faults()
 
     def close(self) -> None:
-        """Wait for what is in flight and free the device."""
+        """Wait for the steps in flight and free the device."""
         self._runner.close()
 
-    def _failed(self, message: str) -> StepFailed:
+    def _record_failure(self, message: str) -> StepFailed:
         self._failure = StepFailed(message)
         return self._failure
 
-    def _take_events(self) -> list[Event]:
+    def _drain_events(self) -> list[Event]:
         events: list[Event] = []
         while self._events:
             events.append(self._events.popleft())

@@ -1,4 +1,7 @@
-"""Prompts that are looked at themselves: their tokens' log probabilities, and their pooled hidden states."""
+"""Prompt outputs: log probabilities of prompt tokens, and pooled hidden states (embeddings).
+
+`StepExecutor` calls `PromptOutputs` for prefill chunks of requests with prompt_logprobs or pooling.
+"""
 
 from __future__ import annotations
 
@@ -9,117 +12,134 @@ import torch
 import torch.nn.functional as F
 
 from mizzen.core.request import Int64, Pooling
-from mizzen.core.step_plan import Asks, PrefillChunk, SlotStart, StepPlan
-from mizzen.engine.execution.slot_state import Uploader
-from mizzen.engine.sampling.logprobs import table
-from mizzen.engine.sampling.side_outputs import DeviceSide, LogprobTensors, Owner, packed
-from mizzen.models.decoder import Decoder
+from mizzen.core.step_plan import PrefillChunk, SlotOptions, SlotStart, StepPlan
+from mizzen.engine.sampling.logprobs import logprob_table
+from mizzen.engine.sampling.side_outputs import (
+    DeviceSideOutputs,
+    LogprobRequest,
+    LogprobTensors,
+    pack_logprobs,
+)
+from mizzen.engine.uploader import Uploader
+from mizzen.models.base import Decoder
 
 LOGIT_ROWS = 128
-"""Rows whose logits are computed at a time: a chunk's all together would take gigabytes."""
+"""Rows whose logits are computed at once; the logits of a whole chunk would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """A chunk that is looked at."""
+class PromptOutputRows:
+    """The rows of one prefill chunk whose hidden states are needed for prompt outputs."""
 
     chunk: PrefillChunk
-    asks: Asks
-    first: int
-    """Of the rows of the chunk whose hidden states are needed."""
-    count: int
+    options: SlotOptions
+    first_row: int
+    """Index of the first needed row within the chunk."""
+    row_count: int
 
     @classmethod
-    def of(cls, chunk: PrefillChunk, asks: Asks) -> Read | None:
-        """Return what is looked at in a chunk, if anything is."""
+    def from_chunk(cls, chunk: PrefillChunk, asks: SlotOptions) -> PromptOutputRows | None:
+        """Return the rows of a chunk that its options need, or None if they need none."""
         size = len(chunk.tokens)
         if asks.pooling is Pooling.LAST:
             return cls(chunk, asks, size - 1, 1) if chunk.last else None
         if asks.pooling is None:
-            # A hidden state tells of the token behind it; the prompt's last one tells of the output.
+            # A hidden state predicts the next token; the prompt's last one predicts the first output token.
             size = min(size, asks.prompt_tokens - 1 - chunk.start)
         return cls(chunk, asks, 0, size) if size > 0 else None
 
 
-class Prompts:
-    """Slots whose prompt is looked at."""
+class PromptOutputs:
+    """Computes prompt outputs of the slots whose requests ask for them."""
 
     def __init__(self, model: Decoder, upload: Uploader) -> None:
         self.model = model
         self.upload = upload
-        self.asks: dict[int, Asks] = {}
-        self.sums: dict[int, torch.Tensor] = {}
-        """Of the hidden states of prompts whose mean is asked for, float32 [hidden], by slot."""
+        self.options_by_slot: dict[int, SlotOptions] = {}
+        self.hidden_sums: dict[int, torch.Tensor] = {}
+        """Running sums of hidden states for mean pooling, float32 [hidden], by slot."""
 
-    def start(self, starts: tuple[SlotStart, ...]) -> None:
-        """Take note of what requests ask that take slots."""
+    def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
+        """Record the options of requests that start in a slot."""
         for start in starts:
-            slot, asks = start.slot, start.asks
-            self.sums.pop(slot, None)
+            slot, asks = start.slot, start.options
+            self.hidden_sums.pop(slot, None)
             if asks is not None and (asks.pooling is not None or asks.prompt_logprobs is not None):
-                self.asks[slot] = asks
+                self.options_by_slot[slot] = asks
             else:
-                self.asks.pop(slot, None)
+                self.options_by_slot.pop(slot, None)
 
-    def reads(self, plan: StepPlan) -> list[Read]:
-        """Return the chunks of a plan that are looked at."""
-        if not self.asks:
+    def chunks_to_read(self, plan: StepPlan) -> list[PromptOutputRows]:
+        """Return the rows needed from each of the plan's chunks that has prompt outputs."""
+        if not self.options_by_slot:
             return []
-        found = [(chunk, self.asks.get(chunk.slot)) for chunk in plan.prefill]
-        reads = [Read.of(chunk, asks) for chunk, asks in found if asks is not None]
+        chunk_options = [(chunk, self.options_by_slot.get(chunk.slot)) for chunk in plan.prefill]
+        reads = [
+            PromptOutputRows.from_chunk(chunk, asks) for chunk, asks in chunk_options if asks is not None
+        ]
         return [read for read in reads if read is not None]
 
-    def rows(self, plan: StepPlan, reads: list[Read]) -> Int64:
-        """Return the rows of a plan's batch that they need, one read after the other."""
+    def batch_rows(self, plan: StepPlan, reads: list[PromptOutputRows]) -> Int64:
+        """Return the indices in the plan's batch of all needed rows, int64, in the order of `reads`."""
         sizes = [len(plan.decode), *(len(chunk.tokens) for chunk in plan.prefill)]
         begins = dict(zip((chunk.slot for chunk in plan.prefill), np.cumsum(sizes).tolist(), strict=False))
-        runs = [(begins[read.chunk.slot] + read.first, read.count) for read in reads]
+        runs = [(begins[read.chunk.slot] + read.first_row, read.row_count) for read in reads]
         return np.concatenate([np.arange(begin, begin + count) for begin, count in runs])
 
-    def __call__(self, reads: list[Read], hidden: torch.Tensor) -> DeviceSide:
-        """Look at the hidden states of the rows that `rows` named, [rows, hidden]."""
+    def __call__(self, reads: list[PromptOutputRows], hidden: torch.Tensor) -> DeviceSideOutputs:
+        """Compute prompt outputs from the hidden states [rows, hidden] of the rows in `batch_rows`."""
         logprobs: list[LogprobTensors] = []
         slots: list[int] = []
         vectors: list[torch.Tensor] = []
         begin = 0
         for read in reads:
-            part = hidden[begin : begin + read.count]
-            begin += read.count
-            if read.asks.pooling is None:
-                logprobs.append(self.logprobs(read, part))
+            states = hidden[begin : begin + read.row_count]
+            begin += read.row_count
+            if read.options.pooling is None:
+                logprobs.append(self.prompt_logprobs(read, states))
                 continue
-            vector = self.pooled(read, part)
+            vector = self.pool_hidden(read, states)
             if vector is not None:
                 slots.append(read.chunk.slot)
                 vectors.append(vector)
-        return DeviceSide(
-            logprobs=tuple(logprobs), slots=tuple(slots), vectors=torch.stack(vectors) if vectors else None
+        return DeviceSideOutputs(
+            logprobs=tuple(logprobs),
+            vector_slots=tuple(slots),
+            vectors=torch.stack(vectors) if vectors else None,
         )
 
-    def logprobs(self, read: Read, hidden: torch.Tensor) -> LogprobTensors:
-        """Return the log probabilities of the tokens behind a chunk's positions, as the model gives them."""
+    def prompt_logprobs(self, read: PromptOutputRows, hidden: torch.Tensor) -> LogprobTensors:
+        """Return the model's log probabilities of the prompt tokens that follow a chunk's positions."""
         position = read.chunk.start + 1
-        known = read.asks.tokens[position : position + read.count]
-        top, targets = read.asks.prompt_logprobs or 0, self.upload(known.astype(np.int64))
+        next_tokens = read.options.tokens[position : position + read.row_count]
+        top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
         parts = [
-            table(self.model.logits(rows).float(), tokens, top)
+            logprob_table(self.model.logits(rows).float(), tokens, top)
             for rows, tokens in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
         ]
         ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
-        owner = Owner(slot=read.chunk.slot, rows=read.count, top=top, named=0, start=position)
-        return LogprobTensors(owners=(owner,), widest=ids.shape[1] - 1, packed=packed(ids, values))
+        request = LogprobRequest(
+            slot=read.chunk.slot,
+            rows=read.row_count,
+            top_logprobs=top,
+            token_id_count=0,
+            start_position=position,
+        )
+        return LogprobTensors(
+            requests=(request,), max_top_logprobs=ids.shape[1] - 1, packed=pack_logprobs(ids, values)
+        )
 
-    def pooled(self, read: Read, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return a prompt's vector, float32 [hidden], with its last chunk; None before."""
+    def pool_hidden(self, read: PromptOutputRows, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return a prompt's pooled vector, float32 [hidden], with its last chunk; None for earlier chunks."""
         chunk, states = read.chunk, self.model.norm(hidden).float()
-        if read.asks.pooling is Pooling.LAST:
+        if read.options.pooling is Pooling.LAST:
             vector = states[0]
         else:
             vector = states.sum(dim=0)
-            if chunk.slot in self.sums:
-                vector += self.sums.pop(chunk.slot)
+            if chunk.slot in self.hidden_sums:
+                vector += self.hidden_sums.pop(chunk.slot)
             if not chunk.last:
-                self.sums[chunk.slot] = vector
+                self.hidden_sums[chunk.slot] = vector
                 return None
             vector = vector / (chunk.start + len(chunk.tokens))
-        return F.normalize(vector, dim=0) if read.asks.normalize else vector
+        return F.normalize(vector, dim=0) if read.options.normalize else vector

@@ -86,7 +86,7 @@ class FetchClient:
         self._streams: WeakSet[Any] = WeakSet()
         self._lock = threading.Lock()
         self._attempts = attempts
-        self._on_trouble = on_retry
+        self._on_retry = on_retry
         self._http = httpx.Client(
             timeout=httpx.Timeout(timeout, pool=None),
             limits=httpx.Limits(max_connections=connections + 2, max_keepalive_connections=connections),
@@ -133,7 +133,7 @@ class FetchClient:
             FetchError: the server rejects the request, or keeps failing.
         """
 
-        def ask() -> httpx.Response:
+        def send() -> httpx.Response:
             with self.stream(url, credentials, headers) as response:
                 body = bytearray()
                 for part in read(response):
@@ -142,7 +142,7 @@ class FetchClient:
                         raise FetchError(f"{redacted(url)} returned more than {MAX_BODY} bytes")
                 return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))
 
-        return self.retry(ask)
+        return self.retry(send)
 
     def head(self, url: str, credentials: Credentials, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the response headers of a HEAD request, with retries.
@@ -151,11 +151,11 @@ class FetchClient:
             FetchError: the server rejects the request, or keeps failing.
         """
 
-        def ask() -> Mapping[str, str]:
+        def send() -> Mapping[str, str]:
             with self.stream(url, credentials, headers, "HEAD") as response:
                 return response.headers
 
-        return self.retry(ask)
+        return self.retry(send)
 
     def retry(self, work: Callable[[], Result], progress: Callable[[], int] = lambda: 0) -> Result:
         """Call `work` until it succeeds, with exponential back-off between tries.
@@ -179,7 +179,7 @@ class FetchClient:
                     raise
                 pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
                 pause = max(pause * random.uniform(0.5, 1.0), min(error.after, MAX_PAUSE_SECONDS))
-                self._on_trouble(f"{error}; try {failures + 1} of {self._attempts} in {pause:.1f} s")
+                self._on_retry(f"{error}; try {failures + 1} of {self._attempts} in {pause:.1f} s")
                 self._stop.wait(pause)
 
     @contextmanager

@@ -244,7 +244,7 @@ class Downloader:
         self, partial: PartialFile, start: int, at: int, end: int, parts: Iterable[bytes]
     ) -> None:
         """Write bytes from the offset `at` on, and record them in the journal."""
-        noted = at
+        recorded = at
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(partial.data, flags, 0o644)
         try:
@@ -254,13 +254,13 @@ class Downloader:
                 _write(descriptor, part, at)
                 at += len(part)
                 self._progress.add_bytes(len(part))
-                if at - noted >= self._checkpoint:
+                if at - recorded >= self._checkpoint:
                     partial.record(start, at - start, descriptor)
-                    noted = at
+                    recorded = at
             if at < end:
                 raise ServerUnavailable(f"{redacted(partial.remote.url)} ended {end - at} bytes too early")
         finally:
-            if at > noted:
+            if at > recorded:
                 partial.record(start, at - start, descriptor)
             os.close(descriptor)
 

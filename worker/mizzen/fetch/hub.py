@@ -33,7 +33,7 @@ def plan_fetch(
     client: FetchClient,
     source: HubSource,
     credentials: Credentials,
-    choice: FileFilter,
+    file_filter: FileFilter,
     *,
     endpoint: str = "",
     pin: str = "",
@@ -45,7 +45,7 @@ def plan_fetch(
         client: client for the requests.
         source: repository and revision.
         credentials: credentials for the hub.
-        choice: filter of the files.
+        file_filter: filter of the files.
         endpoint: base URL of the hub; empty for the public hub.
         pin: commit to use instead of the current one of the source's revision.
         limit: maximum total bytes; 0 is no limit.
@@ -69,7 +69,7 @@ def plan_fetch(
                 url=f"{base}/{source.repo}/resolve/{commit}/{quote(entry['rfilename'])}",
             )
             for entry in listed
-            if choice.matches(entry["rfilename"])
+            if file_filter.matches(entry["rfilename"])
         ]
     except RequestRejected as error:
         raise FetchError(_explain(error, name)) from error

@@ -133,7 +133,7 @@ def plan_fetch(
     client: FetchClient,
     source: OciSource,
     credentials: RegistryLogin,
-    choice: FileFilter,
+    file_filter: FileFilter,
     *,
     endpoint: str = "",
     pin: str = "",
@@ -155,7 +155,7 @@ def plan_fetch(
             body, _ = _get_manifest(client, base, credentials, inner)
         last = {layer["digest"]: number for number, layer in enumerate(body["layers"])}
         layers = [body["layers"][number] for number in sorted(last.values())]  # an image may repeat one
-        remotes = [_layer_file(layer, number, base, choice) for number, layer in enumerate(layers)]
+        remotes = [_layer_file(layer, number, base, file_filter) for number, layer in enumerate(layers)]
         files = [remote for remote in remotes if remote is not None]
     except RequestRejected as error:
         raise FetchError(_explain(error, f"{name} ({reference})")) from error
@@ -191,7 +191,9 @@ def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
     return str(min(manifests, key=rank)["digest"])
 
 
-def _layer_file(layer: Mapping[str, Any], number: int, base: str, choice: FileFilter) -> RemoteFile | None:
+def _layer_file(
+    layer: Mapping[str, Any], number: int, base: str, file_filter: FileFilter
+) -> RemoteFile | None:
     """Return the file or archive of a layer; None if it is not selected.
 
     Names of archives sort in the order of the layers, because later layers overwrite earlier ones.
@@ -209,7 +211,7 @@ def _layer_file(layer: Mapping[str, Any], number: int, base: str, choice: FileFi
             raise FetchError(f"a layer is compressed as {kind}: use gzip or no compression")
         inside = "" if title or ".cncf.model." in kind else MODELCAR_FOLDER
         return RemoteFile(blob, size, digest, url, unpack=inside)
-    if title and choice.matches(title):
+    if title and file_filter.matches(title):
         return RemoteFile(title, size, digest, url)
     return None
 

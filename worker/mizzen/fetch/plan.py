@@ -31,7 +31,7 @@ class RemoteFile:
         size: size in bytes.
         digest: `sha256:…`, `md5:…`, or `git:…` (SHA-1 of a git blob); empty if the server provides none.
         url: URL of the content.
-        version: ETag of this content, sent as `If-Match`; empty if there is none.
+        version: ETag of this content, sent as `If-Match`; empty if unknown.
         unpack: folder to extract, if the file is a tar archive (empty: all of it); None for a plain file.
     """
 

@@ -59,7 +59,7 @@ class Fetch:
         self._uri, self._config = uri, config
         self._source: Source = parse_source(uri)
         self._store = ModelFolder(folder)
-        self._choice = FileFilter(
+        self._file_filter = FileFilter(
             config.include or INCLUDE, (*config.exclude, *(() if config.include else EXCLUDE))
         )
         self._stop = stop or threading.Event()
@@ -150,11 +150,17 @@ class Fetch:
         endpoint, limit = self._config.endpoint, self._config.max_bytes
         if isinstance(self._source, HubSource):
             return hub.plan_fetch(
-                self._client, self._source, credentials, self._choice, endpoint=endpoint, pin=pin, limit=limit
+                self._client,
+                self._source,
+                credentials,
+                self._file_filter,
+                endpoint=endpoint,
+                pin=pin,
+                limit=limit,
             )
         if isinstance(self._source, S3Source) and isinstance(credentials, s3.Signer):
             plan = s3.plan_fetch(
-                self._client, self._source, credentials, self._choice, endpoint=endpoint, limit=limit
+                self._client, self._source, credentials, self._file_filter, endpoint=endpoint, limit=limit
             )
             if self._config.pin and plan.revision != self._config.pin:
                 raise FetchError(
@@ -163,7 +169,13 @@ class Fetch:
             return plan
         if isinstance(self._source, OciSource) and isinstance(credentials, oci.RegistryLogin):
             return oci.plan_fetch(
-                self._client, self._source, credentials, self._choice, endpoint=endpoint, pin=pin, limit=limit
+                self._client,
+                self._source,
+                credentials,
+                self._file_filter,
+                endpoint=endpoint,
+                pin=pin,
+                limit=limit,
             )
         raise FetchError(f"{self._uri}: no fetcher for this source")
 
@@ -176,12 +188,12 @@ class Fetch:
         if archives:
             self.progress.enter_phase("unpacking")
         for file in archives:
-            place = self._store.path_of(file.path)
+            archive = self._store.path_of(file.path)
             sizes = unpack(
-                place,
+                archive,
                 file.unpack or "",
                 self._store,
-                self._choice,
+                self._file_filter,
                 limit=self._config.max_bytes,
                 check=self._client.raise_if_stopped,
             )

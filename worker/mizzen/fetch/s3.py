@@ -33,7 +33,7 @@ class Signer:
         self.region = region
 
     def headers(self, method: str, url: str, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the headers that sign a request; empty without a key."""
+        """Return the headers that sign a request; no headers if there is no key."""
         return sign(method, url, given, self._key, self.region, datetime.now(UTC)) if self._key else {}
 
     def handle_unauthorized(self, url: str, response: httpx.Response) -> bool:
@@ -73,7 +73,7 @@ def plan_fetch(
     client: FetchClient,
     source: S3Source,
     credentials: Signer,
-    choice: FileFilter,
+    file_filter: FileFilter,
     *,
     endpoint: str = "",
     limit: int = 0,
@@ -88,13 +88,13 @@ def plan_fetch(
     name = f"s3://{source.bucket}/{source.prefix}"
     try:
         try:
-            found = _list_files(client, source, credentials, choice, endpoint)
+            found = _list_files(client, source, credentials, file_filter, endpoint)
         except RequestRejected as error:
             region = error.headers.get("x-amz-bucket-region", "")
             if not region or region == credentials.region:
                 raise
             credentials.region = region
-            found = _list_files(client, source, credentials, choice, endpoint)
+            found = _list_files(client, source, credentials, file_filter, endpoint)
     except RequestRejected as error:
         raise FetchError(_explain(error, name)) from error
     except ElementTree.ParseError as error:
@@ -106,13 +106,13 @@ def plan_fetch(
 
 
 def _list_files(
-    client: FetchClient, source: S3Source, credentials: Signer, choice: FileFilter, endpoint: str
+    client: FetchClient, source: S3Source, credentials: Signer, file_filter: FileFilter, endpoint: str
 ) -> list[RemoteFile]:
     base = _bucket_url(source, credentials.region, endpoint)
     found: list[RemoteFile] = []
     for key, size, tag in _list_objects(client, source, credentials, base):
         path = key.removeprefix(source.prefix)
-        if not key.endswith("/") and choice.matches(path):
+        if not key.endswith("/") and file_filter.matches(path):
             url = f"{base}/{quote(key, safe='/-_.~')}"
             found.append(RemoteFile(path, size, _object_digest(client, credentials, url, tag), url, tag))
     return found

@@ -140,7 +140,7 @@ class ModelFolder:
         return manifest if complete else None
 
     def planned_revision(self, source: str) -> str:
-        """Return the revision of an unfinished fetch of this source; empty if there is none."""
+        """Return the revision of an unfinished fetch of this source; empty if there is no such fetch."""
         plan = self._read(PLAN)
         return str(plan.get("revision", "")) if plan and plan.get("source") == source else ""
 
@@ -166,19 +166,19 @@ class ModelFolder:
         Raises:
             FetchError: a part of the path is a symbolic link, or a folder cannot be created.
         """
-        place = self.folder
+        target = self.folder
         for part in path.split("/")[:-1]:
-            place = place / part
-            if place.is_symlink():
-                raise FetchError(f"{place} is a symbolic link: remove it")
+            target = target / part
+            if target.is_symlink():
+                raise FetchError(f"{target} is a symbolic link: remove it")
             try:
-                place.mkdir(exist_ok=True)
+                target.mkdir(exist_ok=True)
             except OSError as error:
-                raise filesystem_error(error, place) from error
-        place = place / path.rpartition("/")[2]
-        if place.is_symlink():
-            raise FetchError(f"{place} is a symbolic link: remove it")
-        return place
+                raise filesystem_error(error, target) from error
+        target = target / path.rpartition("/")[2]
+        if target.is_symlink():
+            raise FetchError(f"{target} is a symbolic link: remove it")
+        return target
 
     def check_space(self, needed: int) -> None:
         """Check that `needed` more bytes fit on the volume.

@@ -20,7 +20,7 @@ def unpack(
     archive: Path,
     folder: str,
     store: ModelFolder,
-    choice: FileFilter,
+    file_filter: FileFilter,
     *,
     limit: int,
     check: Callable[[], None],
@@ -31,7 +31,7 @@ def unpack(
         archive: path of the archive.
         folder: folder in the archive to extract, without its own name; empty for the whole archive.
         store: target folder; each file gets its final name only when it is complete.
-        choice: filter of the paths.
+        file_filter: filter of the paths.
         limit: maximum total bytes; 0 is no limit.
         check: called regularly; may raise.
 
@@ -48,7 +48,7 @@ def unpack(
                 if seen > 10 * MAX_FILES:
                     raise FetchError(f"an archive has more than {10 * MAX_FILES} entries")
                 path = _path_in_folder(member.name, folder)
-                if not path or not choice.matches(path) or member.isdir():
+                if not path or not file_filter.matches(path) or member.isdir():
                     continue
                 check_path(path)
                 if not member.isreg():
@@ -76,17 +76,17 @@ def _path_in_folder(name: str, folder: str) -> str:
 
 
 def _extract(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, store: ModelFolder, check: Callable[[], None]
+    tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path, store: ModelFolder, check: Callable[[], None]
 ) -> None:
     store.check_space(member.size)
     source = tar.extractfile(member)
     if source is None:
         raise CorruptDownload(f"an archive has no data for {member.name!r}")
-    partial = place.with_name(f"{place.name}.partial")
+    partial = target.with_name(f"{target.name}.partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with source, os.fdopen(descriptor, "wb") as target:
+    with source, os.fdopen(descriptor, "wb") as output:
         while block := source.read(_COPY):
             check()
-            target.write(block)
-    partial.replace(place)
+            output.write(block)
+    partial.replace(target)

@@ -11,13 +11,14 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from mizzen import __version__
-from mizzen.gateway.auth.middleware import protect
+from mizzen.gateway.auth.middleware import add_auth_middleware
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines.verify import answer, read_question
+from mizzen.gateway.engines.verify import verify_engine
+from mizzen.gateway.engines.verify_request import parse_verify_request
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.gateway import Gateway
-from mizzen.gateway.http.middleware import Front, Health
-from mizzen.gateway.http.request_bodies import Body, ClientGone
+from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
+from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
 from mizzen.gateway.openai.endpoints import add_generation, add_texts, add_vectors
 from mizzen.gateway.openai.openapi_document import answered, describe
 from mizzen.gateway.openai.output_form import FamilyOptions
@@ -25,7 +26,7 @@ from mizzen.gateway.openai.parse import Parser
 from mizzen.gateway.openai.response_bodies import Model, ModelList
 from mizzen.gateway.routing.debug_route import explain_route
 from mizzen.gateway.services import Service
-from mizzen.gateway.telemetry.table_watch import seconds_of, table, version
+from mizzen.gateway.telemetry.table_watch import parse_wait, table, version
 
 
 def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI:
@@ -48,19 +49,21 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
 
     app = FastAPI(title="Mizzen", version=__version__, lifespan=lifespan)
     app.state.gateway = gateway
-    protect(app, gateway)
-    app.add_middleware(Front, metrics=gateway.metrics, access_log=gateway.access_log, tracing=gateway.tracing)
-    app.add_middleware(Health, gateway=gateway)
+    add_auth_middleware(app, gateway)
+    app.add_middleware(
+        RequestMiddleware, metrics=gateway.metrics, access_log=gateway.access_log, tracing=gateway.tracing
+    )
+    app.add_middleware(HealthEndpoint, gateway=gateway)
     handle_errors(app)
-    add_generation(app, gateway, Parser(families(gateway.config)))
+    add_generation(app, gateway, Parser(family_options(gateway.config)))
     add_vectors(app, gateway)
-    add_texts(app, gateway, families(gateway.config))
+    add_texts(app, gateway, family_options(gateway.config))
     add_models(app, gateway)
     describe(app)
     return app
 
 
-def families(config: GatewayConfig) -> FamilyOptions:
+def family_options(config: GatewayConfig) -> FamilyOptions:
     """Return which families' tool calls and reasoning are read."""
     return FamilyOptions(tools=config.tool_parser, reasoning=config.reasoning_parser)
 
@@ -78,18 +81,19 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", openapi_extra=answered(ModelList))
     async def models(request: Request) -> Response:
         """List the models that the request's key may use, and their aliases."""
-        return json_response(ModelList([model(*one) for one in gateway.models_of(request.scope)]))
+        return json_response(ModelList([model(*one) for one in gateway.models_for(request.scope)]))
 
     @app.get("/v1/models/{name:path}", openapi_extra=answered(Model))
     async def one_model(name: str, request: Request) -> Response:
         """Describe a model."""
-        return json_response(model(name, gateway.service_named(name, request.scope)))
+        return json_response(model(name, gateway.find_service(name, request.scope)))
 
 
 def create_admin_app(gateway: Gateway) -> FastAPI:
     """Return health, metrics and the admin API of a gateway."""
     app = FastAPI(title="Mizzen gateway administration", version=__version__)
     handle_errors(app)
+    parser = Parser(family_options(gateway.config))
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -99,7 +103,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
     @app.get("/readyz")
     async def readyz() -> Response:
         """Answer 200 when configuration, keys and routing table are in sync; engines or none."""
-        why = gateway.ready
+        why = gateway.not_ready_reason
         return Response(f"{why or 'ok'}\n".encode(), 503 if why else 200, media_type="text/plain")
 
     @app.get("/metrics")
@@ -108,7 +112,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def check_admin(request: Request) -> None:
-        if not gateway.has_admin:
+        if not gateway.admin_enabled:
             raise ApiError(404, "the admin API is off; --admin-token-file turns it on")
         if not gateway.is_admin(request.headers.get("authorization", "")):
             raise ApiError(401, "the admin API needs its bearer token", code="invalid_token")
@@ -118,42 +122,46 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         """Return the routing table; with `version` and `wait` once it is another, or 304 when it stays."""
         check_admin(request)
         given = request.query_params
-        known, seconds = given.get("version", ""), seconds_of(given.get("wait"))
+        known, seconds = given.get("version", ""), parse_wait(given.get("wait"))
 
         def changed() -> bool:
-            chosen = gateway.services_of(given.get("service"))
+            chosen = gateway.list_services(given.get("service"))
             return version(chosen, gateway.services.synced, gateway.tenants) != known
 
-        if known and seconds > 0 and not await gateway.news.wait(seconds, changed, request.is_disconnected):
+        if (
+            known
+            and seconds > 0
+            and not await gateway.table_watch.wait(seconds, changed, request.is_disconnected)
+        ):
             return Response(status_code=304)
-        chosen = gateway.services_of(given.get("service"))
+        chosen = gateway.list_services(given.get("service"))
         return json_response(table(chosen, gateway.services.synced, gateway.tenants))
 
     @app.post("/admin/verify")
     async def verify(request: Request) -> Response:
         """Have one engine that is not verified yet continue a prompt, and answer the text."""
         check_admin(request)
-        question = read_question(await posted(gateway, request))
-        return json_response(await answer(gateway.services_of(question.service), question))
+        question = parse_verify_request(await read_body(gateway, request))
+        return json_response(await verify_engine(gateway.list_services(question.service), question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:
         """Say where the request in the body would go, and why."""
         check_admin(request)
-        body, headers = await posted(gateway, request), request.headers.raw
-        return json_response(await explain_route(gateway, body, headers, families(gateway.config)))
+        body, headers = await read_body(gateway, request), request.headers.raw
+        return json_response(await explain_route(gateway, body, headers, parser.chat_or_completion))
 
     return app
 
 
-async def posted(gateway: Gateway, request: Request) -> bytes:
+async def read_body(gateway: Gateway, request: Request) -> bytes:
     """Return the body of a request to the admin API, within the bounds of those to the other one.
 
     Raises:
         ApiError: as `Body.read`.
         ClientGone: the client closed the connection.
     """
-    with Body(gateway.bodies, gateway.config.max_body_bytes) as body:
+    with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
         return await body.read(request.scope, request.receive)
 
 

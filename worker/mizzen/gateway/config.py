@@ -91,7 +91,9 @@ class GatewayConfig:
         "Maximum total size of all request bodies in progress; further ones get 503",
         low=1024,
     )
-    request_timeout_seconds: float = option(0.0, "Timeout of requests that do not set one; 0 is none", low=0)
+    request_timeout_seconds: float = option(
+        0.0, "Timeout of requests that do not set one; 0 is no timeout", low=0
+    )
     max_request_timeout_seconds: float = option(3600.0, "Longest timeout that a request may set", low=1)
     max_attempts: int = option(3, "Engines that a request is tried on before its first token", low=1, high=10)
     max_resumes: int = option(
@@ -116,7 +118,9 @@ class GatewayConfig:
         1 << 19, "Maximum number of blocks (64 tokens, 112 bytes each) in a service's prefix index", low=1024
     )
     warm_tokens: int = option(
-        0, "Tokens of the hottest prefixes to replay into a new engine before it serves; 0 is none", low=0
+        0,
+        "Tokens of the hottest prefixes to replay into a new engine before it serves; 0 turns this off",
+        low=0,
     )
     warm_seconds: float = option(
         10.0, "Maximum time that the replay of hot prefixes may delay a new engine", low=0.1

@@ -27,7 +27,7 @@ class ApiError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     @property
-    def kind(self) -> str:
+    def error_type(self) -> str:
         """OpenAI's `type` of the error."""
         if self.status == 429:
             return "rate_limit_error"
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON object of the response, or of an event in a stream."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -14,29 +14,31 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from mizzen.gateway.admission.admission import Admission, Ticket
-from mizzen.gateway.admission.new_entry import new_ticket
-from mizzen.gateway.auth.authentication import Tenants, tenant_of
+from mizzen.gateway.admission.admission import Admission
+from mizzen.gateway.admission.new_entry import new_queue_entry
+from mizzen.gateway.admission.queue_entry import QueueEntry
+from mizzen.gateway.auth.authentication import TenantRegistry, get_tenant
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.discovery import discovery
-from mizzen.gateway.engines.engine_table import Engine, EngineTable
+from mizzen.gateway.engines.engine_client import EngineClient
+from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.engines.failure_limits import publish
-from mizzen.gateway.http.malloc_trim import Trimmer
+from mizzen.gateway.http.malloc_trim import MallocTrimmer
 from mizzen.gateway.http.request_bodies import BodyBudget
-from mizzen.gateway.requests.backpressure import Untaken
+from mizzen.gateway.requests.backpressure import UnreadOutput
 from mizzen.gateway.requests.body_reader import BodyReader
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.dispatcher import Dispatcher
-from mizzen.gateway.services import Service, ServiceEntry, Services, not_found
+from mizzen.gateway.services import Service, ServiceEntry, Services, model_not_found
 from mizzen.gateway.telemetry.access_log import AccessLog
 from mizzen.gateway.telemetry.metrics import Metrics
-from mizzen.gateway.telemetry.table_watch import News
+from mizzen.gateway.telemetry.table_watch import TableWatch
 from mizzen.gateway.telemetry.tracing import start_tracing
 from mizzen.wire.curve_keys import NEXT, KeyFolder, KeyRing
 
-KEYS_SECONDS = 1.0
+KEY_RELOAD_SECONDS = 1.0
 """How often the gateway's own keys and tokens are looked at for changes."""
-STATES = ("connecting", "verifying", "warming", "serving", "suspect", "draining", "broken")
+ENGINE_STATES = ("connecting", "verifying", "warming", "serving", "suspect", "draining", "broken")
 
 
 class Gateway:
@@ -49,27 +51,27 @@ class Gateway:
             ValueError: a file of keys or the token file cannot be read, or tracing lacks its packages.
         """
         self.config = config
-        self.metrics = Metrics(lambda: self.models)
+        self.metrics = Metrics(lambda: self.model_names)
         self.access_log = AccessLog(config.access_log == "prompts") if config.access_log != "off" else None
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
         self.draining = False
-        self.news = News()
-        self.tenants = Tenants(
+        self.table_watch = TableWatch()
+        self.tenants = TenantRegistry(
             config.api_keys_file,
             max_priority=config.keyless_max_priority,
             divided_by=config.key_limits_divided_by,
         )
-        self.tenants.on_change = self.news.tell
-        self.trimmer = Trimmer()
-        self.bodies = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.freed)
-        self.reader = BodyReader()
-        self.untaken = Untaken()
-        self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.ring)
-        self._tokens = read_tokens(config.admin_token_file)
+        self.tenants.on_change = self.table_watch.tell
+        self.trimmer = MallocTrimmer()
+        self.body_budget = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.note_freed)
+        self.body_reader = BodyReader()
+        self.unread_output = UnreadOutput()
+        self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.curve_keys)
+        self._admin_tokens = read_admin_tokens(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        self._keys = read_keys(config)
+        self._key_folder = load_key_folder(config)
         self._discovery: asyncio.Task[None] | None = None
-        self._reloads: list[asyncio.Task[None]] = []
+        self._reload_tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to discover engines.
@@ -77,25 +79,25 @@ class Gateway:
         Raises:
             ValueError: an endpoint is malformed or needs keys, or there is no Kubernetes configuration.
         """
-        find = discovery(self.config, self._keys, self.services, self.metrics)
+        find = discovery(self.config, self._key_folder, self.services, self.metrics)
         self._discovery = asyncio.create_task(find, name="discovery")
-        self._reloads = [
+        self._reload_tasks = [
             asyncio.create_task(self.tenants.watch(), name="API keys"),
-            asyncio.create_task(self._follow_keys(), name="keys"),
+            asyncio.create_task(self._reload_keys(), name="keys"),
         ]
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Refuse who waits, and close the connections: what still runs ends with an error."""
-        self.news.close()
+        self.table_watch.close()
         if self._discovery is None:
             return
-        tasks = [self._discovery, *self._reloads]
-        self._discovery, self._reloads = None, []
+        tasks = [self._discovery, *self._reload_tasks]
+        self._discovery, self._reload_tasks = None, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.services.close(reason)
-        self.reader.close()
+        self.body_reader.close()
         self.trimmer.close()
 
     async def flush(self) -> None:
@@ -106,61 +108,63 @@ class Gateway:
             await asyncio.to_thread(self.access_log.close)
 
     @property
-    def ring(self) -> KeyRing | None:
+    def curve_keys(self) -> KeyRing | None:
         """The gateway's own keys as they are now."""
-        return self._keys.ring if self._keys is not None else None
+        return self._key_folder.ring if self._key_folder is not None else None
 
-    async def _follow_keys(self) -> None:
+    async def _reload_keys(self) -> None:
         """Take changes of the files with keys and tokens until cancelled."""
         while True:
-            await asyncio.sleep(KEYS_SECONDS)
+            await asyncio.sleep(KEY_RELOAD_SECONDS)
             with contextlib.suppress(ValueError):  # a file that cannot be read changes nothing
-                self._tokens = read_tokens(self.config.admin_token_file)
-            if self._keys is not None and self._keys.look():
-                self.services.follow_keys()
-                self.news.tell()
+                self._admin_tokens = read_admin_tokens(self.config.admin_token_file)
+            if self._key_folder is not None and self._key_folder.look():
+                self.services.apply_own_keys()
+                self.table_watch.tell()
 
     @property
-    def ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why this gateway should get no traffic; empty when it should."""
         if self.draining:
             return "draining"
         if self._discovery is None or self._discovery.done():
             return "discovery does not run"
-        if not self.services.listed:
+        if not self.services.services_known:
             return "the services are not known yet"
         return "" if self.services.synced else "the engines are not known yet"
 
     # ── what a request asks ───────────────────────────────────────────────────────────────────────────────
 
-    def service_named(self, model: str, scope: Scope) -> Service:
+    def find_service(self, model: str, scope: Scope) -> Service:
         """Return the service that has a model, for a request of a tenant that may use it.
 
         Raises:
             ApiError: 404 when there is none, 403 when it is not the tenant's.
         """
-        service, tenant = self.services.find(model), tenant_of(scope)
+        service, tenant = self.services.find_by_model(model), get_tenant(scope)
         if service is None:
-            raise not_found(model, (name for name, _ in self.services.models(tenant)))
+            raise model_not_found(model, (name for name, _ in self.services.list_models(tenant)))
         if tenant is not None:
             tenant.check_model(model)
         return service
 
-    def service_of(self, model: str, scope: Scope) -> Service:
+    def open_service(self, model: str, scope: Scope) -> Service:
         """Return the service that a request for a model goes to.
 
         Raises:
             ApiError: as `service_named`; 503 when the service is suspended.
         """
-        service = self.service_named(model, scope)
-        service.check_open()
+        service = self.find_service(model, scope)
+        service.check_not_suspended()
         return service
 
-    def models_of(self, scope: Scope) -> list[tuple[str, Service]]:
+    def models_for(self, scope: Scope) -> list[tuple[str, Service]]:
         """Return all names of models that a request's tenant may use, with their services."""
-        return self.services.models(tenant_of(scope))
+        return self.services.list_models(get_tenant(scope))
 
-    def ticket(self, scope: Scope, wish: Wish, began: float | None = None, *, first: bool = True) -> Ticket:
+    def new_queue_entry(
+        self, scope: Scope, generation: GenerationRequest, began: float | None = None, *, first: bool = True
+    ) -> QueueEntry:
         """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
 
         Args:
@@ -170,23 +174,23 @@ class Gateway:
             ApiError: 400 or 403 for a priority that it may not have.
         """
         deadline = (time.monotonic() if began is None else began) + self.config.queue_timeout_seconds
-        service = self.services.find(wish.model)
+        service = self.services.find_by_model(generation.model)
         most = service.table.context if service is not None else 0
-        return new_ticket(scope, wish, deadline, first=first, most_tokens=most)
+        return new_queue_entry(scope, generation, deadline, first=first, most_tokens=most)
 
-    def wait_from_now(self, ticket: Ticket) -> None:
+    def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
         """Let a sequence that begins later than its request wait as long as another."""
-        ticket.deadline = time.monotonic() + self.config.queue_timeout_seconds
+        queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds
 
     @property
-    def models(self) -> tuple[str, ...]:
+    def model_names(self) -> tuple[str, ...]:
         """All names of models."""
-        return tuple(name for name, _ in self.services.models())
+        return tuple(name for name, _ in self.services.list_models())
 
     # ── the only service ──────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def only(self) -> Service:
+    def only_service(self) -> Service:
         """The first service, which is the only one unless the gateway is shared.
 
         Raises:
@@ -199,26 +203,26 @@ class Gateway:
     @property
     def table(self) -> EngineTable:
         """The routing table of the only service."""
-        return self.only.table
+        return self.only_service.table
 
     @property
     def admission(self) -> Admission:
         """The admission of the only service."""
-        return self.only.admission
+        return self.only_service.admission
 
     @property
     def dispatcher(self) -> Dispatcher:
         """The dispatcher of the only service."""
-        return self.only.dispatcher
+        return self.only_service.dispatcher
 
     # ── the admin API ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def engines(self) -> Iterator[Engine]:
+    def engines(self) -> Iterator[EngineClient]:
         """All engines of all services."""
         return (engine for service in self.services for engine in service.table)
 
-    def services_of(self, name: str | None) -> list[Service]:
+    def list_services(self, name: str | None) -> list[Service]:
         """The service of a name, if there is one; all of them without a name."""
         return [service for service in self.services if name in (None, service.name)]
 
@@ -231,20 +235,20 @@ class Gateway:
         """Tell whether a header holds the admin API's bearer token."""
         scheme, _, token = authorization.partition(" ")
         given = token.strip().encode()
-        known = [hmac.compare_digest(given, one) for one in self._tokens]
+        known = [hmac.compare_digest(given, one) for one in self._admin_tokens]
         return scheme.lower() == "bearer" and any(known)
 
     @property
-    def has_admin(self) -> bool:
+    def admin_enabled(self) -> bool:
         """Whether there is an admin API."""
-        return bool(self._tokens)
+        return bool(self._admin_tokens)
 
     def metrics_text(self) -> bytes:
         """Return all metrics, the gauges as of now."""
         metrics = self.metrics
         metrics.in_flight.clear()
         metrics.load_tokens.clear()
-        states: Counter[str] = Counter(dict.fromkeys(STATES, 0))
+        states: Counter[str] = Counter(dict.fromkeys(ENGINE_STATES, 0))
         for engine in self.engines:
             states[engine.state] += 1
             metrics.in_flight.labels(engine.name).set(engine.requests)
@@ -252,7 +256,7 @@ class Gateway:
         for state, count in states.items():
             metrics.engines.labels(state).set(count)
         tables = [service.table for service in self.services]
-        publish(metrics, tables, sum(service.waiting for service in self.services))
+        publish(metrics, tables, sum(service.waiting_requests for service in self.services))
         metrics.queued.set(sum(len(service.admission) for service in self.services))
         metrics.synced.set(self.services.synced)
         unusable = not self.tenants.open and (bool(self.tenants.problem) or not self.tenants.in_force)
@@ -260,10 +264,10 @@ class Gateway:
         return metrics.text()
 
     def _new_service(self, entry: ServiceEntry) -> Service:
-        return Service(entry, self.config, self.ring, self._name, self.metrics, self.news.tell)
+        return Service(entry, self.config, self.curve_keys, self._name, self.metrics, self.table_watch.tell)
 
 
-def read_keys(config: GatewayConfig) -> KeyFolder | None:
+def load_key_folder(config: GatewayConfig) -> KeyFolder | None:
     """Return the gateway's CURVE keys; a shared gateway's folder may lack a key of engines.
 
     Raises:
@@ -276,7 +280,7 @@ def read_keys(config: GatewayConfig) -> KeyFolder | None:
     return KeyFolder(folder, "gateway", peers=peers)
 
 
-def read_tokens(path: str | None) -> tuple[bytes, ...]:
+def read_admin_tokens(path: str | None) -> tuple[bytes, ...]:
     """Return the admin API's bearer tokens: the file's, and that of the next generation beside it.
 
     Raises:

@@ -12,15 +12,15 @@ from mizzen.common.json_log import set_up_logging
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.gateway import Gateway
-from mizzen.gateway.http.connection import BoundedProtocol, PatientProtocol
-from mizzen.gateway.http.processes import serve_all
-from mizzen.gateway.http.server import Server, listen, new_server
+from mizzen.gateway.http.connection import BoundedProtocol, LingeringProtocol
+from mizzen.gateway.http.processes import serve_processes
+from mizzen.gateway.http.server import UvicornServer, listen, new_server
 from mizzen.gateway.http.tls import ServerTls
 from mizzen.gateway.telemetry.ping import answer_pings
 
 log = logging.getLogger(__name__)
 
-LAST_SECONDS = 5
+FINAL_SEND_SECONDS = 5
 """After the drain, streams get this long to send their error."""
 
 
@@ -30,17 +30,17 @@ def run(config: GatewayConfig) -> int:
     A start that fails (an address in use, a missing key file) is logged with its reason and returns 1.
     """
     set_up_logging(program="gateway")
-    calm_collector()
+    tune_garbage_collector()
     try:
         import uvloop
 
-        return uvloop.run(serve_all(config) if config.processes > 1 else serve(config))
+        return uvloop.run(serve_processes(config) if config.processes > 1 else serve(config))
     except (ValueError, OSError) as error:
         log.error("the gateway cannot start", extra={"fields": {"reason": str(error)}})
         return 1
 
 
-def calm_collector() -> None:
+def tune_garbage_collector() -> None:
     """Have the garbage collector look seldom, and never at what was imported.
 
     Streams make many short-lived objects and hardly any cycles: by default, a tenth of the time would go into
@@ -61,13 +61,13 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     gateway = Gateway(config)
     tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     if tls is not None:
-        gateway.metrics.certificate.set_function(lambda: tls.expires)
+        gateway.metrics.certificate.set_function(lambda: tls.expires_at)
     if sockets is None:
         sockets = listen(config.host, config.port), listen(config.admin_host, config.admin_port)
     api_socket, admin_socket = sockets
     await gateway.start()
-    last = int(config.drain_timeout_seconds) + LAST_SECONDS
-    api = new_server(create_app(config, gateway), last, tls, PatientProtocol)
+    last = int(config.drain_timeout_seconds) + FINAL_SEND_SECONDS
+    api = new_server(create_app(config, gateway), last, tls, LingeringProtocol)
     admin = new_server(create_admin_app(gateway), 1)
     tasks = [
         asyncio.create_task(api.serve([api_socket])),
@@ -80,17 +80,17 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     fields = {
         "url": f"{'https' if tls else 'http'}://{host}:{port}/v1",
         "admin_port": admin_port,
-        "models": list(gateway.models),
+        "models": list(gateway.model_names),
     }
     log.info("listening", extra={"fields": fields})
     stop = asyncio.Event()
-    again = asyncio.Event()
+    second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: again.set() if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, lambda: second_signal.set() if stop.is_set() else stop.set())
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
-    await drain(gateway, api, tasks[0], again)
+    await drain(gateway, api, tasks[0], second_signal)
     admin.should_exit = True
     if pings is not None:
         pings.close()
@@ -105,21 +105,23 @@ async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.sock
     return 0
 
 
-async def drain(gateway: Gateway, api: Server, serving: asyncio.Task[None], again: asyncio.Event) -> None:
+async def drain(
+    gateway: Gateway, api: UvicornServer, serving: asyncio.Task[None], second_signal: asyncio.Event
+) -> None:
     """Take nothing new, let streams end in their time, then end those that remain with an error."""
     gateway.draining = True
     log.info("draining", extra={"fields": {"in_flight": gateway.in_flight}})
     api.should_exit = True
-    hurry = asyncio.create_task(again.wait())
+    hurried = asyncio.create_task(second_signal.wait())
     await asyncio.wait(
-        (serving, hurry),
+        (serving, hurried),
         timeout=gateway.config.drain_timeout_seconds,
         return_when=asyncio.FIRST_COMPLETED,
     )
-    hurry.cancel()
+    hurried.cancel()
     for connection in list(api.server_state.connections):
         if isinstance(connection, BoundedProtocol):
-            connection.hurry()
+            connection.stop_lingering()
     await gateway.close()
-    await asyncio.wait((serving,), timeout=LAST_SECONDS)
+    await asyncio.wait((serving,), timeout=FINAL_SEND_SECONDS)
     api.force_exit = True  # a client that takes nothing keeps its connection, and would keep the process

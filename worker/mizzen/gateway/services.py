@@ -13,18 +13,19 @@ import msgspec
 from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines.engine_table import EngineTable, Found
+from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
+from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.engines.failure_limits import breaker_limits, resume_limits, warm_limits
 from mizzen.gateway.errors import ApiError, unavailable
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.routing.router import default_router
-from mizzen.gateway.routing.warmup import Warmer
+from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.telemetry.metrics import Metrics
 from mizzen.wire.curve_keys import KeyRing
 
 log = logging.getLogger(__name__)
 
-SUSPENDED_SECONDS = 30.0
+SUSPENDED_RETRY_SECONDS = 30.0
 """After which a client of a suspended service may try again."""
 MAX_SERVICES = 1000
 
@@ -55,7 +56,7 @@ class ServiceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     services: Annotated[tuple[ServiceEntry, ...], msgspec.Meta(max_length=MAX_SERVICES)]
 
 
-def keys_of(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
+def engine_keys(entry: ServiceEntry, keys: KeyRing | None) -> KeyRing | None:
     """Return the keys for a service's engines; None without a key that they must have."""
     if keys is not None and entry.engine_public_key:
         told = (entry.engine_public_key, entry.next_engine_public_key)
@@ -74,21 +75,21 @@ class Service:
         keys: KeyRing | None,
         name: str,
         metrics: Metrics,
-        tell: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Serve an entry; `tell` is called when its engines or who waits for them may be others."""
         self.entry = entry
-        self._tell = tell
+        self._notify = notify
         self.table = EngineTable(
             gateway=name,
-            keys=keys_of(entry, keys),
+            keys=engine_keys(entry, keys),
             timeout_seconds=config.engine_timeout_seconds,
             lost_seconds=config.engine_lost_seconds,
             suspect_seconds=config.engine_suspect_seconds,
             stuck_seconds=config.engine_stuck_seconds,
             breaker=breaker_limits(config),
             prefix_blocks=config.prefix_index_blocks,
-            warmer=Warmer(warm_limits(config), metrics),
+            cache_warmer=CacheWarmer(warm_limits(config), metrics),
             on_change=self._changed,
         )
         self.admission = Admission(
@@ -96,8 +97,8 @@ class Service:
             max_in_flight=config.max_in_flight,
             max_tokens_in_flight=config.max_tokens_in_flight,
             queue_size=config.queue_size,
-            why_closed=self.table.why_closed,
-            on_wait=tell,
+            unavailable_reason=self.table.unavailable_reason,
+            on_wait=notify,
         )
         self.dispatcher = Dispatcher(
             self.table,
@@ -111,11 +112,11 @@ class Service:
 
     def use_keys(self, keys: KeyRing | None) -> None:
         """Take the gateway's own keys as they are now; those of the engines are in the entry."""
-        self.table.use_keys(keys_of(self.entry, keys))
+        self.table.use_keys(engine_keys(self.entry, keys))
 
     def _changed(self) -> None:
         self.admission.poke()
-        self._tell()
+        self._notify()
 
     @property
     def name(self) -> str:
@@ -128,11 +129,11 @@ class Service:
         return self.entry.models
 
     @property
-    def waiting(self) -> int:
+    def waiting_requests(self) -> int:
         """Requests that wait while no engine serves: they ask for one to be woken."""
         return 0 if self.table.serving else len(self.admission)
 
-    def check_open(self) -> None:
+    def check_not_suspended(self) -> None:
         """Raise when it serves nothing at the moment.
 
         Raises:
@@ -140,14 +141,14 @@ class Service:
         """
         if self.entry.suspended:
             text = "the service is suspended" if not self.models else f"{self.models[0]} is suspended"
-            raise unavailable(text, SUSPENDED_SECONDS, code="suspended")
+            raise unavailable(text, SUSPENDED_RETRY_SECONDS, code="suspended")
 
     async def close(self, reason: str) -> None:
         """Refuse who waits, and close the connections: what still runs ends with an error."""
         self.admission.close(reason)
         await self.table.close()
 
-    async def retire(self, reason: str, seconds: float) -> None:
+    async def drain(self, reason: str, seconds: float) -> None:
         """Refuse who waits, let what runs end in its time, then close."""
         self.admission.close(reason)
         try:
@@ -164,19 +165,19 @@ class Services:
 
     def __init__(
         self,
-        make: Callable[[ServiceEntry], Service],
+        new_service: Callable[[ServiceEntry], Service],
         retire_seconds: float,
         keys: Callable[[], KeyRing | None] = lambda: None,
     ) -> None:
         """Make services as they are listed; `keys` are the gateway's own as they are now."""
-        self._make = make
+        self._new_service = new_service
         self._keys = keys
         self._retire_seconds = retire_seconds
         self._services: dict[str, Service] = {}
         self._models: dict[str, Service] = {}
-        self._engines: Mapping[str, list[Found]] | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
-        self.listed = False
+        self._engines: Mapping[str, list[DiscoveredEngine]] | None = None
+        self._draining: set[asyncio.Task[None]] = set()
+        self.services_known = False
         """Whether it is known which services there are."""
 
     def __iter__(self) -> Iterator[Service]:
@@ -188,17 +189,17 @@ class Services:
     @property
     def synced(self) -> bool:
         """Whether services and their engines are known."""
-        return self.listed and all(service.table.synced for service in self)
+        return self.services_known and all(service.table.synced for service in self)
 
-    def named(self, name: str) -> Service | None:
+    def get(self, name: str) -> Service | None:
         """Return a service by its own name."""
         return self._services.get(name)
 
-    def find(self, model: str) -> Service | None:
+    def find_by_model(self, model: str) -> Service | None:
         """Return the service that has a model of this name."""
         return self._models.get(model)
 
-    def models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
+    def list_models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
         """Return all names of models that a tenant may use, with their services."""
         return [
             (name, service)
@@ -206,59 +207,59 @@ class Services:
             if tenant is None or tenant.may_use(name)
         ]
 
-    def sync(self, entries: Iterable[ServiceEntry]) -> None:
+    def sync_services(self, entries: Iterable[ServiceEntry]) -> None:
         """Take the whole list of services; those that are no longer in it end once nothing runs there."""
         wanted = {entry.name: entry for entry in entries}
         for name, service in tuple(self._services.items()):
             entry = wanted.get(name)
             if entry is None:
                 del self._services[name]
-                self._retire(service)
+                self._start_draining(service)
         for name, entry in wanted.items():
             service = self._services.get(name)
             if service is None:
-                service = self._make(entry)
+                service = self._new_service(entry)
             service.entry = entry
             service.use_keys(self._keys())
             self._services[name] = service
         self._services = {name: self._services[name] for name in wanted}
-        self._models = claim(self._services.values())
-        self.listed = True
-        self._share_out()
+        self._models = map_models(self._services.values())
+        self.services_known = True
+        self._assign_engines()
 
-    def sync_engines(self, engines: Mapping[str, list[Found]]) -> None:
+    def sync_engines(self, engines: Mapping[str, list[DiscoveredEngine]]) -> None:
         """Take the whole set of engines that discovery knows, by the name of their service."""
         self._engines = engines
-        self._share_out()
+        self._assign_engines()
 
-    def follow_keys(self) -> None:
+    def apply_own_keys(self) -> None:
         """Take the gateway's own keys, which have changed."""
         for service in self:
             service.use_keys(self._keys())
 
     async def close(self, reason: str) -> None:
         """Close all services."""
-        for task in tuple(self._retiring):
+        for task in tuple(self._draining):
             task.cancel()
         await asyncio.gather(
-            *(service.close(reason) for service in self), *self._retiring, return_exceptions=True
+            *(service.close(reason) for service in self), *self._draining, return_exceptions=True
         )
 
-    def _share_out(self) -> None:
+    def _assign_engines(self) -> None:
         if self._engines is None:
             return
         for service in self:
             service.table.sync(self._engines.get(service.name, ()))
 
-    def _retire(self, service: Service) -> None:
+    def _start_draining(self, service: Service) -> None:
         reason = f"{service.name} is served here no longer"
-        work = service.retire(reason, self._retire_seconds)
+        work = service.drain(reason, self._retire_seconds)
         task = asyncio.get_running_loop().create_task(work)
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
 
 
-def claim(services: Iterable[Service]) -> dict[str, Service]:
+def map_models(services: Iterable[Service]) -> dict[str, Service]:
     """Return which service each name of a model belongs to: the first that claims it."""
     found: dict[str, Service] = {}
     for service in services:
@@ -270,7 +271,7 @@ def claim(services: Iterable[Service]) -> dict[str, Service]:
     return found
 
 
-def not_found(model: str, known: Iterable[str]) -> ApiError:
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     """Return the 404 of a model that is not served."""
     names = list(known)
     there = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 
-def share_cache() -> None:
+def set_compiler_cache_dirs() -> None:
     """Let Triton and FlashInfer keep what they compile in $MIZZEN_CACHE_DIR, unless they are told where.
 
     Called before either is imported.
@@ -20,4 +20,4 @@ def share_cache() -> None:
         os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", folder)
 
 
-share_cache()
+set_compiler_cache_dirs()

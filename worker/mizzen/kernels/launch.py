@@ -20,7 +20,7 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def overlapped(x: torch.Tensor) -> dict[str, Any]:
+def pdl_launch_options(x: torch.Tensor) -> dict[str, Any]:
     """Return launch options with which a kernel begins before the one ahead of it ends, where that is served.
 
     Programmatic dependent launch: the kernel gets PDL=True, and has to wait before it reads or writes what

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.launch import overlapped
+from mizzen.kernels.launch import pdl_launch_options
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _launch(
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),
-        **overlapped(x),
+        **pdl_launch_options(x),
     )
     return out
 

@@ -90,7 +90,7 @@ def keep(path: Path, content: bytes) -> None:
             raise
 
 
-def cached_cubin(
+def load_or_compile_cubin(
     source: str, name: str, defines: tuple[tuple[str, int], ...], capability: tuple[int, int]
 ) -> bytes:
     """Return what `cubin` returns, from an earlier run's where there is a whole one.
@@ -129,13 +129,13 @@ def compiled(source: str, name: str, defines: tuple[tuple[str, int], ...], devic
     """
     from cuda.bindings import driver
 
-    code = cached_cubin(source, name, defines, torch.cuda.get_device_capability(device))
+    code = load_or_compile_cubin(source, name, defines, torch.cuda.get_device_capability(device))
     torch.cuda.current_stream(device)  # a context is there
     module = checked(driver.cuModuleLoadData(code), f"loading {name}")
     return checked(driver.cuModuleGetFunction(module, name.encode()), f"loading {name}")
 
 
-def compile_together(kernels: Iterable[Kernel], device: int, threads: int) -> None:
+def compile_in_parallel(kernels: Iterable[Kernel], device: int, threads: int) -> None:
     """Compile kernels that `compiled` is going to be asked for, so many at a time.
 
     Raises:
@@ -154,7 +154,7 @@ def compile_together(kernels: Iterable[Kernel], device: int, threads: int) -> No
 
 
 @functools.cache
-def allow_shared(function: Any, shared: int) -> None:
+def allow_shared_memory(function: Any, shared: int) -> None:
     """Let a kernel have so many bytes of shared memory.
 
     Raises:
@@ -181,7 +181,7 @@ def runs(
     try:
         function = compiled(source, name, defines, device.index or 0)
         if shared:
-            allow_shared(function, shared)
+            allow_shared_memory(function, shared)
     except (ImportError, CompileError) as error:
         log.warning("%s, which is slower: %s", otherwise, error)
         return False
@@ -253,7 +253,7 @@ def launch(
             types.append({int: ctypes.c_int, float: ctypes.c_float}.get(type(argument)))
     grid = (blocks, 1, 1) if isinstance(blocks, int) else blocks
     if shared:
-        allow_shared(function, shared)
+        allow_shared_memory(function, shared)
     stream = torch.cuda.current_stream(device).cuda_stream
     config = launch_config(grid, threads, stream, cluster, shared)
     checked(driver.cuLaunchKernelEx(config, function, (tuple(values), tuple(types)), 0), "launching a kernel")

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.launch import overlapped
+from mizzen.kernels.launch import pdl_launch_options
 
 BLOCK = 1024
 
@@ -30,5 +30,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(size, BLOCK))
-    _silu_mul_kernel[grid](gate_up, out, size, BLOCK=BLOCK, num_warps=4, **overlapped(out))
+    _silu_mul_kernel[grid](gate_up, out, size, BLOCK=BLOCK, num_warps=4, **pdl_launch_options(out))
     return out

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from mizzen.layers.sharding import Mesh
-from mizzen.parallel.collectives import Alone, Collectives
+from mizzen.parallel.collectives import SingleRank, Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class LinearMethod(Protocol):
     keep their addresses once loaded, so that captured graphs stay valid.
     """
 
-    def targets(self, name: str, part: RowPart) -> Iterator[Target]:
+    def targets(self, name: str, part: CheckpointShard) -> Iterator[Target]:
         """Yield where the tensors of the checkpoint's layer `name` go."""
         ...
 
@@ -45,7 +45,7 @@ class LinearMethod(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowPart:
+class CheckpointShard:
     """A layer of the checkpoint inside a (merged, sharded) linear layer."""
 
     start: int
@@ -71,9 +71,9 @@ def dense(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch
 
 def skinny(rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> LinearMethod:
     """Make plain weights that a single row has a kernel of its own for, on a GPU."""
-    from mizzen.layers.linear import SkinnyDense
+    from mizzen.layers.linear import SmallBatchLinear
 
-    return SkinnyDense(rows, columns, bias, dtype, device)
+    return SmallBatchLinear(rows, columns, bias, dtype, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Build:
     linear: LinearFactory = dense
     fused: bool = False
     """Use the kernels of `mizzen.kernels` in place of several plain operations; on a GPU alone."""
-    ranks: Collectives = field(default_factory=Alone)
+    ranks: Collectives = field(default_factory=SingleRank)
     """What this rank and the others of the tensor axis exchange."""
 
     def empty(self, *shape: int) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import Build, RowPart, Target
-from mizzen.layers.linear import few_rows, kernels_of, product_kernels, widest_product
+from mizzen.layers.context import Build, CheckpointShard, Target
+from mizzen.layers.linear import small_batch_gemm, method_kernel_specs, gemm_kernel_specs, max_small_batch
 from mizzen.parallel.collectives import Collectives
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Vocabulary:
     @classmethod
     def of(cls, build: Build, total: int) -> Vocabulary:
         """Split a vocabulary over the ranks."""
-        return cls(total, *build.mesh.tensor.padded_part(total, ROW_MULTIPLE))
+        return cls(total, *build.mesh.tensor.padded_shard(total, ROW_MULTIPLE))
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Maps [rows, hidden] to logits [rows, room] of a rank's tokens, into a tensor whose rows may lie apart."""
 
 
-def whole_logits(
+def gather_logits(
     ranks: Collectives,
     vocabulary: Vocabulary,
     product: Product,
@@ -105,7 +105,7 @@ class TiedHead:
     def __init__(self, build: Build, embedding: Embedding) -> None:
         self.embedding = embedding
         self.ranks = build.ranks
-        self.widest = widest_product(embedding.weight) if build.fused else 0
+        self.widest = max_small_batch(embedding.weight) if build.fused else 0
 
     def targets(self) -> Iterator[Target]:
         """Yield nothing: the table is loaded as the embedding."""
@@ -114,18 +114,18 @@ class TiedHead:
     def kernels(self, counts: Iterable[int]) -> set[Kernel]:
         """Return what logits of so many rows are compiled from; of several ranks nothing, as in `Head`."""
         alone = self.ranks.size == 1
-        return product_kernels(self.embedding.weight, counts, self.widest) if alone else set()
+        return gemm_kernel_specs(self.embedding.weight, counts, self.widest) if alone else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.part(x, out)
-        return whole_logits(self.ranks, self.embedding.vocabulary, self.part, x, out)
+        return gather_logits(self.ranks, self.embedding.vocabulary, self.part, x, out)
 
     def part(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of this rank's tokens, in `out` where it is given; its rows may lie apart."""
         if len(x) <= self.widest and (out is None or out.is_contiguous()):
-            return few_rows(self.embedding.weight, x, out)
+            return small_batch_gemm(self.embedding.weight, x, out)
         if out is None:
             return F.linear(x, self.embedding.weight)
         return torch.mm(x, self.embedding.weight.t(), out=out)
@@ -138,7 +138,7 @@ class Head:
         self.name = name
         self.ranks = build.ranks
         self.vocabulary = Vocabulary.of(build, vocab)
-        self.part = RowPart(
+        self.part = CheckpointShard(
             start=0, rows=self.vocabulary.held, columns=slice(0, hidden), shape=(vocab, hidden)
         )
         self.method = build.linear(self.vocabulary.room, hidden, False, build.dtype, build.device)
@@ -152,10 +152,10 @@ class Head:
 
         Of several ranks nothing: where they write to rank 0's memory, rows lie apart, and cuBLAS takes them.
         """
-        return kernels_of(self.method, counts) if self.ranks.size == 1 else set()
+        return method_kernel_specs(self.method, counts) if self.ranks.size == 1 else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], into `out` where it is given."""
         if self.ranks.size == 1:
             return self.method.apply(x, out)
-        return whole_logits(self.ranks, self.vocabulary, self.method.apply, x, out)
+        return gather_logits(self.ranks, self.vocabulary, self.method.apply, x, out)

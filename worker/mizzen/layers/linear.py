@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.context import Build, LinearMethod, RowPart, Target
+from mizzen.layers.context import Build, LinearMethod, CheckpointShard, Target
 from mizzen.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import Kernel
 
-WIDEST_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
+MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 """(weights at most, rows): up to how many a product of our own pays ahead of attention, measured in steps."""
-FEWEST_ADDED = 1024
+MIN_FUSED_ADD_ROWS = 1024
 """Rows from which a library's product is added to the residual stream at once, measured on an H200."""
-NORMED_COLUMNS = 2048
+MAX_NORM_COLUMNS = 2048
 """Up to so many columns it pays that every block of a single row's product normalises it for itself."""
 
 
@@ -30,7 +30,7 @@ class Dense:
         self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
         self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
 
-    def targets(self, name: str, part: RowPart) -> Iterator[Target]:
+    def targets(self, name: str, part: CheckpointShard) -> Iterator[Target]:
         """Yield where the tensors of the checkpoint's layer `name` go."""
         here = slice(part.start, part.start + part.rows.stop - part.rows.start)
         yield Target(
@@ -51,41 +51,41 @@ class Dense:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
-class SkinnyDense(Dense):
+class SmallBatchLinear(Dense):
     """Plain weights, with kernels of our own for the products of few rows, and for what surrounds them."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, bias, dtype, device)
-        self.widest = 0 if bias else widest_product(self.weight)
+        self.widest = 0 if bias else max_small_batch(self.weight)
         """Most rows that the kernels serve; 0 when none."""
-        self.widest_gated = 0 if bias else widest_product(self.weight, gate=True)
+        self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, gate=True)
         """The same where the outputs are gates and what they multiply."""
         self.gates_prompts = not bias and gates_prompts(self.weight)
         """There is a kernel that makes these in one go of many rows."""
-        self.before_attention = False
+        self.defer_pdl = False
         """Let the kernel behind the product not begin early, see `mizzen.kernels.gemm.swap_ab`."""
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Map [tokens, columns] to [tokens, rows], into `out` where it is given."""
         if len(x) <= self.widest and (out is None or out.is_contiguous()):
-            return few_rows(self.weight, x, out, late=self.before_attention)
+            return small_batch_gemm(self.weight, x, out, late=self.defer_pdl)
         return super().apply(x, out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """Map [tokens, columns] to silu(gates) * others [tokens, rows / 2]; `gates` are the upper rows."""
-        if len(x) <= self.widest_gated:
-            return few_rows(self.weight, x, None, gate=True)
-        if self.gates_prompts and (done := gated_prompts(self.weight, x)) is not None:
+        if len(x) <= self.max_swiglu_batch:
+            return small_batch_gemm(self.weight, x, None, gate=True)
+        if self.gates_prompts and (done := prefill_swiglu(self.weight, x)) is not None:
             return done
         from mizzen.kernels.swiglu import silu_mul
 
         return silu_mul(super().apply(x))
 
     def kernels(self, counts: Iterable[int], *, gate: bool) -> set[Kernel]:
-        """Return `product_kernels` of these weights, and what products of prompts are compiled from."""
-        most = self.widest_gated if gate else self.widest
-        late = self.before_attention and not gate
-        found = product_kernels(self.weight, counts, most, gate=gate, late=late)
+        """Return `gemm_kernel_specs` of these weights, and what products of prompts are compiled from."""
+        most = self.max_swiglu_batch if gate else self.widest
+        late = self.defer_pdl and not gate
+        found = gemm_kernel_specs(self.weight, counts, most, gate=gate, late=late)
         if not gate or not self.gates_prompts:
             return found
         from mizzen.kernels.gemm.gate_up_swiglu import kernel
@@ -95,8 +95,8 @@ class SkinnyDense(Dense):
     def after(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, gate: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Do what `MergedLinear.after` does in one kernel; None where there is none that pays."""
-        if len(residual) != 1 or not self.widest or self.weight.shape[1] > NORMED_COLUMNS:
+        """Do what `MergedColumnParallelLinear.after` does in one kernel; None where there is none that pays."""
+        if len(residual) != 1 or not self.widest or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None
         from mizzen.kernels.gemm.gemv import Norm, gemv
 
@@ -108,15 +108,15 @@ class SkinnyDense(Dense):
         return gemv(self.weight, x, gate=gate, norm=scaling, after=total), total
 
 
-def kernels_of(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[Kernel]:
-    """Return `SkinnyDense.kernels` of weights that are such, else nothing."""
-    return method.kernels(counts, gate=gate) if isinstance(method, SkinnyDense) else set()
+def method_kernel_specs(method: LinearMethod, counts: Iterable[int], *, gate: bool = False) -> set[Kernel]:
+    """Return `SmallBatchLinear.kernels` of weights that are such, else nothing."""
+    return method.kernels(counts, gate=gate) if isinstance(method, SmallBatchLinear) else set()
 
 
-def product_kernels(
+def gemm_kernel_specs(
     weight: torch.Tensor, counts: Iterable[int], most: int, *, gate: bool = False, late: bool = False
 ) -> set[Kernel]:
-    """Return what `few_rows` of these counts, up to `most`, is compiled from, where that takes long."""
+    """Return what `small_batch_gemm` of these counts, up to `most`, is compiled from, where that takes long."""
     from mizzen.kernels.gemm import small_m, swap_ab
 
     (rows, columns), least = weight.shape, small_m.widest(weight)
@@ -124,8 +124,8 @@ def product_kernels(
     return swap_ab.kernels(rows, columns, few, gate=gate, late=late)
 
 
-def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
-    """Return for how many rows `few_rows` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
+def max_small_batch(weight: torch.Tensor, *, gate: bool = False) -> int:
+    """Return for how many rows `small_batch_gemm` is faster than cuBLAS with a weight [rows, columns]; 0 is none."""
     if weight.device.type != "cuda":
         return 0
     from mizzen.kernels.gemm import gemv, small_m, swap_ab
@@ -138,7 +138,7 @@ def widest_product(weight: torch.Tensor, *, gate: bool = False) -> int:
 
 
 def gates_prompts(weight: torch.Tensor) -> bool:
-    """Tell whether `gated_prompts` can be asked with a weight."""
+    """Tell whether `prefill_swiglu` can be asked with a weight."""
     if weight.device.type != "cuda":
         return False
     from mizzen.kernels.gemm import gate_up_swiglu, gemv
@@ -147,7 +147,7 @@ def gates_prompts(weight: torch.Tensor) -> bool:
     return gemv.serves(weight, gate=True) and has_wgmma(weight.device) and gate_up_swiglu.serves(weight)
 
 
-def gated_prompts(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+def prefill_swiglu(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
     """Map rows [tokens, columns] to silu(gates) * others [tokens, rows / 2] by one kernel, where it pays."""
     from mizzen.kernels.gemm import gate_up_swiglu
 
@@ -156,7 +156,7 @@ def gated_prompts(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
     return gate_up_swiglu.gated(weight, x)
 
 
-def few_rows(
+def small_batch_gemm(
     weight: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor | None,
@@ -190,26 +190,26 @@ class Rows:
         return cls(units * size, slice(held.start * size, held.stop * size))
 
 
-class MergedLinear:
+class MergedColumnParallelLinear:
     """Several linear layers of one input as one product; each is split by output rows over the ranks.
 
     `parts` maps names in the checkpoint to output rows; the output is their outputs side by side.
     """
 
     def __init__(self, build: Build, parts: dict[str, Rows], columns: int, bias: bool) -> None:
-        self.parts: dict[str, RowPart] = {}
+        self.parts: dict[str, CheckpointShard] = {}
         self.ranks = build.ranks
         start = 0
         for name, rows in parts.items():
             held, shape = rows.held, (rows.total, columns)
-            self.parts[name] = RowPart(start=start, rows=held, columns=slice(0, columns), shape=shape)
+            self.parts[name] = CheckpointShard(start=start, rows=held, columns=slice(0, columns), shape=shape)
             start += held.stop - held.start
         self.method = build.linear(start, columns, bias, build.dtype, build.device)
-        if isinstance(self.method, SkinnyDense):
+        if isinstance(self.method, SmallBatchLinear):
             size = start * columns
-            most = next((rows for weights, rows in WIDEST_BEFORE_ATTENTION if size <= weights), 0)
+            most = next((rows for weights, rows in MAX_BATCH_BEFORE_ATTENTION if size <= weights), 0)
             self.method.widest = min(self.method.widest, most)
-            self.method.before_attention = True
+            self.method.defer_pdl = True
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""
@@ -237,11 +237,11 @@ class MergedLinear:
         """
         method = self.method
         if x is not None and self.ranks.size > 1:
-            inputs = self.ranks.add_norm(x, residual, norm.weight, norm.epsilon)
+            inputs = self.ranks.all_reduce_add_norm(x, residual, norm.weight, norm.epsilon)
             if inputs is not None:
                 return self.apply(inputs, gate), residual
             x = self.ranks.all_reduce(x)
-        if isinstance(method, SkinnyDense) and (done := method.after(norm, x, residual, gate)) is not None:
+        if isinstance(method, SmallBatchLinear) and (done := method.after(norm, x, residual, gate)) is not None:
             return done
         inputs = norm(residual) if x is None else norm.add(x, residual)
         return self.apply(inputs, gate), residual
@@ -251,19 +251,19 @@ class MergedLinear:
         method = self.method
         if not gate:
             return method.apply(inputs)
-        if isinstance(method, SkinnyDense):
+        if isinstance(method, SmallBatchLinear):
             return method.gated(inputs)
         gates, others = method.apply(inputs).chunk(2, dim=-1)
         return F.silu(gates).mul_(others)
 
 
-class InputSplitLinear:
+class RowParallelLinear:
     """A linear layer split by input columns, behind layers that are split by output rows."""
 
     def __init__(self, build: Build, name: str, rows: int, columns: int, bias: bool) -> None:
         held = build.mesh.tensor.part(columns, f"input columns of {name}")
         self.name = name
-        self.part = RowPart(start=0, rows=slice(0, rows), columns=held, shape=(rows, columns))
+        self.part = CheckpointShard(start=0, rows=slice(0, rows), columns=held, shape=(rows, columns))
         # The sum over ranks gets the bias once, from the first.
         adds = bias and build.ranks.rank == 0
         self.elsewhere = bias and not adds
@@ -271,7 +271,7 @@ class InputSplitLinear:
         self.nothing = build.empty(0)
         method, alone = self.method, build.fused and build.ranks.size == 1 and not bias
         # Exactly these kinds: what derives from them may be more than its weights.
-        self.addable = method if alone and type(method) in (Dense, SkinnyDense) else None
+        self.addable = method if alone and type(method) in (Dense, SmallBatchLinear) else None
         """Whose products of many rows are added to the residual stream as they end; None where none is."""
 
     def targets(self, prefix: str) -> Iterator[Target]:
@@ -292,7 +292,7 @@ class InputSplitLinear:
 
         Of many rows it is added to `residual` in place, by the product itself, and None is returned.
         """
-        if self.addable is None or len(x) < FEWEST_ADDED:
+        if self.addable is None or len(x) < MIN_FUSED_ADD_ROWS:
             return self.method.apply(x)
         torch.addmm(residual, x, self.addable.weight.t(), out=residual)
         return None

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import torch
 
 from mizzen.layers.context import Build, Target
-from mizzen.layers.linear import InputSplitLinear, MergedLinear, Rows
+from mizzen.layers.linear import RowParallelLinear, MergedColumnParallelLinear, Rows
 from mizzen.layers.norm import RMSNorm
 
 
-class GatedMLP:
+class SwiGLUMLP:
     """down(silu(gate(x)) * up(x)), with gate and up as one product."""
 
     def __init__(self, build: Build, hidden: int, intermediate: int, bias: bool) -> None:
         rows = Rows(intermediate, build.mesh.tensor.part(intermediate, "intermediate_size"))
         parts = {"gate_proj": rows, "up_proj": rows}
-        self.gate_up = MergedLinear(build, parts, hidden, bias)
-        self.down = InputSplitLinear(build, "down_proj", hidden, intermediate, bias)
+        self.gate_up = MergedColumnParallelLinear(build, parts, hidden, bias)
+        self.down = RowParallelLinear(build, "down_proj", hidden, intermediate, bias)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """Yield where the checkpoint's tensors under `prefix` go."""

@@ -38,8 +38,8 @@ def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
         share = math.log(rope.original_context / (turns * 2 * math.pi)) / math.log(rope.theta)
         return share * half
 
-    low, high = dimension(rope.fast_turns), dimension(rope.slow_turns)
-    if rope.whole_bounds:
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
     width = high - low or 0.001

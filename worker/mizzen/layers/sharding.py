@@ -33,7 +33,7 @@ class Axis:
         share = total // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
-    def shared_part(self, total: int, what: str) -> slice:
+    def replicated_shard(self, total: int, what: str) -> slice:
         """Return this rank's share of `total` equal things; of fewer than ranks, several share one.
 
         Raises:
@@ -48,7 +48,7 @@ class Axis:
         mine = self.rank // (self.size // total)
         return slice(mine, mine + 1)
 
-    def padded_part(self, total: int, multiple: int) -> tuple[int, slice]:
+    def padded_shard(self, total: int, multiple: int) -> tuple[int, slice]:
         """Return how many of `total` things a rank has room for, and which ones this rank holds.
 
         The room is the same on all ranks, and a multiple of `multiple` where there are several; the last

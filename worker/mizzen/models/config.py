@@ -29,11 +29,11 @@ class RopeConfig:
     served_context: int = 0
     """Context length that dynamic stretches to. It is the same for all requests: keys in the cache are
     shared, and keep the rotation that they were stored with."""
-    fast_turns: float = 32.0
+    beta_fast: float = 32.0
     """yarn keeps the frequencies of at least so many turns within the original context."""
-    slow_turns: float = 1.0
+    beta_slow: float = 1.0
     """yarn stretches those of at most so many."""
-    whole_bounds: bool = True
+    truncate: bool = True
     """yarn rounds the bounds between the two to whole dimensions."""
     scale: float = 1.0
     """What cosines and sines are multiplied by (yarn)."""
@@ -154,14 +154,14 @@ def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> Rope
         theta=theta,
         factor=factor,
         original_context=original_context(fields, rope, fields.integer("max_position_embeddings", 2048)),
-        fast_turns=fast,
-        slow_turns=slow,
-        whole_bounds=rope.flag("truncate", True),
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.flag("truncate", True),
         scale=rope.number("attention_factor", scale),
     )
 
 
-def context_of(fields: Fields, rope: RopeConfig, default: int) -> int:
+def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
     """Return how many positions a model serves; yarn and dynamic stretch to more than config.json says."""
     length = fields.integer("max_position_embeddings", default)
     if rope.kind == "dynamic":
@@ -202,7 +202,7 @@ def read_heads(fields: Fields) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
-def token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
+def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
     """Read end tokens: one id, a list of ids, or none."""
     value = fields.values.get(name)
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -211,7 +211,7 @@ def token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...]:
     return tuple(ids)
 
 
-def quantizes_kv_alone(quantization: Fields) -> bool:
+def quantizes_only_kv(quantization: Fields) -> bool:
     """Tell whether weights are plain; scales of an 8-bit KV cache may come with them (compressed-tensors)."""
     values = quantization.values
     scheme = values.get("kv_cache_scheme")
@@ -220,7 +220,7 @@ def quantizes_kv_alone(quantization: Fields) -> bool:
     return values.get("config_groups") == {} and isinstance(scheme, dict) and scheme.get("num_bits") == 8
 
 
-def read_decoder(
+def read_decoder_config(
     fields: Fields,
     architecture: str,
     *,
@@ -244,11 +244,11 @@ def read_decoder(
         raise fields.error("hidden_act", "must be silu")
     if not fields.flag("is_causal", True):
         raise fields.error("is_causal", "must be true: attention to later tokens is not served")
-    if not quantizes_kv_alone(fields.child("quantization_config")):
+    if not quantizes_only_kv(fields.child("quantization_config")):
         raise fields.error("quantization_config", "is not served yet: use a checkpoint without it")
     layers = fields.integer("num_hidden_layers")
     rope = read_rope(fields)
-    context = context_of(fields, rope, context_length)
+    context = read_context_length(fields, rope, context_length)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
         raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
@@ -271,5 +271,5 @@ def read_decoder(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         dtype=dtype,
-        end_token_ids=token_ids(fields),
+        end_token_ids=read_token_ids(fields),
     )

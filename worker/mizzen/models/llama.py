@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.config import ModelConfig, read_decoder_config
 from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "LlamaForCausalLM"
@@ -11,6 +11,6 @@ ARCHITECTURE = "LlamaForCausalLM"
 def read(fields: Fields) -> ModelConfig:
     """Read a Llama's config.json."""
     bias = fields.flag("attention_bias")
-    return read_decoder(
+    return read_decoder_config(
         fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias")
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.config import ModelConfig, read_decoder_config
 from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "MistralForCausalLM"
@@ -12,4 +12,4 @@ def read(fields: Fields) -> ModelConfig:
     """Read a Mistral's config.json; `sliding_window` null means full attention, and absent means 4096."""
     full = "sliding_window" in fields.values and fields.values["sliding_window"] is None
     window = None if full else fields.integer("sliding_window", 4096)
-    return read_decoder(fields, ARCHITECTURE, window=window, context_length=131072)
+    return read_decoder_config(fields, ARCHITECTURE, window=window, context_length=131072)

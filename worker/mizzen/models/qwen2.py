@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.config import ModelConfig, read_decoder_config
 from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "Qwen2ForCausalLM"
@@ -12,10 +12,10 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 
 def read(fields: Fields) -> ModelConfig:
     """Read a Qwen2's config.json."""
-    return upper_windows(fields, read_decoder(fields, ARCHITECTURE, qkv_bias=True, context_length=32768))
+    return read_upper_windows(fields, read_decoder_config(fields, ARCHITECTURE, qkv_bias=True, context_length=32768))
 
 
-def upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+def read_upper_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Apply the Qwen family's sliding window.
 
     Files without `layer_types` give it by `use_sliding_window`: layers from `max_window_layers` on have the

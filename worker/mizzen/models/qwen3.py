@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mizzen.models.config import ModelConfig, read_decoder
+from mizzen.models.config import ModelConfig, read_decoder_config
 from mizzen.models.hf_fields import Fields
-from mizzen.models.qwen2 import upper_windows
+from mizzen.models.qwen2 import read_upper_windows
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -13,7 +13,7 @@ def read(fields: Fields) -> ModelConfig:
     """Read a Qwen3's config.json; its heads are 128 wide unless it says otherwise."""
     bias = fields.flag("attention_bias")
     fields = Fields({"head_dim": 128, **fields.values}, fields.source)
-    config = read_decoder(
+    config = read_decoder_config(
         fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, qk_norm=True, context_length=32768
     )
-    return upper_windows(fields, config)
+    return read_upper_windows(fields, config)

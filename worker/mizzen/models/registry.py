@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from mizzen.models import llama, mistral, qwen2, qwen3
-from mizzen.models.config import ModelConfig, token_ids
+from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 
 Reader = Callable[[Fields], ModelConfig]
 
 READERS: dict[str, Reader] = {family.ARCHITECTURE: family.read for family in (llama, mistral, qwen2, qwen3)}
 """By the names that config.json lists under `architectures`."""
-HEADLESS: dict[str, Reader] = {name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()}
+HEADLESS_READERS: dict[str, Reader] = {name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()}
 """Checkpoints of embedding models that were saved without the head that generating needs."""
 
 
@@ -27,13 +27,13 @@ def read_config(folder: Path) -> ModelConfig:
     fields = Fields.load(folder)
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS))}")
+        raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}")
     for name in names:
         if name in READERS:
             return READERS[name](fields)
-        if name in HEADLESS:
-            return replace(HEADLESS[name](fields), tie_embeddings=True, generates=False)
-    raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS))}")
+        if name in HEADLESS_READERS:
+            return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
+    raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}")
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
     ids = config.end_token_ids
     path = folder / "generation_config.json"
     if path.exists():
-        ids = token_ids(Fields.load(folder, path.name)) or ids
+        ids = read_token_ids(Fields.load(folder, path.name)) or ids
     outside = [token for token in ids if token >= config.vocab_size]
     if outside:
         raise ConfigError(f"{folder}: eos_token_id {outside} is outside the vocabulary ({config.vocab_size})")

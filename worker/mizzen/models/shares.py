@@ -6,7 +6,7 @@ from mizzen.layers.sharding import Axis
 from mizzen.models.config import ModelConfig
 
 
-def check_shares(config: ModelConfig, ranks: int) -> None:
+def check_shardable(config: ModelConfig, ranks: int) -> None:
     """Check that every rank gets an equal part of each layer.
 
     Key-value heads that are fewer than ranks are held by several; the vocabulary is padded.
@@ -16,5 +16,5 @@ def check_shares(config: ModelConfig, ranks: int) -> None:
     """
     axis = Axis(0, ranks)
     axis.part(config.heads, "num_attention_heads")
-    axis.shared_part(config.kv_heads, "num_key_value_heads")
+    axis.replicated_shard(config.kv_heads, "num_key_value_heads")
     axis.part(config.intermediate_size, "intermediate_size")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.outputs import Reports
+from mizzen.core.outputs import RequestSideOutputs
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.engine import Engine
 from mizzen.engine.overlap_loop import StepFailed
@@ -90,12 +90,12 @@ class Batch:
         if output is not None:
             finished += output.finished
             tokens = len(output.tokens)
-            _take_reports(output.reports, self._live)
+            _take_reports(output.side_outputs, self._live)
             for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
                 if (answer := self._live.get(rid)) is not None:
                     self._take(answer, token)
-        finished += self._engine.take_ended()
-        self._engine.take_cache_events()  # nobody here routes by them; they must not pile up
+        finished += self._engine.drain_finished()
+        self._engine.drain_cache_events()  # nobody here routes by them; they must not pile up
         for end in finished:
             answer = self._live.pop(end.rid, None)
             if answer is None:
@@ -124,10 +124,10 @@ class Batch:
             self._engine.abort(rid)
         while self._engine.busy:
             self._engine.step(time.monotonic())
-        self._engine.take_ended()
+        self._engine.drain_finished()
 
 
-def _take_reports(reports: Reports, live: Mapping[int, Answer]) -> None:
+def _take_reports(reports: RequestSideOutputs, live: Mapping[int, Answer]) -> None:
     """Take what a step gives requests beside their tokens."""
     for part in reports.logprobs:
         if (answer := live.get(part.rid)) is None:

@@ -22,7 +22,7 @@ class Collectives(Protocol):
         """Return the sum over ranks of x (contiguous); x itself may be overwritten and returned."""
         ...
 
-    def add_norm(
+    def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
         """Add the sum over ranks of x to `residual` in place and return that, RMS-normalised, in one kernel.
@@ -85,11 +85,11 @@ class Collectives(Protocol):
         ...
 
 
-class Roomless:
+class NoPeerMemory:
     """What ranks do that reach no memory of one another."""
 
     def room(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate memory that no other rank reaches."""
+        """Allocate memory that no other rank check_copies_arrive."""
         return torch.empty((rows, columns), dtype=dtype, device=device)
 
     def place(self, out: torch.Tensor, held: slice) -> torch.Tensor | None:
@@ -100,7 +100,7 @@ class Roomless:
         """Do nothing."""
 
 
-class Alone(Roomless):
+class SingleRank(NoPeerMemory):
     """One rank: there is nobody to exchange anything with."""
 
     rank = 0
@@ -110,7 +110,7 @@ class Alone(Roomless):
         """Return x."""
         return x
 
-    def add_norm(
+    def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
         """Return None: the plain kernel does it."""
@@ -131,10 +131,10 @@ class Alone(Roomless):
         """Do nothing."""
 
 
-ALONE = Alone()
+SINGLE_RANK = SingleRank()
 
 
-class GlooCollectives(Roomless):
+class GlooCollectives(NoPeerMemory):
     """The operations on the CPU, by gloo."""
 
     def __init__(self, group: Any) -> None:
@@ -148,7 +148,7 @@ class GlooCollectives(Roomless):
         self.group.allreduce([x]).wait()
         return x
 
-    def add_norm(
+    def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
         """Return None: there is no such operation."""
@@ -158,7 +158,7 @@ class GlooCollectives(Roomless):
         """Gather whole blocks, then put them side by side."""
         blocks = torch.empty((self.size, *x.shape), dtype=x.dtype)
         self.group.allgather([list(blocks.unbind())], [x.contiguous()]).wait()
-        return side_by_side(blocks, total, out)
+        return concatenate_columns(blocks, total, out)
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""
@@ -175,7 +175,7 @@ class GlooCollectives(Roomless):
         self.group = None
 
 
-def side_by_side(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:
+def concatenate_columns(blocks: torch.Tensor, total: int, out: torch.Tensor | None) -> torch.Tensor:
     """Put blocks [ranks, rows, share] side by side: [rows, total], without what is beyond `total`."""
     ranks, rows, share = blocks.shape
     if out is None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mizzen.parallel.collectives import Roomless, side_by_side
-from mizzen.parallel.logits_gather import Rooms, make_rooms
-from mizzen.parallel.p2p_memory import ALIGNMENT, LARGEST, PeerMemory, agreed, make_peer_memory
-from mizzen.parallel.p2p_setup import LOOKUP_ROOM, TOKEN_ROOM, make_lookup, make_tokens
+from mizzen.parallel.collectives import NoPeerMemory, concatenate_columns
+from mizzen.parallel.logits_gather import Rooms, make_logits_buffers
+from mizzen.parallel.p2p_memory import ALIGNMENT, LARGEST, PeerMemory, make_on_all_ranks, make_peer_memory
+from mizzen.parallel.p2p_setup import MAX_LOOKUP_ROWS, MAX_BROADCAST_TOKENS, make_row_lookup, make_token_broadcast
 
 # Newer releases of PyTorch call it otherwise.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -39,7 +39,7 @@ class Sizes:
     """Fused with the norm, each rank adding up a share of the rows."""
 
     @property
-    def largest_fused(self) -> int:
+    def max_fused_bytes(self) -> int:
         """Bytes that go fused with the norm at most."""
         return max(self.push, self.fused, self.shared)
 
@@ -63,7 +63,7 @@ WAYS = ("auto", *FORCED)
 """Values of `--all-reduce`."""
 
 
-def sizes_of(way: str, ranks: int) -> Sizes:
+def resolve_sizes(way: str, ranks: int) -> Sizes:
     """Return the sizes for a number of ranks.
 
     Raises:
@@ -76,12 +76,12 @@ def sizes_of(way: str, ranks: int) -> Sizes:
     return TABLE.get(ranks, Sizes(one_shot=256 * KIB))
 
 
-class FusedNorm:
+class FusedAllReduceNorm:
     """The sum over ranks fused with residual addition and norm, for rows of one length."""
 
     def __init__(self, memory: PeerMemory, columns: int, sizes: Sizes) -> None:
         """Allocate what it goes through; all ranks do so together."""
-        from mizzen.kernels.comm.allreduce_rmsnorm import ReduceNorm, Way, region_bytes
+        from mizzen.kernels.comm.allreduce_rmsnorm import AllReduceRMSNorm, Way, region_bytes
 
         ranks, rank = memory.group.size(), memory.group.rank()
         ways: tuple[tuple[int, Way], ...] = (
@@ -92,7 +92,7 @@ class FusedNorm:
         rooms = [(size // (2 * columns), way) for size, way in ways if size // (2 * columns)]
         self.regions = [memory.region(region_bytes(columns, ranks, room, way)) for room, way in rooms]
         self.kernels = [
-            ReduceNorm(addresses, columns, rank, room, memory.device, way)
+            AllReduceRMSNorm(addresses, columns, rank, room, memory.device, way)
             for (room, way), (_, addresses) in zip(rooms, self.regions, strict=True)
         ]
 
@@ -106,7 +106,7 @@ class FusedNorm:
         return None
 
 
-class NcclCollectives(Roomless):
+class NcclCollectives(NoPeerMemory):
     """The operations by NCCL."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -119,7 +119,7 @@ class NcclCollectives(Roomless):
         dist.all_reduce(x, group=self.group)
         return x
 
-    def add_norm(
+    def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
         """Return None: there is no such operation."""
@@ -130,7 +130,7 @@ class NcclCollectives(Roomless):
         rows, share = x.shape
         blocks = torch.empty((self.size * rows, share), dtype=x.dtype, device=x.device)
         all_gather(blocks, x.contiguous(), group=self.group)
-        return side_by_side(blocks.view(self.size, rows, share), total, out)
+        return concatenate_columns(blocks.view(self.size, rows, share), total, out)
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's."""
@@ -144,7 +144,7 @@ class NcclCollectives(Roomless):
         """Do nothing: the process group is its owner's."""
 
 
-class DeviceCollectives(NcclCollectives):
+class CudaCollectives(NcclCollectives):
     """NCCL, and peer memory where a message is small."""
 
     def __init__(
@@ -152,11 +152,11 @@ class DeviceCollectives(NcclCollectives):
     ) -> None:
         """Set up both; all ranks do so together. `first`: this process was in no other group before."""
         super().__init__(group)
-        self.sizes = sizes_of(way, self.size)
+        self.sizes = resolve_sizes(way, self.size)
         self.peers: PeerMemory | None = None
         if self.sizes != Sizes():
             self.peers = make_peer_memory(group, device, first=first)
-        self.norms: dict[int, FusedNorm | None] = {}
+        self.norms: dict[int, FusedAllReduceNorm | None] = {}
         """By length of a row; None where it is not served here."""
         self.shared: dict[str, Any] = {}
         """What else goes over peer memory, by what it shares; None where that is not served here."""
@@ -174,27 +174,27 @@ class DeviceCollectives(NcclCollectives):
         small = x.numel() * x.element_size() <= self.sizes.one_shot
         return self.peers.one_shot(x) if small else self.peers.two_shot(x)
 
-    def add_norm(
+    def all_reduce_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor | None:
         """Sum, add and normalise in one kernel, where one serves these rows."""
         from mizzen.kernels.comm import allreduce_rmsnorm
 
         size = x.numel() * x.element_size()
-        if self.peers is None or size > self.sizes.largest_fused or not allreduce_rmsnorm.serves(x):
+        if self.peers is None or size > self.sizes.max_fused_bytes or not allreduce_rmsnorm.serves(x):
             return None
         columns = x.shape[1]
         if columns not in self.norms:
             if torch.cuda.is_current_stream_capturing():
                 return None  # peer memory cannot be allocated now
-            self.norms[columns] = make_norm(self.peers, columns, self.sizes)
+            self.norms[columns] = make_fused_norm(self.peers, columns, self.sizes)
         norm = self.norms[columns]
         return None if norm is None else norm(x, residual, weight, epsilon)
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Overwrite x with rank 0's, over peer memory where it is the tokens of slots."""
-        tokens = x.dtype == torch.int64 and len(x) <= TOKEN_ROOM
-        kernel = self._kernel("tokens", make_tokens) if tokens else None
+        tokens = x.dtype == torch.int64 and len(x) <= MAX_BROADCAST_TOKENS
+        kernel = self._kernel("tokens", make_token_broadcast) if tokens else None
         if kernel is None:
             super().broadcast(x)
         else:
@@ -204,7 +204,7 @@ class DeviceCollectives(NcclCollectives):
         """Allocate peer memory, where there is some."""
         made = None
         if not torch.cuda.is_current_stream_capturing():
-            rooms: Rooms | None = self._kernel("logits", make_rooms)
+            rooms: Rooms | None = self._kernel("logits", make_logits_buffers)
             made = rooms and rooms.add(rows, columns, dtype)
         return super().room(rows, columns, dtype, device) if made is None else made
 
@@ -222,9 +222,9 @@ class DeviceCollectives(NcclCollectives):
     def lookup(self, ids: torch.Tensor, table: torch.Tensor, held: slice, total: int) -> torch.Tensor | None:
         """Look up over peer memory, where there are not too many rows."""
         row_bytes = table.shape[1] * table.element_size()
-        if len(ids) > LOOKUP_ROOM or row_bytes % ALIGNMENT:
+        if len(ids) > MAX_LOOKUP_ROWS or row_bytes % ALIGNMENT:
             return None
-        kernel = self._kernel("rows", lambda memory: make_lookup(memory, table, held, total))
+        kernel = self._kernel("rows", lambda memory: make_row_lookup(memory, table, held, total))
         return None if kernel is None else kernel(ids, table, held, total)
 
     def _kernel(self, name: str, make: Callable[[PeerMemory], Any]) -> Any:
@@ -243,20 +243,20 @@ class DeviceCollectives(NcclCollectives):
         self.peers = None
 
 
-def make_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedNorm | None:
+def make_fused_norm(memory: PeerMemory, columns: int, sizes: Sizes) -> FusedAllReduceNorm | None:
     """Make the fused kernels for a length of rows, and try them; None, with a warning, without them."""
-    return agreed(
+    return make_on_all_ranks(
         memory,
         "all-reduce is not fused with norms",
-        lambda memory: FusedNorm(memory, columns, sizes),
-        lambda made: norms_agree(made, memory, columns),
+        lambda memory: FusedAllReduceNorm(memory, columns, sizes),
+        lambda made: check_fused_norms(made, memory, columns),
     )
 
 
-def norms_agree(made: FusedNorm, memory: PeerMemory, columns: int) -> bool:
+def check_fused_norms(made: FusedAllReduceNorm, memory: PeerMemory, columns: int) -> bool:
     """Tell whether the fused kernels give what plain operations give, several times in a row.
 
-    Every rank does all of it whatever it finds, as in `agrees`.
+    Every rank does all of it whatever it finds, as in `check_sums`.
     """
     device, group, good = memory.device, memory.group, True
     generator = torch.Generator(device).manual_seed(group.rank())

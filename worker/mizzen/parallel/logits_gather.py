@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mizzen.parallel.p2p_memory import ALIGNMENT, PeerMemory, agreed, everywhere
+from mizzen.parallel.p2p_memory import ALIGNMENT, PeerMemory, make_on_all_ranks, true_on_all_ranks
 
 TRIAL_ROWS = (16, 1, 3)
 TRIAL_SHARE = 64
@@ -26,7 +26,7 @@ class Room:
     of_rank_0: torch.Tensor
 
 
-def aligned_share(columns: int, element: int, held: slice, rank: int, ranks: int) -> bool:
+def is_aligned_shard(columns: int, element: int, held: slice, rank: int, ranks: int) -> bool:
     """Tell whether `held` is a rank's equal share of columns of so many bytes, and every share aligned.
 
     The same on all ranks: where a vocabulary is padded, the share that rank 0 holds is no equal one, and all
@@ -58,7 +58,7 @@ class Rooms:
 
     def add(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Allocate a room of zeros; None, with a warning, where one rank cannot. All ranks do so together."""
-        pair = agreed(
+        pair = make_on_all_ranks(
             self.memory,
             "logits are gathered, and not written to peer memory",
             lambda memory: memory.matrix(rows, columns, dtype),
@@ -74,20 +74,20 @@ class Rooms:
         room = self.rooms.get(out.data_ptr())
         if room is None or out.shape[1:] != room.own.shape[1:] or len(out) > len(room.own):
             return None
-        if not aligned_share(out.shape[1], out.element_size(), held, self.rank, self.size):
+        if not is_aligned_shard(out.shape[1], out.element_size(), held, self.rank, self.size):
             return None
         return room.of_rank_0[: len(out), held]
 
 
-def make_rooms(memory: PeerMemory) -> Rooms | None:
+def make_logits_buffers(memory: PeerMemory) -> Rooms | None:
     """Make what holds rooms, and try it; None, with a warning, where one rank cannot or finds it wrong."""
-    return agreed(memory, "logits are gathered, and not written to peer memory", Rooms, arrives)
+    return make_on_all_ranks(memory, "logits are gathered, and not written to peer memory", Rooms, arrives)
 
 
 def arrives(rooms: Rooms) -> bool:
     """Tell whether rank 0 finds what all write to a room, products and copies, several times in a row.
 
-    Every rank does all of it whatever it finds, as in `mizzen.parallel.p2p_memory.agrees`, and learns the same.
+    Every rank does all of it whatever it finds, as in `mizzen.parallel.p2p_memory.check_sums`, and learns the same.
     """
     memory, columns = rooms.memory, TRIAL_SHARE * rooms.size
     room = rooms.add(max(TRIAL_ROWS), columns, torch.bfloat16)
@@ -104,7 +104,7 @@ def arrives(rooms: Rooms) -> bool:
             good = written(rooms, room[:rows], held, expected, multiply) and good
             rooms.meet()
             alike = rooms.rank != 0 or torch.equal(room[:rows], expected)
-            good = everywhere(alike and good, memory.group, memory.device)
+            good = true_on_all_ranks(alike and good, memory.group, memory.device)
     rooms.rooms.clear()
     return good
 

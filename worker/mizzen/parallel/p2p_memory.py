@@ -64,13 +64,13 @@ class PeerMemory:
         except Exception as error:  # of many kinds, as in `make_peer_memory`
             fault = f"{type(error).__name__}: {error}"
         # A rank that has none must not leave the others waiting for it at the rendezvous.
-        if not everywhere(memory is not None, self.group, self.device) or memory is None:
+        if not true_on_all_ranks(memory is not None, self.group, self.device) or memory is None:
             raise RuntimeError(fault or "another rank has no memory for it")
         handle = symmetric.rendezvous(memory, self.group)
         if handle is None:
             raise RuntimeError("peer memory has no rendezvous here")
         memory.zero_()
-        everywhere(True, self.group, self.device)  # nobody writes before all have their zeros
+        true_on_all_ranks(True, self.group, self.device)  # nobody writes before all have their zeros
         return memory, handle
 
     def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -99,7 +99,7 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
     Nothing is where a rank was in another group before, and so not at its `first`: PyTorch keeps groups by
     name and numbers meetings by process, so that such a rank and new ones would wait for each other for ever.
     """
-    if not everywhere(first, group, device):
+    if not true_on_all_ranks(first, group, device):
         log.warning(
             "all-reduce goes by NCCL alone and slower: this process had a tensor parallel model before, "
             "start a new one"
@@ -110,26 +110,26 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
         memory = PeerMemory(group, device, LARGEST)
     except Exception as error:  # of many kinds: drivers, containers and wiring all have their own
         fault = f"{type(error).__name__}: {error}"
-    if not everywhere(memory is not None, group, device):
+    if not true_on_all_ranks(memory is not None, group, device):
         log.warning("all-reduce goes by NCCL alone: no peer memory %s", fault or "on another rank")
         return None
-    if memory is None or not reaches(memory, group, device):
+    if memory is None or not check_copies_arrive(memory, group, device):
         log.warning("all-reduce goes by NCCL alone: what ranks write to peer memory does not arrive")
         return None
-    if not everywhere(agrees(memory, group, device), group, device):
+    if not true_on_all_ranks(check_sums(memory, group, device), group, device):
         log.warning("all-reduce goes by NCCL alone: sums over peer memory are wrong")
         return None
     return memory
 
 
-def everywhere(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+def true_on_all_ranks(fact: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
     """Tell whether something is true on all ranks."""
     flag = torch.tensor([int(fact)], device=device)
     dist.all_reduce(flag, dist.ReduceOp.MIN, group)
     return bool(flag.item())
 
 
-def agreed(
+def make_on_all_ranks(
     memory: PeerMemory,
     what: str,
     make: Callable[[PeerMemory], Made],
@@ -146,16 +146,16 @@ def agreed(
         made = make(memory)
     except Exception as error:  # of many kinds: compilers and drivers have their own
         fault = f"{type(error).__name__}: {error}"
-    if not everywhere(made is not None, memory.group, memory.device) or made is None:
+    if not true_on_all_ranks(made is not None, memory.group, memory.device) or made is None:
         log.warning("%s: %s", what, fault or "another rank cannot")
         return None
-    if right is None or everywhere(right(made), memory.group, memory.device):
+    if right is None or true_on_all_ranks(right(made), memory.group, memory.device):
         return made
     log.warning("%s: it was tried, and what came was wrong", what)
     return None
 
 
-def reaches(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
+def check_copies_arrive(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
     """Tell whether plain copies to all ranks' memory, and from it, arrive; all ranks learn the same.
 
     Kernels over peer memory wait for what the others write: where wiring loses it, such as between GPUs whose
@@ -166,14 +166,14 @@ def reaches(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) 
     expected = torch.arange(size * TRIAL_WORDS, device=device).view(shape) * 7919 + 1
     for peer in range(size):
         memory.of(peer, shape, dtype)[rank].copy_(expected[rank])
-    everywhere(True, group, device)  # behind the copies of all
+    true_on_all_ranks(True, group, device)  # behind the copies of all
     good = True
     for peer in range(size):
         good = torch.equal(memory.of(peer, shape, dtype).to(device), expected) and good
-    return everywhere(good, group, device)
+    return true_on_all_ranks(good, group, device)
 
 
-def agrees(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
+def check_sums(memory: PeerMemory, group: dist.ProcessGroup, device: torch.device) -> bool:
     """Tell whether the operations over peer memory give NCCL's sums.
 
     Every rank does all of them whatever it finds: one that stopped early would leave the others waiting.

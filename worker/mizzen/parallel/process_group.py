@@ -105,7 +105,7 @@ def _tcp_store(place: Place, host: str, port: int, timeout: timedelta) -> dist.S
 class Group:
     """This rank and the others. `close` once nothing is in flight."""
 
-    met_on_device: ClassVar[bool] = False
+    joined_on_cuda: ClassVar[bool] = False
     """This process was in a group on CUDA."""
 
     def __init__(self, place: Place, check: Check = lambda: None) -> None:
@@ -177,11 +177,11 @@ class Group:
         world = dist.group.WORLD
         if world is None:
             raise RanksFailed("torch.distributed made no process group")
-        from mizzen.parallel.cuda_collectives import DeviceCollectives
+        from mizzen.parallel.cuda_collectives import CudaCollectives
 
-        first = not Group.met_on_device
-        Group.met_on_device = True
-        return DeviceCollectives(world, place.device, place.all_reduce, first=first)
+        first = not Group.joined_on_cuda
+        Group.joined_on_cuda = True
+        return CudaCollectives(world, place.device, place.all_reduce, first=first)
 
 
 def _gloo(place: Place, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:

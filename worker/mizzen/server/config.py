@@ -33,8 +33,8 @@ class EngineConfig(EngineOptions):
     watchdog_seconds: float = option(60.0, "Time after which an unfinished step ends the engine", low=1)
     rank_deadline_seconds: float = option(
         8.0,
-        "With several ranks: the engine ends if a rank does not run, or lags behind the "
-        "others, for this long, or if a step on cuda takes longer",
+        "With several ranks: time after which the engine ends if a rank does not run, "
+        "lags behind the others, or does not finish a step on cuda",
         low=1,
     )
     termination_message: str = option(

@@ -91,7 +91,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, rid: int) -> None:
-        """End a live request; its Finished follows in a step or in `take_ended`."""
+        """End a live request; its Finished follows in a step or in `drain_finished`."""
         ...
 
     def step(self, now: float) -> StepOutput | None:
@@ -101,11 +101,11 @@ class Engine(Protocol):
         """
         ...
 
-    def take_ended(self) -> tuple[Finished, ...]:
+    def drain_finished(self) -> tuple[Finished, ...]:
         """Return ends that came without a step, once each."""
         ...
 
-    def take_cache_events(self) -> CacheEvents:
+    def drain_cache_events(self) -> CacheEvents:
         """Return changes of the prefix cache since the last call."""
         ...
 
@@ -118,7 +118,7 @@ class Engine(Protocol):
         """Faults of pages, slots and prefix tree found so far."""
         ...
 
-    def take_integrity_faults(self) -> Sequence[str]:
+    def drain_integrity_faults(self) -> Sequence[str]:
         """Return what was found since the last call, the first of it."""
         ...
 

@@ -44,7 +44,7 @@ class Metric:
     """Metric name without the prefix; names of counters end in _total."""
     help: str
     sglang: str = ""
-    """SGLang's name of this metric, without the prefix; empty if there is none."""
+    """SGLang's name of this metric, without the prefix; empty if it has no equivalent."""
 
     @property
     def counter(self) -> bool:
@@ -65,7 +65,7 @@ METRICS = (
         "cached_tokens_total",
     ),
     Metric("output_tokens", "output_tokens_total", "Generated tokens", "generation_tokens_total"),
-    Metric("running", "running_requests", "Running requests, each of which holds a slot", "num_running_reqs"),
+    Metric("running", "running_requests", "Running requests (one slot each)", "num_running_reqs"),
     Metric("waiting", "waiting_requests", "Requests waiting in the engine's queue", "num_queue_reqs"),
     Metric(
         "oldest_wait",

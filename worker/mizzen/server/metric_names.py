@@ -56,4 +56,4 @@ LABELS: dict[str, tuple[str, str, str]] = {
     "block_size": ("1", "one", "tokens in a page"),
     "num_gpu_blocks": ("1", "one", "pages of the KV cache"),
 }
-"""Of each label: how many values it has at most, which ones, and its meaning."""
+"""Maximum number of values, the values, and the meaning of each label, for docs/metrics.md."""

@@ -105,7 +105,7 @@ class ServingLoop:
             wire.wait(STALL_SECONDS)  # nothing could be launched: what waits must not spin
         if arrivals.requests:
             self._waiting = engine.load().waiting
-        ended = engine.take_ended()
+        ended = engine.drain_finished()
         if ended:
             lasted = self._ages(ended, time.monotonic())
             wire.out.finish(ended, self._steps)
@@ -124,7 +124,7 @@ class ServingLoop:
         if len(waits):
             self._status.first_tokens(waits)
         # Who has had a token gets one with every step: the step's time is the time since the last one.
-        later = len(output.rids) - (len(waits) - len(output.reports.vectors))
+        later = len(output.rids) - (len(waits) - len(output.side_outputs.vectors))
         if later > 0:
             self._status.later_tokens(seconds, later)
         if output.finished:
@@ -143,9 +143,9 @@ class ServingLoop:
         engine = self._engine
         load = engine.load()
         self._waiting = load.waiting
-        self._wire.out.blocks(engine.take_cache_events())
+        self._wire.out.blocks(engine.drain_cache_events())
         told = self._wire.out.stats(load, self._steps, now, self._steps_patience.seconds)
-        for fault in engine.take_integrity_faults():
+        for fault in engine.drain_integrity_faults():
             log.error("integrity check failed", extra={"fields": {"fault": fault}})
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return told

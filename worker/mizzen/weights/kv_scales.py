@@ -28,7 +28,7 @@ Scales = dict[int, tuple[float, float]]
 """By layer: of keys, of values; powers of two."""
 
 
-def rounded_up(scale: float) -> float:
+def round_up_to_power_of_two(scale: float) -> float:
     """Return the next power of two."""
     return 2.0 ** math.ceil(math.log2(scale))
 
@@ -51,7 +51,7 @@ def read_kv_scales(folder: Path) -> Scales:
                     value = tensor.float().max().item() if tensor.numel() else 0.0
                     if not 0 < value < math.inf:
                         raise WeightsError(f"{path}: {name} must be a positive number, not {value}")
-                    found[int(match[1])][match[2] or match[3]] = rounded_up(value)
+                    found[int(match[1])][match[2] or match[3]] = round_up_to_power_of_two(value)
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{path} cannot be read: {error}") from error
     return {layer: (scales.get("k", 1.0), scales.get("v", 1.0)) for layer, scales in found.items()}

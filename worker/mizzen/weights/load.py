@@ -84,7 +84,7 @@ def opened(path: Path) -> Iterator[tuple[Header, Any]]:
         raise WeightsError(f"{path} cannot be read: {error}") from error
 
 
-def may_be_ignored(name: str, tied: bool) -> bool:
+def is_ignorable(name: str, tied: bool) -> bool:
     """Tell whether a tensor is derived from others, or is none of the weights (see `kv_scales`)."""
     derived = name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)
     return derived or name.endswith(KV_SCALES)
@@ -108,12 +108,12 @@ def load_checkpoint(folder: Path, targets: Iterable[Target], *, tied: bool, prog
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
                 if target is None:
-                    if not may_be_ignored(name, tied):
+                    if not is_ignorable(name, tied):
                         unexpected.append(name)
                     continue
                 target = replace(target, name=name)
                 source = file.get_slice(name)
-                check_form(path, source, target)
+                check_tensor(path, source, target)
                 if not target.into.numel():
                     continue
                 piece = header.piece(target) if target.into.device.type == "cuda" else None
@@ -143,7 +143,7 @@ def size_of(target: Target) -> int:
     return target.into.numel() * target.into.element_size()
 
 
-def holds_own_head(folder: Path) -> bool:
+def has_untied_head(folder: Path) -> bool:
     """Tell whether a checkpoint holds a head that is no copy of its embedding.
 
     Raises:
@@ -164,7 +164,7 @@ def holds_own_head(folder: Path) -> bool:
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
-def check_form(path: Path, source: Any, target: Target) -> None:
+def check_tensor(path: Path, source: Any, target: Target) -> None:
     """Compare the form of a tensor (a safetensors slice) with what is wanted.
 
     Raises:

@@ -23,8 +23,11 @@ one is refused with `RefusalCode.UNKNOWN_PEER`. An engine forgets a connection t
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from mizzen.core.sampling_params import PARAMETERS
 
 PROTOCOL = 2
 """Grows with every incompatible change; both sides refuse another's."""
@@ -39,27 +42,23 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all messages; the class's name is the tag."""
 
 
-class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """`mizzen.core.sampling_params.SamplingParams` without the stop strings, which stay in the gateway."""
+if TYPE_CHECKING:
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: tuple[int, ...] = ()
-    grammar: tuple[str, str] | None = None
-    """`mizzen.core.sampling_params.Grammar`: kind and text."""
+    class Sampling(msgspec.Struct, frozen=True):
+        """`mizzen.core.sampling_params.SamplingParams` without the parameters that stay in the gateway."""
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    # An array with the parameters in the order of their declaration in `SamplingParams`.
+    Sampling = msgspec.defstruct(
+        "Sampling",
+        [(entry.name, entry.wire_type, entry.default) for entry in PARAMETERS if entry.sent],
+        frozen=True,
+        array_like=True,
+        module=__name__,
+    )
 
 
 class Hello(Message, frozen=True):

@@ -1,7 +1,8 @@
-"""The names of the blocks that a prefix tree holds, and how they changed.
+"""Block hashes of the prefix cache, and the events by which they change.
 
-Hashing is put off until somebody asks, so steps do not pay for it. A block belongs to the node that holds its
-last token. Where pages do not divide blocks, two nodes may hold one block; it is counted.
+Gateways receive these events for prefix-aware routing. Hashing is deferred until events are requested, so it
+costs steps nothing. A block belongs to the node that holds its last token. If the page size does not divide
+the block size, several nodes may hold one block, so holders are counted.
 """
 
 from __future__ import annotations
@@ -14,118 +15,119 @@ from mizzen.core.kv.block_hashes import BLOCK_TOKENS, next_hash, root_hash
 from mizzen.core.outputs import CacheEvents
 
 if TYPE_CHECKING:
-    from mizzen.core.kv.radix_node import Node
+    from mizzen.core.kv.radix_node import RadixNode
 
 _BLOCK_BYTES = 4 * BLOCK_TOKENS
 
 
-class BlockNames:
+class BlockHashLedger:
     """A ledger that the tree keeps informed; `node.names` is None until a node's blocks are named."""
 
-    __slots__ = ("_counts", "_evicted", "_page_size", "_stored", "_unnamed")
+    __slots__ = ("_counts", "_evicted", "_page_size", "_stored", "_unhashed")
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._counts: dict[int, int] = {}
-        self._unnamed: dict[Node, None] = {}
+        self._unhashed: dict[RadixNode, None] = {}
         self._stored: dict[int, None] = {}
         self._evicted: dict[int, None] = {}
 
-    def added(self, node: Node) -> None:
-        """A node joined the tree."""
-        self._unnamed[node] = None
+    def added(self, node: RadixNode) -> None:
+        """Record that a node was added to the tree."""
+        self._unhashed[node] = None
 
-    def split(self, upper: Node, lower: Node) -> None:
-        """The first part of `lower` became `upper`, its parent."""
-        if lower.names is None:
-            self._unnamed[upper] = None
+    def split(self, upper: RadixNode, lower: RadixNode) -> None:
+        """Record that the first pages of `lower` became its new parent `upper`."""
+        if lower.block_hashes is None:
+            self._unhashed[upper] = None
             return
         border = self._blocks(upper.end) - self._blocks(upper.start)
-        upper.names, lower.names = lower.names[:border], lower.names[border:]
+        upper.block_hashes, lower.block_hashes = lower.block_hashes[:border], lower.block_hashes[border:]
 
-    def trimmed(self, node: Node) -> None:
-        """A node lost its last pages."""
-        if node.names is None:
+    def trimmed(self, node: RadixNode) -> None:
+        """Record that a node lost its last pages."""
+        if node.block_hashes is None:
             return
         keep = self._blocks(node.end) - self._blocks(node.start)
-        for name in node.names[keep:]:
-            self._uncount(name)
-        node.names = node.names[:keep]
+        for block_hash in node.block_hashes[keep:]:
+            self._uncount(block_hash)
+        node.block_hashes = node.block_hashes[:keep]
 
-    def removed(self, node: Node) -> None:
-        """A node left the tree."""
-        if node.names is None:
-            self._unnamed.pop(node, None)
+    def removed(self, node: RadixNode) -> None:
+        """Record that a node was removed from the tree."""
+        if node.block_hashes is None:
+            self._unhashed.pop(node, None)
             return
-        for name in node.names:
-            self._uncount(name)
+        for block_hash in node.block_hashes:
+            self._uncount(block_hash)
 
-    def take(self) -> CacheEvents:
-        """Return the changes since the last call."""
-        self._name_all()
+    def drain(self) -> CacheEvents:
+        """Return and clear the changes since the last call."""
+        self._hash_all()
         events = CacheEvents(tuple(self._stored), tuple(self._evicted))
         self._stored.clear()
         self._evicted.clear()
         return events
 
     def snapshot(self) -> tuple[int, ...]:
-        """Return the names of all blocks held."""
-        self._name_all()
+        """Return the hashes of all cached blocks."""
+        self._hash_all()
         return tuple(self._counts)
 
     def _blocks(self, pages: int) -> int:
         return pages * self._page_size // BLOCK_TOKENS
 
-    def _name_all(self) -> None:
-        for node in self._unnamed:
+    def _hash_all(self) -> None:
+        for node in self._unhashed:
             path = []
-            above: Node | None = node
-            while above is not None and above.names is None:
-                path.append(above)
-                above = above.parent
-            for unnamed in reversed(path):
-                self._name(unnamed)
-        self._unnamed.clear()
+            ancestor: RadixNode | None = node
+            while ancestor is not None and ancestor.block_hashes is None:
+                path.append(ancestor)
+                ancestor = ancestor.parent
+            for unhashed in reversed(path):
+                self._hash_blocks(unhashed)
+        self._unhashed.clear()
 
-    def _name(self, node: Node) -> None:
-        """Name a node's blocks; its ancestors' are named."""
-        data, name = self._carry(node)
-        node.names = []
+    def _hash_blocks(self, node: RadixNode) -> None:
+        """Compute the hashes of a node's blocks; those of its ancestors exist already."""
+        data, block_hash = self._tokens_from_boundary(node)
+        node.block_hashes = []
         for start in range(0, len(data) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-            name = next_hash(name, np.frombuffer(data, np.int32, BLOCK_TOKENS, start))
-            node.names.append(name)
-            self._count(name)
+            block_hash = next_hash(block_hash, np.frombuffer(data, np.int32, BLOCK_TOKENS, start))
+            node.block_hashes.append(block_hash)
+            self._count(block_hash)
 
-    def _carry(self, node: Node) -> tuple[bytes, int]:
-        """Return a node's tokens from the last block border before it on, and the name of the block there."""
+    def _tokens_from_boundary(self, node: RadixNode) -> tuple[bytes, int]:
+        """Return a node's tokens from the preceding block boundary on, and the hash of the block that ends
+        there."""
         missing = 4 * (node.start * self._page_size % BLOCK_TOKENS)
-        parts = [node.data]
-        above = node.parent
-        while above is not None and missing:
-            part = above.data[-missing:]
+        parts = [node.token_bytes]
+        ancestor = node.parent
+        while ancestor is not None and missing:
+            part = ancestor.token_bytes[-missing:]
             parts.append(part)
             missing -= len(part)
-            above = above.parent
-        name, above = None, node.parent
-        while name is None and above is not None:
-            if above.names:
-                name = above.names[-1]
-            elif above.parent is None:
-                name = root_hash(above.salt)
-            above = above.parent
-        assert name is not None
-        return b"".join(reversed(parts)), name
+            ancestor = ancestor.parent
+        block_hash, ancestor = None, node.parent
+        while block_hash is None and ancestor is not None:
+            if ancestor.block_hashes:
+                block_hash = ancestor.block_hashes[-1]
+            elif ancestor.parent is None:
+                block_hash = root_hash(ancestor.salt)
+            ancestor = ancestor.parent
+        assert block_hash is not None
+        return b"".join(reversed(parts)), block_hash
 
-    def _count(self, name: int) -> None:
-        count = self._counts.get(name, 0)
-        self._counts[name] = count + 1
-        if not count and self._evicted.pop(name, 0) == 0:
-            self._stored[name] = None
+    def _count(self, block_hash: int) -> None:
+        count = self._counts.get(block_hash, 0)
+        self._counts[block_hash] = count + 1
+        if not count and self._evicted.pop(block_hash, 0) == 0:
+            self._stored[block_hash] = None
 
-    def _uncount(self, name: int) -> None:
-        self._counts[name] -= 1
-        if self._counts[name]:
+    def _uncount(self, block_hash: int) -> None:
+        self._counts[block_hash] -= 1
+        if self._counts[block_hash]:
             return
-        del self._counts[name]
-        if self._stored.pop(name, 0) == 0:
-            self._evicted[name] = None
+        del self._counts[block_hash]
+        if self._stored.pop(block_hash, 0) == 0:
+            self._evicted[block_hash] = None

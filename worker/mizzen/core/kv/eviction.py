@@ -1,4 +1,4 @@
-"""Which cached prefix goes first: one small function each, over a heap that is cleaned lazily."""
+"""Eviction policies of the prefix cache, one function each, and the lazily cleaned heap of candidates."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol
 
 
 class Evictable(Protocol):
-    """What a strategy sees of a node."""
+    """The attributes of a node that eviction strategies use."""
 
     born: int
     """Logical time of the first use."""
     used: int
     """Logical time of the last use."""
     hits: int
-    """How many requests it served."""
+    """Number of requests that used the node."""
     priority: int
-    """The highest priority of the requests that used it."""
+    """Highest priority of the requests that used the node."""
     ticket: int
-    """Number of its valid entry in the heap; 0 when it must not be evicted."""
+    """Number of the node's valid heap entry; 0 if it must not be evicted."""
 
 
 Priority = tuple[int, int]
@@ -27,32 +27,32 @@ Strategy = Callable[[Evictable], Priority]
 
 
 def least_recently_used(node: Evictable) -> Priority:
-    """Oldest use first."""
+    """Evict the least recently used node first (LRU)."""
     return (node.used, 0)
 
 
 def least_frequently_used(node: Evictable) -> Priority:
-    """Fewest hits first, among equals the oldest use."""
+    """Evict the node with the fewest hits first, then the least recently used (LFU)."""
     return (node.hits, node.used)
 
 
 def first_in_first_out(node: Evictable) -> Priority:
-    """Oldest first, however it was used since."""
+    """Evict the oldest node first, regardless of its use (FIFO)."""
     return (node.born, node.used)
 
 
 def most_recently_used(node: Evictable) -> Priority:
-    """Newest use first: for loops over more prefixes than fit."""
+    """Evict the most recently used node first (MRU), for cyclic access to more prefixes than fit."""
     return (-node.used, 0)
 
 
 def segmented(node: Evictable) -> Priority:
-    """Those that served one request at most, then the others; in both, oldest use first (SLRU)."""
+    """Evict nodes with at most one hit first, then the others; least recently used first in both (SLRU)."""
     return (int(node.hits > 1), node.used)
 
 
 def lowest_priority(node: Evictable) -> Priority:
-    """Those that requests of low priority alone used first, among equals the oldest use."""
+    """Evict the node whose users have the lowest priority first, then the least recently used."""
     return (node.priority, node.used)
 
 
@@ -67,9 +67,9 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 class EvictionHeap:
-    """Candidates, lowest priority first.
+    """Heap of evictable nodes, the lowest eviction priority first.
 
-    A node's priority must not change while its ticket is valid: whoever uses a node withdraws it first.
+    A node's eviction priority must not change while its ticket is valid: withdraw a node before using it.
     """
 
     __slots__ = ("_entries", "_priority", "_tickets", "_valid")
@@ -84,7 +84,7 @@ class EvictionHeap:
         return self._valid
 
     def offer(self, node: Evictable) -> None:
-        """Make a node a candidate."""
+        """Add a node to the candidates."""
         if node.ticket:
             self.withdraw(node)
         self._tickets += 1
@@ -96,13 +96,13 @@ class EvictionHeap:
             heapq.heapify(self._entries)
 
     def withdraw(self, node: Evictable) -> None:
-        """Let a node be no candidate any more; its entry goes when it is met."""
+        """Remove a node from the candidates; its heap entry is dropped when it is reached."""
         if node.ticket:
             node.ticket = 0
             self._valid -= 1
 
     def pop(self) -> Evictable | None:
-        """Remove and return the next candidate."""
+        """Remove and return the next candidate, or None if there is none."""
         while self._entries:
             _, _, ticket, node = heapq.heappop(self._entries)
             if node.ticket == ticket:

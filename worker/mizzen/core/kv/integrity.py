@@ -1,23 +1,46 @@
-"""Checks that no page and no slot is lost or owned twice, and that the prefix tree's counts are right."""
+"""Integrity checks: no page or slot is leaked or owned twice, and the prefix cache's counts are right."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.decode_batch import DecodeBatch
+from mizzen.core.inflight import InflightSteps
+from mizzen.core.kv.manager import KvManager
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32
-from mizzen.core.sequence import Phase, Sequence
-
-if TYPE_CHECKING:
-    from mizzen.core.scheduler import Scheduler
+from mizzen.core.sequence import SequencePhase, SequenceState
 
 
-def find_faults(scheduler: Scheduler) -> list[str]:
-    """Return what is wrong, one sentence each."""
+class SchedulerState(Protocol):
+    """The state of a scheduler that the checks read; `Scheduler` implements it."""
+
+    @property
+    def kv(self) -> KvManager:
+        """Pages, slots and the prefix cache."""
+        ...
+
+    @property
+    def decode_batch(self) -> DecodeBatch:
+        """The decoding requests."""
+        ...
+
+    @property
+    def inflight(self) -> InflightSteps:
+        """The steps in flight."""
+        ...
+
+    def live_sequences(self) -> Iterable[SequenceState]:
+        """Return all requests that wait or run."""
+        ...
+
+
+def find_integrity_faults(scheduler: SchedulerState) -> list[str]:
+    """Return all integrity faults, one sentence each; empty if there are none."""
     return [
         *_page_faults(scheduler),
         *_slot_faults(scheduler),
@@ -26,99 +49,102 @@ def find_faults(scheduler: Scheduler) -> list[str]:
     ]
 
 
-def _running(scheduler: Scheduler) -> list[Sequence]:
-    return [sequence for sequence in scheduler.living() if sequence.phase is not Phase.WAITING]
+def _running(scheduler: SchedulerState) -> list[SequenceState]:
+    return [
+        sequence for sequence in scheduler.live_sequences() if sequence.phase is not SequencePhase.WAITING
+    ]
 
 
-def _held(scheduler: Scheduler, sequence: Sequence) -> int:
-    """Return how many columns of its row a running request holds."""
-    decodes = sequence.phase is Phase.DECODE
-    computed = scheduler.decode.computed(sequence) if decodes else sequence.computed
-    return max(scheduler.memory.columns(computed), sequence.pages_held)
+def _held(scheduler: SchedulerState, sequence: SequenceState) -> int:
+    """Return the number of page-table columns that a running request holds."""
+    decodes = sequence.phase is SequencePhase.DECODE
+    computed = scheduler.decode_batch.computed_tokens(sequence) if decodes else sequence.computed
+    return max(scheduler.kv.pages_for(computed), sequence.pages_held)
 
 
-def _owners(scheduler: Scheduler) -> Iterator[tuple[str, Int32]]:
-    memory = scheduler.memory
-    yield "the free stack", memory.pool.free_pages()
+def _owners(scheduler: SchedulerState) -> Iterator[tuple[str, Int32]]:
+    memory = scheduler.kv
+    yield "the free pool", memory.pool.free_pages()
     for node in memory.cache.nodes():
-        yield "the prefix tree", node.pages
-    for release in scheduler.flights.releases():
-        yield "a fence", memory.fenced_pages(release)
+        yield "the prefix cache", node.pages
+    for release in scheduler.inflight.deferred_frees():
+        yield "a deferred free", memory.deferred_pages(release)
     for sequence in _running(scheduler):
         assert sequence.node is not None
         yield (
             f"request {sequence.rid}",
-            memory.table[sequence.slot, sequence.node.end : _held(scheduler, sequence)],
+            memory.page_table[sequence.slot, sequence.node.end : _held(scheduler, sequence)],
         )
 
 
-def _page_faults(scheduler: Scheduler) -> Iterator[str]:
+def _page_faults(scheduler: SchedulerState) -> Iterator[str]:
     owners = list(_owners(scheduler))
-    total = scheduler.memory.pool.total
+    total = scheduler.kv.pool.total
     pages = np.concatenate([pages for _, pages in owners])
     if len(pages) and not 0 <= pages.min() <= pages.max() < total:
         yield "a page number is out of range"
         return
     counts = np.bincount(pages, minlength=total)
     if (counts == 0).any():
-        yield f"pages {np.flatnonzero(counts == 0)[:8].tolist()} are lost"
+        yield f"pages {np.flatnonzero(counts == 0)[:8].tolist()} are leaked"
     for page in np.flatnonzero(counts > 1)[:8]:
         who = [name for name, pages in owners for _ in range(int((pages == page).sum()))]
         yield f"page {page} belongs to {' and '.join(who)}"
 
 
-def _slot_faults(scheduler: Scheduler) -> Iterator[str]:
-    memory = scheduler.memory
+def _slot_faults(scheduler: SchedulerState) -> Iterator[str]:
+    memory = scheduler.kv
     held = [sequence.slot for sequence in _running(scheduler)]
-    fenced = [release.slot for release in scheduler.flights.releases() if release.slot >= 0]
+    fenced = [release.slot for release in scheduler.inflight.deferred_frees() if release.slot >= 0]
     counts = Counter([*memory.free_slots, *held, *fenced])
-    for slot in range(len(memory.table)):
+    for slot in range(len(memory.page_table)):
         if counts[slot] != 1:
             yield f"slot {slot} has {counts[slot]} owners"
     for sequence in _running(scheduler):
-        if memory.holders[sequence.slot] is not sequence:
-            yield f"slot {sequence.slot} of request {sequence.rid} is noted as another's"
+        if memory.slot_owners[sequence.slot] is not sequence:
+            yield f"slot {sequence.slot} of request {sequence.rid} is recorded as another's"
 
 
-def _row_faults(scheduler: Scheduler) -> Iterator[str]:
-    """Rows must show the tree's pages below a request's node, and the tree its tokens."""
-    memory = scheduler.memory
+def _row_faults(scheduler: SchedulerState) -> Iterator[str]:
+    """Check that each row has the prefix cache's pages up to the request's node, and that their tokens
+    match."""
+    memory = scheduler.kv
     for sequence in _running(scheduler):
-        node: Node | None = sequence.node
+        node: RadixNode | None = sequence.node
         while node is not None:
-            if not np.array_equal(memory.table[sequence.slot, node.start : node.end], node.pages):
-                yield f"request {sequence.rid} reads other pages than the tree's up to page {node.end}"
+            if not np.array_equal(memory.page_table[sequence.slot, node.start : node.end], node.pages):
+                yield f"request {sequence.rid} reads other pages than the prefix cache's up to page {node.end}"
             size = memory.page_size
             tokens = memory.tokens[sequence.slot, node.start * size : node.end * size]
-            if tokens.tobytes() != node.data:
+            if tokens.tobytes() != node.token_bytes:
                 yield f"request {sequence.rid} is locked to the tokens of another prefix"
             node = node.parent
 
 
-def _tree_faults(scheduler: Scheduler) -> Iterator[str]:
-    memory = scheduler.memory
-    locks: Counter[Node] = Counter()
+def _tree_faults(scheduler: SchedulerState) -> Iterator[str]:
+    memory = scheduler.kv
+    locks: Counter[RadixNode] = Counter()
     for sequence in _running(scheduler):
         if sequence.node is not None:
             locks[sequence.node] += 1
-    for release in scheduler.flights.releases():
+    for release in scheduler.inflight.deferred_frees():
         if release.node is not None:
             locks[release.node] += 1
     nodes = list(memory.cache.nodes())
     free = 0
     for node in nodes:
-        expected = locks.pop(node, 0) + sum(child.refs for child in node.children.values())
-        if node.refs != expected:
-            yield f"a node that ends at page {node.end} counts {node.refs} locks, {expected} hold it"
-        if node.refs == 0:
+        expected = locks.pop(node, 0) + sum(child.lock_count for child in node.children.values())
+        if node.lock_count != expected:
+            yield f"a node that ends at page {node.end} counts {node.lock_count} locks, {expected} hold it"
+        if node.lock_count == 0:
             free += len(node.pages)
-        leaf = node.parent is not None and not node.children and node.refs == 0
+        leaf = node.parent is not None and not node.children and node.lock_count == 0
         if bool(node.ticket) != leaf:
-            yield f"a node that ends at page {node.end} is {'not ' if leaf else ''}up for eviction"
+            yield f"a node that ends at page {node.end} is {'not ' if leaf else ''}evictable"
         for key, child in node.children.items():
-            if child.parent is not node or not child.data.startswith(key) or child.start != node.end:
+            if child.parent is not node or not child.token_bytes.startswith(key) or child.start != node.end:
                 yield f"a child of the node that ends at page {node.end} is misplaced"
     if locks:
-        yield f"{len(locks)} locked nodes are not in the tree"
+        yield f"{len(locks)} locked nodes are not in the radix tree"
     if free != memory.cache.evictable:
-        yield f"{memory.cache.evictable} pages are noted as evictable, {free} are"
+        yield f"{memory.cache.evictable} pages are recorded as evictable, {free} are"

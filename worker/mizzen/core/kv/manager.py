@@ -1,21 +1,21 @@
-"""KV pages and slots of the device: who holds them, and the two tables indexed by slot."""
+"""The KV manager: allocates pages and slots, and mirrors the device's page table and tokens."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mizzen.core.config import SchedulerConfig
-from mizzen.core.inflight import Release
+from mizzen.core.inflight import DeferredFree
 from mizzen.core.kv.page_pool import PagePool
 from mizzen.core.kv.prefix_cache import make_cache
-from mizzen.core.kv.radix_cache import Duplicate
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.kv.radix_cache import DuplicatePages
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32
-from mizzen.core.sequence import Sequence
+from mizzen.core.sequence import SequenceState
 
 
-class KvMemory:
-    """A mirror of page table and tokens, the free pages, the free slots and the prefix cache."""
+class KvManager:
+    """Free pages, free slots, the prefix cache, and the host's copy of page table and tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         slots = config.max_running_requests
@@ -23,81 +23,87 @@ class KvMemory:
         self.pool = PagePool(config.pages_total)
         self.cache = make_cache(config)
         self.free_slots = list(range(slots - 1, -1, -1))
-        self.holders: list[Sequence | None] = [None] * slots
-        """Who has each slot, until its fence."""
-        self.table: Int32 = np.zeros((slots, config.columns), np.int32)
+        self.slot_owners: list[SequenceState | None] = [None] * slots
+        """Request of each slot; it keeps the slot until the last step that uses it is complete."""
+        self.page_table: Int32 = np.zeros((slots, config.columns), np.int32)
         self.tokens: Int32 = np.zeros((slots, config.capacity_tokens), np.int32)
-        """Known token ids of each slot's request, by position."""
-        self.flat_table = self.table.reshape(-1)
+        """Known token ids, int32 [slots, capacity_tokens], by slot and position."""
+        self.flat_page_table = self.page_table.reshape(-1)
         self.flat_tokens = self.tokens.reshape(-1)
-        self._slot_of: Int32 = np.broadcast_to(np.arange(slots, dtype=np.int32)[:, None], self.table.shape)
+        self._slot_of: Int32 = np.broadcast_to(
+            np.arange(slots, dtype=np.int32)[:, None], self.page_table.shape
+        )
         self._column_of: Int32 = np.arange(config.columns, dtype=np.int32)
-        self._evict_ahead = min(self.columns(4 * slots), config.pages_total // 64)
+        self._evict_ahead = min(self.pages_for(4 * slots), config.pages_total // 64)
 
     @property
-    def available(self) -> int:
-        """Pages that `take` can give."""
-        return self.pool.free + self.cache.evictable
+    def available_pages(self) -> int:
+        """Number of pages that `allocate_pages` can return: free ones and evictable ones."""
+        return self.pool.free_count + self.cache.evictable
 
-    def columns(self, tokens: int) -> int:
-        """Return how many pages hold so many tokens."""
+    def pages_for(self, tokens: int) -> int:
+        """Return the number of pages that `tokens` tokens missing."""
         return -(-tokens // self.page_size)
 
-    def cells(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
-        """Return the slots and the columns of a run of one row's cells, as views."""
+    def table_cells(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
+        """Return slots and columns, int32 [end - first] views, of a range of cells in a page-table row."""
         return self._slot_of[slot, first:end], self._column_of[first:end]
 
-    def take(self, count: int) -> Int32 | None:
-        """Return free pages, evicting cached ones if need be; None when there are too few."""
-        if count > self.pool.free:
-            if count > self.available:
+    def allocate_pages(self, count: int) -> Int32 | None:
+        """Return free pages, int32 [count], evicting cached ones if needed; None if there are too few."""
+        if count > self.pool.free_count:
+            if count > self.available_pages:
                 return None
-            self._evict(max(count - self.pool.free, self._evict_ahead))
-        return self.pool.take(count)
+            self._evict(max(count - self.pool.free_count, self._evict_ahead))
+        return self.pool.allocate(count)
 
-    def matchable(self, sequence: Sequence) -> int:
-        """Return how many pages of a waiting request may come from the cache.
+    def matchable_pages(self, sequence: SequenceState) -> int:
+        """Return the maximum number of pages of a waiting request that may come from the cache.
 
-        Its last known token is always run again: the next one is sampled from what that gives.
+        Its last known token is always computed again, because the next one is sampled from its logits.
         """
-        if sequence.whole:
+        if sequence.full_prefill:
             return 0
         return (len(sequence.tokens) - 1) // self.page_size
 
-    def match(self, sequence: Sequence) -> Node:
-        """Find and lock the longest cached prefix of a waiting request."""
+    def match(self, sequence: SequenceState) -> RadixNode:
+        """Match and lock the longest cached prefix of a waiting request."""
         node = self.cache.match(
-            sequence.data_bytes(), self.matchable(sequence), sequence.request.salt, sequence.known
+            sequence.tokens_as_bytes(),
+            self.matchable_pages(sequence),
+            sequence.request.salt,
+            sequence.prefix_hint,
         )
         self.cache.lock(node)
         return node
 
-    def allocate(self, sequence: Sequence, node: Node, reserve: int) -> bool:
-        """Give a waiting request a slot and pages for all its known tokens, behind its cached prefix.
+    def allocate(self, sequence: SequenceState, node: RadixNode, reserve: int) -> bool:
+        """Allocate a slot and pages for all known tokens of a waiting request after its cached prefix.
 
-        Leaves at least `reserve` pages available; False (and nothing taken) when that cannot be.
+        Returns False and allocates nothing if fewer than `reserve` pages would stay available.
         """
         known = len(sequence.tokens)
-        columns = self.columns(known)
-        need = columns - node.end
-        pages = self.take(need) if need + reserve <= self.available else None
+        columns = self.pages_for(known)
+        missing = columns - node.end
+        pages = self.allocate_pages(missing) if missing + reserve <= self.available_pages else None
         if pages is None:
             return False
         slot = self.free_slots.pop()
-        self.holders[slot] = sequence
-        row = self.table[slot]
-        self.cache.fill(node, row, sequence.request.priority)
+        self.slot_owners[slot] = sequence
+        row = self.page_table[slot]
+        self.cache.fill_row(node, row, sequence.request.priority)
         row[node.end : columns] = pages
         self.tokens[slot, :known] = sequence.tokens
         sequence.slot, sequence.node, sequence.pages_held = slot, node, columns
-        sequence.known = None
+        sequence.prefix_hint = None
         sequence.computed = node.end * self.page_size
         return True
 
-    def publish(self, sequence: Sequence, tokens: int) -> list[Duplicate]:
+    def cache_prefix(self, sequence: SequenceState, tokens: int) -> list[DuplicatePages]:
         """Move the full pages of the first `tokens` tokens into the prefix cache.
 
-        The duplicates' positions are columns of the page table; the table still holds the own pages there.
+        Returns the pages that the cache already held, with their page-table columns; the page table still
+        has the request's own pages there.
         """
         node, full = sequence.node, tokens // self.page_size
         assert node is not None
@@ -106,77 +112,82 @@ class KvMemory:
             return []
         slot, size = sequence.slot, self.page_size
         data = self.tokens[slot, start * size : full * size].tobytes()
-        own = self.table[slot, start:full]
-        sequence.node, found = self.cache.extend(node, data, own, sequence.request.priority)
-        return [Duplicate(start + first, pages) for first, pages in found] if found else found
+        own = self.page_table[slot, start:full]
+        sequence.node, duplicates = self.cache.insert_locked(node, data, own, sequence.request.priority)
+        return (
+            [DuplicatePages(start + first, pages) for first, pages in duplicates]
+            if duplicates
+            else duplicates
+        )
 
-    def adopt(self, sequence: Sequence, duplicates: list[Duplicate]) -> Int32:
-        """Point a row at the tree's pages; return the own ones, to be released behind a fence."""
-        row, own = self.table[sequence.slot], []
+    def dedupe(self, sequence: SequenceState, duplicates: list[DuplicatePages]) -> Int32:
+        """Point a row at the prefix cache's pages; return the request's own pages, int32 [n], to be freed
+        later."""
+        row, own = self.page_table[sequence.slot], []
         for first, pages in duplicates:
             end = first + len(pages)
             own.append(row[first:end].copy())
             row[first:end] = pages
         return np.concatenate(own)
 
-    def surrender(self, sequence: Sequence, computed: int, known: int) -> Release:
-        """Return what an ending request holds; it stays where it is until it is released.
+    def prepare_free(self, sequence: SequenceState, computed: int, known: int) -> DeferredFree:
+        """Detach a finishing request from its slot; return the deferred free of its slot and pages.
 
         Args:
-            sequence: holds a slot; it is left without one.
-            computed: tokens whose KV the launched steps write.
-            known: tokens whose ids are known.
+            sequence: a request with a slot; it has none afterwards.
+            computed: number of tokens whose KV the launched steps write.
+            known: number of tokens whose ids are known.
         """
         size = self.page_size
         held, full = -(-computed // size), (computed if computed < known else known) // size
         if held < sequence.pages_held:
             held = sequence.pages_held
-        release = Release(sequence.slot, sequence.node, full, held)
+        release = DeferredFree(sequence.slot, sequence.node, full, held)
         sequence.slot, sequence.node, sequence.pages_held = -1, None, 0
         return release
 
-    def promised(self, sequence: Sequence, computed: int) -> int:
-        """Return how many pages would come free or evictable if a request ended (at least)."""
-        above = sequence.node
-        assert above is not None
-        pages = max(self.columns(computed), sequence.pages_held) - above.end
-        while above is not None:
-            if above.refs == 1:
-                pages += len(above.pages)
-            above = above.parent
+    def reclaimable_pages(self, sequence: SequenceState, computed: int) -> int:
+        """Return a lower bound of the pages that become free or evictable if a request leaves."""
+        ancestor = sequence.node
+        assert ancestor is not None
+        pages = max(self.pages_for(computed), sequence.pages_held) - ancestor.end
+        while ancestor is not None:
+            if ancestor.lock_count == 1:
+                pages += len(ancestor.pages)
+            ancestor = ancestor.parent
         return pages
 
-    def release(self, release: Release) -> None:
-        """Cache what was computed, and make the rest reusable. No step may use it any more."""
+    def free(self, release: DeferredFree) -> None:
+        """Cache the computed full pages and free the rest. No step in flight may use them."""
         slot, node = release.slot, release.node
         if node is not None:
-            self._retire(slot, node, release.full, release.held)
+            self._cache_and_free(slot, node, release.cached_columns, release.held_columns)
         if release.pages is not None:
-            self.pool.give(release.pages)
+            self.pool.free(release.pages)
         if slot >= 0:
-            self.holders[slot] = None
+            self.slot_owners[slot] = None
             self.free_slots.append(slot)
 
-    def fenced_pages(self, release: Release) -> Int32:
-        """Return the pages that wait for a fence."""
+    def deferred_pages(self, release: DeferredFree) -> Int32:
+        """Return the pages, int32 [n], of a deferred free."""
         if release.node is not None:
-            return self.table[release.slot, release.node.end : release.held]
+            return self.page_table[release.slot, release.node.end : release.held_columns]
         return self._column_of[:0] if release.pages is None else release.pages
 
-    def _retire(self, slot: int, node: Node, full: int, held: int) -> None:
-        start, row, size = node.end, self.table[slot], self.page_size
+    def _cache_and_free(self, slot: int, node: RadixNode, full: int, held: int) -> None:
+        start, row, size = node.end, self.page_table[slot], self.page_size
         if full > start:
             data = self.tokens[slot, start * size : full * size].tobytes()
-            holder = self.holders[slot]
+            holder = self.slot_owners[slot]
             priority = 0 if holder is None else holder.request.priority
-            for pages in self.cache.deposit(node, data, row[start:full], priority):
-                self.pool.give(pages)
+            for pages in self.cache.insert_and_unlock(node, data, row[start:full], priority):
+                self.pool.free(pages)
             start = full
         else:
             self.cache.unlock(node)
         if held > start:
-            self.pool.give(row[start:held])
+            self.pool.free(row[start:held])
 
     def _evict(self, count: int) -> None:
         for pages in self.cache.evict(count):
-            self.pool.give(pages)
+            self.pool.free(pages)

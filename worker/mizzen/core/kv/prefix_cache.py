@@ -1,4 +1,4 @@
-"""What the scheduler asks of a prefix cache, and the cache that keeps nothing."""
+"""The prefix cache's interface, and an implementation that caches nothing."""
 
 from __future__ import annotations
 
@@ -9,75 +9,77 @@ import numpy as np
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.kv.eviction import STRATEGIES
-from mizzen.core.kv.radix_cache import Duplicate, Known, RadixTree
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.kv.radix_cache import CachedPrefix, DuplicatePages, RadixTree
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.outputs import CacheEvents
 from mizzen.core.request import Int32
 
 
 class PrefixCache(Protocol):
-    """See `RadixTree`, which documents each method."""
+    """Interface of a prefix cache; `RadixTree` documents each method."""
 
     evictable: int
     additions: int
 
-    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node: ...  # noqa: D102
-    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known: ...  # noqa: D102
-    def fill(self, node: Node, row: Int32, priority: int = 0) -> None: ...  # noqa: D102
-    def lock(self, node: Node) -> None: ...  # noqa: D102
-    def unlock(self, node: Node) -> None: ...  # noqa: D102
-    def extend(  # noqa: D102
-        self, node: Node, data: bytes, pages: Int32, priority: int = 0
-    ) -> tuple[Node, list[Duplicate]]: ...
-    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]: ...  # noqa: D102
+    def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode: ...  # noqa: D102
+    def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix: ...  # noqa: D102
+    def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None: ...  # noqa: D102
+    def lock(self, node: RadixNode) -> None: ...  # noqa: D102
+    def unlock(self, node: RadixNode) -> None: ...  # noqa: D102
+    def insert_locked(  # noqa: D102
+        self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[RadixNode, list[DuplicatePages]]: ...
+    def insert_and_unlock(
+        self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
+    ) -> list[Int32]: ...
     def evict(self, count: int) -> list[Int32]: ...  # noqa: D102
-    def take_events(self) -> CacheEvents: ...  # noqa: D102
+    def drain_events(self) -> CacheEvents: ...  # noqa: D102
     def snapshot(self) -> tuple[int, ...]: ...  # noqa: D102
-    def nodes(self) -> Iterator[Node]: ...  # noqa: D102
+    def nodes(self) -> Iterator[RadixNode]: ...  # noqa: D102
 
 
-class NoCache:
-    """Matches nothing and keeps nothing."""
+class NoPrefixCache:
+    """A prefix cache that matches and caches nothing, for comparison and `--prefix-cache none`."""
 
     def __init__(self) -> None:
         self.evictable = self.additions = 0
-        self._root = Node(None, b"", np.empty(0, np.int32))
+        self._root = RadixNode(None, b"", np.empty(0, np.int32))
 
-    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node:
+    def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode:
         """Return the empty prefix."""
         return self._root
 
-    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known:
+    def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix:
         """Return the empty prefix."""
-        return Known(self._root, None, 0)
+        return CachedPrefix(self._root, None, 0)
 
-    def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
-        """Write nothing: the empty prefix has no pages."""
+    def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None:
+        """Write nothing, because the empty prefix has no pages."""
 
-    def lock(self, node: Node) -> None:
+    def lock(self, node: RadixNode) -> None:
         """Count a lock of the empty prefix."""
-        node.refs += 1
+        node.lock_count += 1
 
-    def unlock(self, node: Node) -> None:
-        """Undo one lock."""
-        node.refs -= 1
+    def unlock(self, node: RadixNode) -> None:
+        """Release one lock of the empty prefix."""
+        node.lock_count -= 1
 
-    def extend(
-        self, node: Node, data: bytes, pages: Int32, priority: int = 0
-    ) -> tuple[Node, list[Duplicate]]:
-        """Keep nothing: the pages stay the caller's."""
+    def insert_locked(
+        self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[RadixNode, list[DuplicatePages]]:
+        """Cache nothing: the caller keeps its pages."""
         return node, []
 
-    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
-        """Undo one lock and keep nothing: return the pages."""
-        node.refs -= 1
+    def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
+        """Release one lock and return all pages."""
+        node.lock_count -= 1
         return [pages]
 
     def evict(self, count: int) -> list[Int32]:
         """Return no pages."""
         return []
 
-    def take_events(self) -> CacheEvents:
+    def drain_events(self) -> CacheEvents:
         """Return no events."""
         return CacheEvents()
 
@@ -85,13 +87,13 @@ class NoCache:
         """Return no blocks."""
         return ()
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[RadixNode]:
         """Yield the empty prefix."""
         yield self._root
 
 
 def make_cache(config: SchedulerConfig) -> PrefixCache:
-    """Return the prefix cache that a configuration asks for."""
+    """Return the prefix cache that a configuration selects."""
     if config.prefix_cache == "none":
-        return NoCache()
+        return NoPrefixCache()
     return RadixTree(config.page_size, STRATEGIES[config.eviction])

@@ -1,8 +1,8 @@
 """The prefix cache: a radix tree over pages, keyed by token ids under a salt.
 
-SGLang's RadixAttention (arXiv 2312.07104), at page granularity. An edge holds a run of whole pages; two
-children of a node differ in their first page. A lock on a node holds it and all nodes above it: its `refs`
-count the locks at or below it. Only unlocked leaves are evicted, from their ends.
+Follows SGLang's RadixAttention (arXiv 2312.07104), at page granularity. A node holds a run of whole pages;
+two children of a node differ in their first page. A lock on a node also locks its ancestors: `lock_count` is
+the number of locks at or below a node. Only unlocked leaves are evicted, from their ends.
 """
 
 from __future__ import annotations
@@ -12,123 +12,124 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mizzen.core.kv.cache_events import BlockNames
+from mizzen.core.kv.cache_events import BlockHashLedger
 from mizzen.core.kv.eviction import EvictionHeap, Strategy
-from mizzen.core.kv.radix_node import Node
+from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.outputs import CacheEvents
 from mizzen.core.request import Int32
 
 _TOKEN_BYTES = 4
 
 
-class Known(NamedTuple):
-    """What the tree holds of some data."""
+class CachedPrefix(NamedTuple):
+    """The longest cached prefix of a token sequence."""
 
-    whole: Node | None
-    """The last node that it holds whole; None where the tree has nothing under the salt."""
-    part: Node | None
-    """The node behind it that it holds in part."""
+    last_node: RadixNode | None
+    """Last node that matches completely; None if the tree has no root for the salt."""
+    partial_node: RadixNode | None
+    """Child of `last_node` that matches partially; None if there is none."""
     pages: int
+    """Number of cached pages."""
 
-    def path(self) -> list[Node]:
-        """Return the nodes that hold these pages, from the root."""
-        nodes = [] if self.part is None else [self.part]
-        above = self.whole
-        while above is not None:
-            nodes.append(above)
-            above = above.parent
+    def path(self) -> list[RadixNode]:
+        """Return the nodes that hold the cached pages, from the root."""
+        nodes = [] if self.partial_node is None else [self.partial_node]
+        ancestor = self.last_node
+        while ancestor is not None:
+            nodes.append(ancestor)
+            ancestor = ancestor.parent
         nodes.reverse()
         return nodes
 
 
-class Duplicate(NamedTuple):
-    """Pages that the tree held already; `first` counts from the start of what was inserted."""
+class DuplicatePages(NamedTuple):
+    """Pages that the tree already held; `first` counts from the start of the insertion. Pages: int32 [n]."""
 
     first: int
     pages: Int32
 
 
 class RadixTree:
-    """Pages of known token prefixes. Owns the pages that it holds."""
+    """A radix tree of cached pages, which it owns."""
 
     def __init__(self, page_size: int, strategy: Strategy) -> None:
         self.page_size = page_size
         self.evictable = 0
-        """Pages that no lock holds."""
+        """Number of unlocked pages."""
         self.additions = 0
-        """How often pages came in."""
+        """Number of nodes added so far; serves as version of the contents."""
         self._page_bytes = page_size * _TOKEN_BYTES
-        self._roots: dict[bytes, Node] = {}
+        self._roots: dict[bytes, RadixNode] = {}
         self._heap = EvictionHeap(strategy)
-        self._names = BlockNames(page_size)
+        self._block_ledger = BlockHashLedger(page_size)
         self._clock = 0
 
-    def match(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Node:
-        """Return the node that ends where the longest cached prefix of `data` ends, at most `limit` pages.
+    def match(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> RadixNode:
+        """Return the node at whose end the longest cached prefix of `data`, of at most `limit` pages, ends.
 
-        Splits the last node when the prefix ends inside it. The caller locks the node before anything else.
-        `known` is where an earlier look for the same data, limit and salt ended.
+        Splits a node if the prefix ends inside it. The caller locks the returned node before any other call.
+        `known` is the node at which an earlier lookup of the same data, limit and salt ended.
         """
         node, child, position = self._walk(data, limit, salt, known)
         if child is None:
             return node
         return self._split(child, self._shared_pages(child, data, position, limit * self._page_bytes))
 
-    def look(self, data: bytes, limit: int, salt: bytes, known: Node | None = None) -> Known:
-        """Return what the tree holds of `data`, as `match` finds it; changes nothing."""
+    def peek(self, data: bytes, limit: int, salt: bytes, known: RadixNode | None = None) -> CachedPrefix:
+        """Return the cached prefix of `data` as `match` would find it, without changing the tree."""
         if salt not in self._roots:
-            return Known(None, None, 0)
+            return CachedPrefix(None, None, 0)
         node, child, position = self._walk(data, limit, salt, known)
         part = 0
         if child is not None:
             part = self._shared_pages(child, data, position, limit * self._page_bytes)
-        return Known(node, child, node.end + part)
+        return CachedPrefix(node, child, node.end + part)
 
-    def fill(self, node: Node, row: Int32, priority: int = 0) -> None:
-        """Write the pages from the root to a locked node into a row of a page table, and count a hit.
+    def fill_row(self, node: RadixNode, row: Int32, priority: int = 0) -> None:
+        """Write the pages from the root to a locked node into a page-table row, and count a hit.
 
-        `priority` is that of the request; a node has the highest one of those that used it.
+        `priority` is the request's; a node keeps the highest priority of its users.
         """
-        above: Node | None = node
-        while above is not None:
-            above.hits += 1
-            if above.priority < priority:
-                above.priority = priority
-            end, pages = above.end, above.pages
+        ancestor: RadixNode | None = node
+        while ancestor is not None:
+            ancestor.hits += 1
+            if ancestor.priority < priority:
+                ancestor.priority = priority
+            end, pages = ancestor.end, ancestor.pages
             row[end - len(pages) : end] = pages
-            above = above.parent
+            ancestor = ancestor.parent
 
-    def lock(self, node: Node) -> None:
-        """Keep a node and those above it from eviction."""
+    def lock(self, node: RadixNode) -> None:
+        """Lock a node and its ancestors against eviction."""
         self._clock += 1
-        above: Node | None = node
-        while above is not None:
-            self._hold(above)
-            above = above.parent
+        ancestor: RadixNode | None = node
+        while ancestor is not None:
+            self._lock_node(ancestor)
+            ancestor = ancestor.parent
 
-    def unlock(self, node: Node) -> None:
-        """Undo one lock."""
+    def unlock(self, node: RadixNode) -> None:
+        """Release one lock of a node."""
         self._clock += 1
-        above: Node | None = node
-        while above is not None:
-            above.used = self._clock
-            above.refs -= 1
-            if not above.refs:
-                self.evictable += len(above.pages)
-                if not above.children:
-                    self._offer_leaf(above)
-            above = above.parent
+        ancestor: RadixNode | None = node
+        while ancestor is not None:
+            ancestor.used = self._clock
+            ancestor.lock_count -= 1
+            if not ancestor.lock_count:
+                self.evictable += len(ancestor.pages)
+                if not ancestor.children:
+                    self._offer_leaf(ancestor)
+            ancestor = ancestor.parent
 
-    def extend(
-        self, node: Node, data: bytes, pages: Int32, priority: int = 0
-    ) -> tuple[Node, list[Duplicate]]:
-        """Insert pages behind a node that the caller has locked, and move the lock to their end.
+    def insert_locked(
+        self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0
+    ) -> tuple[RadixNode, list[DuplicatePages]]:
+        """Insert pages below a node that the caller has locked, and move the lock to their end.
 
-        The tree keeps what is new to it. What it held already comes back as duplicates: the caller keeps its
-        own pages there, and may use the tree's instead.
+        The tree takes over pages that it does not hold yet. For the others it returns its own pages as
+        duplicates: the caller still owns the inserted ones there and may use the tree's instead.
         """
         self._clock += 1
-        duplicates: list[Duplicate] = []
+        duplicates: list[DuplicatePages] = []
         position = 0
         while position < len(data):
             child = node.children.get(data[position : position + self._page_bytes])
@@ -136,19 +137,19 @@ class RadixTree:
             if child is None:
                 node = self._add(node, data[position:], pages[first:].copy(), 1, priority)
                 break
-            if not data.startswith(child.data, position):
+            if not data.startswith(child.token_bytes, position):
                 child = self._split(child, self._shared_pages(child, data, position, len(data)))
-            self._hold(child)
+            self._lock_node(child)
             child.priority = max(child.priority, priority)
-            duplicates.append(Duplicate(first, child.pages))
-            position += len(child.data)
+            duplicates.append(DuplicatePages(first, child.pages))
+            position += len(child.token_bytes)
             node = child
         return node, duplicates
 
-    def deposit(self, node: Node, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
-        """Insert at least a page behind a node, undo the caller's lock, and return the pages not needed."""
+    def insert_and_unlock(self, node: RadixNode, data: bytes, pages: Int32, priority: int = 0) -> list[Int32]:
+        """Insert at least one page below a node, release the caller's lock, and return the surplus pages."""
         if data[: self._page_bytes] in node.children:
-            end, duplicates = self.extend(node, data, pages, priority)
+            end, duplicates = self.insert_locked(node, data, pages, priority)
             self.unlock(end)
             return [pages[first : first + len(held)] for first, held in duplicates]
         leaf = self._add(node, data, pages.copy(), 0, priority)
@@ -158,13 +159,13 @@ class RadixTree:
         return []
 
     def evict(self, count: int) -> list[Int32]:
-        """Remove up to `count` unlocked pages and return them."""
+        """Evict up to `count` unlocked pages and return them."""
         freed: list[Int32] = []
         while count > 0:
             node = self._heap.pop()
             if node is None:
                 break
-            assert isinstance(node, Node)
+            assert isinstance(node, RadixNode)
             pages = node.pages
             if len(pages) > count:
                 pages = pages[-count:]
@@ -173,15 +174,15 @@ class RadixTree:
             count -= len(pages)
         return freed
 
-    def take_events(self) -> CacheEvents:
-        """Return the blocks stored and evicted since the last call."""
-        return self._names.take()
+    def drain_events(self) -> CacheEvents:
+        """Return and clear the blocks stored and evicted since the last call."""
+        return self._block_ledger.drain()
 
     def snapshot(self) -> tuple[int, ...]:
-        """Return the names of all blocks held."""
-        return self._names.snapshot()
+        """Return the hashes of all cached blocks."""
+        return self._block_ledger.snapshot()
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[RadixNode]:
         """Yield all nodes, roots included."""
         rest = list(self._roots.values())
         while rest:
@@ -190,95 +191,103 @@ class RadixTree:
             rest.extend(node.children.values())
 
     def _walk(
-        self, data: bytes, limit: int, salt: bytes, known: Node | None
-    ) -> tuple[Node, Node | None, int]:
-        """Return the last node that matches whole, the child that matches in part, and where it starts.
+        self, data: bytes, limit: int, salt: bytes, known: RadixNode | None
+    ) -> tuple[RadixNode, RadixNode | None, int]:
+        """Return the last completely matching node, its partially matching child, and that child's start
+        byte.
 
-        What ends at a node that was found before is still a prefix of `data` as long as the node is in the
-        tree: splits leave its end where it is, and evictions only shorten it.
+        A node that an earlier lookup returned still ends a prefix of `data` as long as it is in the tree:
+        splits keep its end, and evictions only shorten it.
         """
-        node = self._roots.get(salt) if known is None or known.gone else known
+        node = self._roots.get(salt) if known is None or known.removed else known
         if node is None:
-            node = self._roots[salt] = Node(None, b"", np.empty(0, np.int32), salt)
-            node.names = []
+            node = self._roots[salt] = RadixNode(None, b"", np.empty(0, np.int32), salt)
+            node.block_hashes = []
         end, page = limit * self._page_bytes, self._page_bytes
         position = node.end * page
         while position < end:
             child = node.children.get(data[position : position + page])
             if child is None:
                 break
-            if position + len(child.data) > end or not data.startswith(child.data, position):
+            if position + len(child.token_bytes) > end or not data.startswith(child.token_bytes, position):
                 return node, child, position
-            position += len(child.data)
+            position += len(child.token_bytes)
             node = child
         return node, None, position
 
-    def _shared_pages(self, node: Node, data: bytes, position: int, end: int) -> int:
-        """Return how many whole pages of a node equal `data[position:end]`."""
-        count = min(len(node.data), end - position) // _TOKEN_BYTES
-        differ = np.frombuffer(node.data, np.int32, count) != np.frombuffer(data, np.int32, count, position)
+    def _shared_pages(self, node: RadixNode, data: bytes, position: int, end: int) -> int:
+        """Return the number of leading pages of a node that equal `data[position:end]`."""
+        count = min(len(node.token_bytes), end - position) // _TOKEN_BYTES
+        differ = np.frombuffer(node.token_bytes, np.int32, count) != np.frombuffer(
+            data, np.int32, count, position
+        )
         first = int(differ.argmax())
         return (first if differ[first] else count) // self.page_size
 
-    def _add(self, parent: Node, data: bytes, pages: Int32, refs: int, priority: int) -> Node:
+    def _add(self, parent: RadixNode, data: bytes, pages: Int32, refs: int, priority: int) -> RadixNode:
         """Add a leaf to a locked node."""
-        node = Node(parent, data, pages)
-        node.refs, node.priority = refs, priority
+        node = RadixNode(parent, data, pages)
+        node.lock_count, node.priority = refs, priority
         node.born = node.used = self._clock
         parent.children[data[: self._page_bytes]] = node
         self.additions += 1
-        self._names.added(node)
+        self._block_ledger.added(node)
         return node
 
-    def _split(self, node: Node, pages: int) -> Node:
-        """Put the first `pages` pages of a node into a new parent of it, and return that.
+    def _split(self, node: RadixNode, pages: int) -> RadixNode:
+        """Move the first `pages` pages of a node into a new parent, and return the parent.
 
-        The node itself stays the end of the run, so locks that point to it stay right.
+        The node keeps its end, so locks that point to it stay valid.
         """
         parent, border = node.parent, pages * self._page_bytes
         assert parent is not None
-        upper = Node(parent, node.data[:border], node.pages[:pages])
-        upper.refs, upper.born, upper.used, upper.hits = node.refs, node.born, node.used, node.hits
+        upper = RadixNode(parent, node.token_bytes[:border], node.pages[:pages])
+        upper.lock_count, upper.born, upper.used, upper.hits = (
+            node.lock_count,
+            node.born,
+            node.used,
+            node.hits,
+        )
         upper.priority = node.priority
-        parent.children[upper.data[: self._page_bytes]] = upper
+        parent.children[upper.token_bytes[: self._page_bytes]] = upper
         node.parent = upper
-        node.data = node.data[border:]
+        node.token_bytes = node.token_bytes[border:]
         node.pages = node.pages[pages:]
-        upper.children[node.data[: self._page_bytes]] = node
-        self._names.split(upper, node)
+        upper.children[node.token_bytes[: self._page_bytes]] = node
+        self._block_ledger.split(upper, node)
         return upper
 
-    def _hold(self, node: Node) -> None:
+    def _lock_node(self, node: RadixNode) -> None:
         node.used = self._clock
-        if not node.refs:
+        if not node.lock_count:
             self.evictable -= len(node.pages)
             self._heap.withdraw(node)
-        node.refs += 1
+        node.lock_count += 1
 
-    def _offer_leaf(self, node: Node) -> None:
-        """Let an unlocked node without children be evicted; an empty root goes at once."""
-        if node.children or node.refs:
+    def _offer_leaf(self, node: RadixNode) -> None:
+        """Make an unlocked node without children evictable; remove it at once if it is an empty root."""
+        if node.children or node.lock_count:
             return
         if node.parent is None:
-            node.gone = True
+            node.removed = True
             del self._roots[node.salt]
         else:
             self._heap.offer(node)
 
-    def _trim(self, node: Node, pages: int) -> None:
-        """Cut the last pages off an unlocked leaf; without pages left, it leaves the tree."""
+    def _trim(self, node: RadixNode, pages: int) -> None:
+        """Remove the last pages of an unlocked leaf; remove the leaf itself if no page is left."""
         parent, keep = node.parent, len(node.pages) - pages
         assert parent is not None
         self.evictable -= pages
         if keep:
-            node.data = node.data[: keep * self._page_bytes]
+            node.token_bytes = node.token_bytes[: keep * self._page_bytes]
             node.pages = node.pages[:keep]
             node.end -= pages
-            self._names.trimmed(node)
+            self._block_ledger.trimmed(node)
             self._heap.offer(node)
             return
-        node.gone = True
-        del parent.children[node.data[: self._page_bytes]]
-        self._names.removed(node)
-        if not parent.children and not parent.refs:
+        node.removed = True
+        del parent.children[node.token_bytes[: self._page_bytes]]
+        self._block_ledger.removed(node)
+        if not parent.children and not parent.lock_count:
             self._offer_leaf(parent)

@@ -1,1 +1,1 @@
-"""PACKAGE."""
+"""Step execution: runners, eager steps, CUDA graphs, per-slot device state, and tensor parallel ranks."""

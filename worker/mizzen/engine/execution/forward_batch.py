@@ -1,4 +1,7 @@
-"""MODULE."""
+"""Layout of a mixed batch: the flat rows of a plan's decodes and prefill chunks.
+
+`StepExecutor` builds one per step; eager steps and prefill graphs read it.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from mizzen.engine.execution.slot_state import SlotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where a mixed batch's tokens stand, one row a token: decodes first, then the chunks."""
+class BatchLayout:
+    """Rows of a mixed batch, one per token: decodes first, then the chunks in plan order."""
 
     slots: Int64
     positions: Int64
     chunk_tokens: Int64
-    """Ids of the chunks' tokens; a decode's id is known to the device alone."""
+    """Token ids of the chunks; the decodes' tokens are known only on the device."""
     sample_rows: Int64 | None
-    """Rows that yield a token; None means every row."""
+    """Rows that sample a token; None means every row."""
     sample_slots: Int64
     sample_positions: Int64
-    """Sequence positions of the tokens to be drawn."""
+    """Sequence positions of the tokens to sample."""
 
     @classmethod
-    def of(cls, plan: StepPlan, state: SlotState) -> Layout:
-        """Lay out a plan's batch; the state must have its starts."""
+    def from_plan(cls, plan: StepPlan, state: SlotState) -> BatchLayout:
+        """Lay out a plan's batch; the plan's starts must have been applied to `state`."""
         decode = plan.decode.astype(np.int64)
         lengths = state.lengths[decode].astype(np.int64)
         if not plan.prefill:
@@ -47,7 +50,7 @@ class Layout:
         final_positions = np.array([chunk.start + len(chunk.tokens) for chunk in final], np.int64)
         return cls(
             slots=np.concatenate([decode, np.repeat([chunk.slot for chunk in plan.prefill], sizes)]),
-            positions=np.concatenate([lengths, *(positions_of(chunk) for chunk in plan.prefill)]),
+            positions=np.concatenate([lengths, *(chunk_positions(chunk) for chunk in plan.prefill)]),
             chunk_tokens=np.concatenate([chunk.tokens for chunk in plan.prefill]).astype(np.int64),
             sample_rows=np.concatenate([np.arange(len(decode)), ends[last] - 1]),
             sample_slots=np.concatenate([decode, final_slots]),
@@ -55,6 +58,6 @@ class Layout:
         )
 
 
-def positions_of(chunk: PrefillChunk) -> Int64:
-    """Return the sequence positions of a chunk's tokens."""
+def chunk_positions(chunk: PrefillChunk) -> Int64:
+    """Return the sequence positions of a chunk's tokens, int64 [tokens]."""
     return np.arange(chunk.start, chunk.start + len(chunk.tokens), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How every graph of the engine is captured."""
+"""Captures one CUDA graph; decode, prefill and logprob graphs all use it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 
 
-def captured_graph(
+def capture_graph(
     enqueue: Callable[[], None], stream: torch.cuda.Stream, pool: tuple[int, int] | None
 ) -> torch.cuda.CUDAGraph:
-    """Return a graph of what `enqueue` does in the current stream, which is `stream`, with memory of a pool.
+    """Return a graph of the work that `enqueue` enqueues in `stream`, which must be the current stream.
 
-    It is done once before: that loads kernels, which a capture cannot. Other threads may call CUDA meanwhile.
+    `enqueue` runs once before the capture, because kernels cannot be loaded during it. Other threads may call
+    CUDA meanwhile. The graph's memory comes from `pool`.
     """
     enqueue()
     graph = torch.cuda.CUDAGraph()

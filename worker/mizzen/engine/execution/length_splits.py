@@ -1,8 +1,8 @@
-"""Which batches of decodes take graphs whose attention cuts contexts by their lengths.
+"""Chooses which decode batches use graphs whose attention splits contexts by their lengths.
 
-Where one context is far longer than the others, a step whose attention cuts all of them alike waits for that
-one alone. Graphs of both kinds exist side by side: those that cut by lengths are of few sizes, to the next of
-which a batch is padded, and take a kernel more.
+If one context is far longer than the others, a step whose attention splits all contexts alike waits for
+that one. Both kinds of graphs exist side by side: those that split by length are captured for fewer batch
+sizes (a batch is padded to the next one) and need one more kernel. `DecodeGraphs` asks for each step.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from dataclasses import dataclass
 
 import torch
 
-from mizzen.attention.base import UnevenDecode
+from mizzen.attention.base import LengthSplitDecode
 from mizzen.core.request import Int32
 from mizzen.parallel.collectives import Collectives
 
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-FURTHER = 128
-"""Beyond, multiples of this are captured."""
+"""Batch sizes up to 256 that are captured with length-aware splits."""
+LARGE_SIZE_STEP = 128
+"""Batch sizes above the largest of SIZES are captured at multiples of this."""
 
 
-def uneven_sizes(sizes: list[int]) -> list[int]:
-    """Return the batch sizes that also get a graph which cuts by lengths, out of all (ascending)."""
+def length_split_sizes(sizes: list[int]) -> list[int]:
+    """Return the sizes, out of all captured ones (ascending), that also get a length-aware graph."""
 
     def wanted(size: int) -> bool:
         if size > SIZES[-1]:
-            return size % FURTHER == 0
+            return size % LARGE_SIZE_STEP == 0
         return size in SIZES
 
     return [size for size in sizes if wanted(size) or SIZES[0] <= size == sizes[-1]]
 
 
-def same_everywhere(number: int, ranks: Collectives, device: torch.device) -> bool:
-    """Tell whether all ranks have the same number; all learn the same. Every rank calls it."""
+def equal_on_all_ranks(number: int, ranks: Collectives, device: torch.device) -> bool:
+    """Return whether all ranks hold the same number; collective, every rank gets the same answer."""
     if ranks.size == 1:
         return True
     mine = torch.tensor([number, number * number], device=device)
@@ -41,31 +42,34 @@ def same_everywhere(number: int, ranks: Collectives, device: torch.device) -> bo
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenGraphs:
-    """When a batch takes one of them."""
+class LengthSplitGraphs:
+    """Decides when a batch uses a length-aware graph."""
 
-    backend: UnevenDecode | None
+    backend: LengthSplitDecode | None
     sizes: list[int]
-    """Ascending; none without a backend."""
+    """Captured batch sizes, ascending; empty without a backend."""
 
     @classmethod
-    def of(cls, backend: object, sizes: list[int], ranks: Collectives, device: torch.device) -> UnevenGraphs:
-        """Return those of a backend, beside plain graphs of these sizes; every rank calls it.
+    def for_backend(
+        cls, backend: object, sizes: list[int], ranks: Collectives, device: torch.device
+    ) -> LengthSplitGraphs:
+        """Return the choice for a backend, alongside plain graphs of `sizes`; every rank calls it.
 
-        There are none where ranks would choose differently: a step has the same rows on all of them.
+        If ranks would choose differently, there are no length-aware graphs: all ranks run a step with equal
+        rows.
         """
-        able = backend if isinstance(backend, UnevenDecode) else None
-        slots = able.uneven_slots if able else 0
-        if not same_everywhere(slots, ranks, device) or not slots:
+        split_backend = backend if isinstance(backend, LengthSplitDecode) else None
+        slots = split_backend.concurrent_splits if split_backend else 0
+        if not equal_on_all_ranks(slots, ranks, device) or not slots:
             return cls(None, [])
-        return cls(able, uneven_sizes(sizes))
+        return cls(split_backend, length_split_sizes(sizes))
 
     def size_for(self, size: int, lengths: Int32) -> int | None:
-        """Return the size of the graph that cuts a batch by its lengths; None where the plain one is to run.
+        """Return the size of the length-aware graph to replay; None to replay the plain one.
 
         Args:
-            size: The plain graph's.
-            lengths: Of the batch's rows.
+            size: Size of the plain graph.
+            lengths: Context lengths of the batch's rows.
         """
         if self.backend is None or not self.sizes or not self.backend.uneven(size, lengths):
             return None

@@ -1,13 +1,14 @@
-"""Steps with prompts as captured CUDA graphs: decodes and chunks are one batch of sequences.
+"""CUDA graphs of steps with prefill: decodes and chunks run as one batch of sequences.
 
-To launch a step's kernels one by one costs the host a time for each layer, however few tokens run. Where that
-is longer than the GPU takes, a graph pays: for short chunks of large models, and most chunks of small ones.
+Launching a step's kernels one by one costs the host a fixed time per layer, however few tokens run. A graph
+helps where that takes longer than the GPU needs: short chunks of large models, most chunks of small ones.
 
-A batch is padded to the next captured number of tokens, with one more sequence that belongs to the slot of
-padding:
+A batch is padded to the next captured number of tokens with one more sequence, which uses the scratch slot:
 
     tokens      | decodes, one each | chunk | chunk | padding      |
     sequences   | 1 | 1 | 1 |   ... |       |       |              | empty ones |
+
+`StepExecutor` replays them in place of its eager forward pass.
 """
 
 from __future__ import annotations
@@ -18,36 +19,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from mizzen.attention.base import Attend, DeviceSequences, MixedAttention
+from mizzen.attention.base import Attend, DevicePlannedSequences, MixedAttention
 from mizzen.core.request import Int32
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.execution.graph_capture import captured_graph
-from mizzen.engine.execution.slot_state import SlotState, Uploader
+from mizzen.engine.execution.forward_batch import BatchLayout
+from mizzen.engine.execution.graph_capture import capture_graph
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.uploader import Uploader
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder import Decoder
-
-if TYPE_CHECKING:
-    from mizzen.engine.execution.forward_batch import Layout
+from mizzen.models.base import Decoder
 
 log = logging.getLogger(__name__)
 
 BUFFERS = 16
-"""Packed buffers in pinned memory; more than steps in flight, so that none is written before it was sent."""
+"""Number of packed buffers in pinned memory. More than steps in flight: each is sent before it is reused."""
 LAYER_LAUNCH_SECONDS = 0.4e-3
-"""What a host takes to launch the kernels of a layer, measured on the machine of docs/benchmarks.md."""
+"""Host time to launch the kernels of one layer, measured on the machine of docs/benchmarks.md."""
 PREFILL_FLOPS = 600e12
-"""Operations a second that prompts reach there."""
-MOST_TOKENS = 4096
-"""Graphs of more tokens are not captured by themselves: they take memory from KV."""
+"""Floating-point operations per second that prefill reaches on that machine."""
+MAX_GRAPH_TOKENS = 4096
+"""Default maximum of captured tokens: larger graphs would take memory from the KV cache."""
 
 
 def token_sizes(largest: int) -> list[int]:
-    """Return the numbers of tokens to capture, up to `largest`: an eighth apart where padding costs most."""
+    """Return the token counts to capture, up to `largest`: an eighth apart where padding costs most."""
     sizes, size = [], 16
     while size < largest:
         sizes.append(size)
@@ -56,52 +55,52 @@ def token_sizes(largest: int) -> list[int]:
     return [*sizes, largest]
 
 
-def paying_tokens(config: ModelConfig, most: int) -> int:
-    """Return up to how many tokens, of `most`, graphs pay.
+def max_profitable_tokens(config: ModelConfig, most: int) -> int:
+    """Return the largest token count, at most `most`, for which graphs are faster than eager launches.
 
-    Up to twice as many as take the GPU the time that the launches take the host: behind a short step they
-    are on its way still.
+    That is up to twice the tokens that occupy the GPU for as long as the launches occupy the host, because
+    launches after a short step are still pending when that step ends.
     """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
     tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
-    return min(-(-tokens // 128) * 128, MOST_TOKENS, most)
+    return min(-(-tokens // 128) * 128, MAX_GRAPH_TOKENS, most)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Where things stand in the int32 numbers that tell a replay its batch."""
+class PackedLayout:
+    """Layout of the int32 buffer that tells a replay its batch."""
 
     tokens: int
-    rows: int
-    """Sequences of requests at most; there is one more, of padding."""
+    sequences: int
+    """Maximum number of request sequences; one padding sequence is added."""
 
     @property
-    def parts(self) -> tuple[int, ...]:
-        """Sizes: ids, slots and positions by token; starts, slots and lengths by sequence; rows to sample."""
-        sequences = self.rows + 1
-        return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.rows)
+    def section_sizes(self) -> tuple[int, ...]:
+        """Section sizes in order: ids, slots, positions; starts, slots, lengths by sequence; sampled rows."""
+        sequences = self.sequences + 1
+        return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences)
 
     @property
     def size(self) -> int:
-        """Numbers in all."""
-        return sum(self.parts)
+        """Total length of the buffer."""
+        return sum(self.section_sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
-    """One graph and what it reads."""
+class PrefillGraph:
+    """One captured graph and the buffer it reads."""
 
     graph: torch.cuda.CUDAGraph
-    packed: Packed
+    layout: PackedLayout
     inbox: torch.Tensor
 
 
 class PrefillGraphs:
-    """Captured forward passes, by number of tokens. Used from one thread, in one stream.
+    """Captured forward passes by number of tokens. Used from one thread, in one stream.
 
-    They end with the logits of the rows that are sampled, in a buffer that the next replay overwrites in
-    stream order; sampling follows as in any other step.
+    They end with the logits of the sampled rows, in a buffer that the next replay overwrites in stream order;
+    sampling follows as in any other step.
     """
 
     def __init__(
@@ -113,43 +112,57 @@ class PrefillGraphs:
         sizes: list[int],
         rows: int,
     ) -> None:
-        """Allocate what all sizes share; `rows` is the largest number of sequences.
+        """Allocate the buffers that all sizes share.
+
+        Args:
+            model: The model.
+            attention: Attention backends over the KV cache.
+            state: Per-slot device state.
+            upload: Copies arrays to the device.
+            sizes: Token counts to capture, ascending.
+            rows: Maximum number of sequences.
 
         Raises:
-            ValueError: the attention backend needs lengths on the host, or the state has no slot for padding.
+            ValueError: The attention backend needs lengths on the host, or the state has no scratch slot.
         """
-        if not isinstance(attention.prefill, DeviceSequences) or state.scratch is None:
+        if not isinstance(attention.prefill, DevicePlannedSequences) or state.scratch_slot is None:
             raise ValueError(
                 "prefill graphs need a backend with lengths on the device, and a slot of padding"
             )
-        self.backend: DeviceSequences = attention.prefill
+        self.backend: DevicePlannedSequences = attention.prefill
         self.model = model
         self.kv = attention.kv
         self.state = state
-        self.scratch = state.scratch
+        self.scratch_slot = state.scratch_slot
         self.device = upload.device
         self.sizes = sizes
-        self.rows = rows
-        largest = Packed(sizes[-1], min(sizes[-1], rows)).size
+        self.max_sequences = rows
+        largest = PackedLayout(sizes[-1], min(sizes[-1], rows)).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
-        self.buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
+        self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
         self.logits = state.ranks.room(
             min(sizes[-1], rows), model.config.vocab_size, model.embedding.weight.dtype, self.device
         )
-        self.graphs: dict[int, Captured] = {}
+        self.graphs: dict[int, PrefillGraph] = {}
 
-    def forward(self, packed: Packed, inbox: torch.Tensor) -> None:
-        """Enqueue what a replay does: from the inbox to `logits`."""
+    def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor) -> None:
+        """Enqueue the work of one replay, from the inbox to `logits`."""
         from mizzen.kernels.decode_inputs import gather_inputs
 
         state = self.state
-        known, slots, positions, starts, which, lengths, rows = inbox.split(packed.parts)
-        batch = gather_inputs(slots, positions, state.agreed_tokens(), state.table.device, self.kv.page_size)
-        tokens = torch.where(known >= 0, known, batch.tokens)
-        run = self.backend.plan_on_device(starts, which, lengths, state.table.device, packed.tokens)
-        attend = Attend(self.kv, batch.cells, 0, None, run)
+        host_tokens, slots, positions, starts, sequence_slots, lengths, rows = inbox.split(
+            packed.section_sizes
+        )
+        batch = gather_inputs(
+            slots, positions, state.synced_last_tokens(), state.page_table.device, self.kv.page_size
+        )
+        tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
+        attention_plan = self.backend.plan_on_device(
+            starts, sequence_slots, lengths, state.page_table.device, packed.tokens
+        )
+        attend = Attend(self.kv, batch.cells, 0, None, attention_plan)
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
-        self.model.logits(hidden, self.logits[: packed.rows])
+        self.model.logits(hidden, self.logits[: packed.sequences])
 
     def capture(
         self,
@@ -157,15 +170,15 @@ class PrefillGraphs:
         captured: Callable[[], None] = lambda: None,
         pool: tuple[int, int] | None = None,
     ) -> None:
-        """Capture every size, the largest first, so that all share its memory; `captured` is told each."""
+        """Capture every size, the largest first so that all share its memory; call `captured` after each."""
         begin = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in reversed(self.sizes):
-                packed = Packed(size, min(size, self.rows))
-                inbox = torch.from_numpy(self.blank(packed)).to(self.device)
-                graph = captured_graph(partial(self.forward, packed, inbox), stream, pool)
+                packed = PackedLayout(size, min(size, self.max_sequences))
+                inbox = torch.from_numpy(self.blank_inbox(packed)).to(self.device)
+                graph = capture_graph(partial(self.enqueue_forward, packed, inbox), stream, pool)
                 pool = pool or graph.pool()
-                self.graphs[size] = Captured(graph, packed, inbox)
+                self.graphs[size] = PrefillGraph(graph, packed, inbox)
                 captured()
         stream.synchronize()
         seconds = time.perf_counter() - begin
@@ -176,50 +189,54 @@ class PrefillGraphs:
             seconds,
         )
 
-    def blank(self, packed: Packed) -> Int32:
-        """Return the numbers of a batch of padding alone."""
+    def blank_inbox(self, packed: PackedLayout) -> Int32:
+        """Return the packed buffer of a batch that consists of padding only."""
         numbers = np.zeros(packed.size, np.int32)
-        _, slots, _, starts, which, lengths, _ = np.split(numbers, np.cumsum(packed.parts)[:-1])
-        slots[:] = which[:] = self.scratch
+        _, slots, _, starts, sequence_slots, lengths, _ = np.split(
+            numbers, np.cumsum(packed.section_sizes)[:-1]
+        )
+        slots[:] = sequence_slots[:] = self.scratch_slot
         starts[1:] = packed.tokens
         lengths[:] = 1
         return numbers
 
-    def takes(self, plan: StepPlan, layout: Layout) -> bool:
-        """Tell whether a laid out plan is of a size that is captured."""
+    def can_run(self, plan: StepPlan, layout: BatchLayout) -> bool:
+        """Return whether a plan has prefill and fits the captured sizes."""
         count = len(layout.slots)
-        return bool(plan.prefill) and count <= self.sizes[-1] and len(layout.sample_slots) <= self.rows
+        return (
+            bool(plan.prefill) and count <= self.sizes[-1] and len(layout.sample_slots) <= self.max_sequences
+        )
 
-    def __call__(self, plan: StepPlan, layout: Layout) -> torch.Tensor:
-        """Run a plan whose pages and starts are written.
+    def __call__(self, plan: StepPlan, layout: BatchLayout) -> torch.Tensor:
+        """Run a plan whose page writes and starts have been applied.
 
         Returns:
             Logits [samples, vocab], valid until the next replay in stream order.
         """
         captured = self.graphs[self.sizes[int(np.searchsorted(self.sizes, len(layout.slots)))]]
-        buffer = next(self.buffers)[: captured.packed.size]
-        self.pack(captured.packed, buffer.numpy(), plan, layout)
+        buffer = next(self.pinned_buffers)[: captured.layout.size]
+        self.pack_batch(captured.layout, buffer.numpy(), plan, layout)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
         return self.logits[: len(layout.sample_slots)]
 
-    def pack(self, packed: Packed, numbers: Int32, plan: StepPlan, layout: Layout) -> None:
-        """Write a batch and its padding."""
-        known, slots, positions, starts, which, lengths, rows = np.split(
-            numbers, np.cumsum(packed.parts)[:-1]
+    def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
+        """Write a batch and its padding into the packed buffer `numbers`."""
+        host_tokens, slots, positions, starts, sequence_slots, lengths, rows = np.split(
+            numbers, np.cumsum(packed.section_sizes)[:-1]
         )
         count, decodes, chunks = len(layout.slots), len(plan.decode), plan.prefill
         sequences = decodes + len(chunks)
-        known[:decodes] = -1
-        known[decodes:count] = layout.chunk_tokens
-        known[count:] = 0
-        slots[:count], slots[count:] = layout.slots, self.scratch
+        host_tokens[:decodes] = -1
+        host_tokens[decodes:count] = layout.chunk_tokens
+        host_tokens[count:] = 0
+        slots[:count], slots[count:] = layout.slots, self.scratch_slot
         positions[:count], positions[count:] = layout.positions, 0
         starts[: decodes + 1] = np.arange(decodes + 1)
         starts[decodes + 1 : sequences + 1] = decodes + np.cumsum([len(chunk.tokens) for chunk in chunks])
         starts[sequences + 1 :] = packed.tokens
-        which[:decodes], which[sequences:] = plan.decode, self.scratch
-        which[decodes:sequences] = [chunk.slot for chunk in chunks]
+        sequence_slots[:decodes], sequence_slots[sequences:] = plan.decode, self.scratch_slot
+        sequence_slots[decodes:sequences] = [chunk.slot for chunk in chunks]
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
         samples = layout.sample_rows

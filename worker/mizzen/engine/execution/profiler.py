@@ -1,4 +1,7 @@
-"""Traces of steps on demand, by PyTorch's profiler; and NVTX ranges, for NVIDIA's."""
+"""Step traces on demand with PyTorch's profiler, and NVTX ranges for NVIDIA's tools.
+
+`--profile` wraps the runner in a `ProfilingRunner`; SIGUSR2 starts a trace.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +21,37 @@ from mizzen.core.step_plan import Runner, StepPlan, StepTokens
 log = logging.getLogger(__name__)
 
 
-def title(plan: StepPlan) -> str:
-    """Say what a step does."""
+def step_title(plan: StepPlan) -> str:
+    """Return a trace label that names a step and its size."""
     prompts = sum(len(chunk.tokens) for chunk in plan.prefill)
     return f"step {plan.step}: {len(plan.decode)} decodes, {prompts} prompt tokens"
 
 
-class ProfiledRunner:
-    """A runner whose launches and waits are named ranges, and are traced when asked.
+class ProfilingRunner:
+    """A runner that names its launches and waits as ranges, and traces them on request.
 
-    Used from one thread, but for `request`. A trace holds the kernels of its steps; while it is written, for
-    a second or so, no step is launched.
+    Used from one thread, except `request_trace`. A trace holds the kernels of its steps; while it is written,
+    for about a second, no step is launched.
     """
 
     def __init__(self, runner: Runner, folder: Path, steps: int, device: torch.device) -> None:
-        """Write traces of so many steps to a folder that `refusals.make_trace_folder` has made."""
+        """Write traces of `steps` steps each to a folder that `validate.make_trace_folder` has created."""
         self.runner = runner
         self.folder = folder
         self.steps = steps
         self.on_gpu = device.type == "cuda"
         self.requested = False
         self.trace: profile | None = None
-        self.first = self.last = 0
+        self.first_step = self.last_step = 0
         """The steps of the trace that is being taken."""
 
-    def request(self) -> None:
-        """Let a trace begin with the next step, unless one is being taken; safe in a signal handler."""
+    def request_trace(self) -> None:
+        """Start a trace with the next step, unless one is running; safe in a signal handler."""
         self.requested = True
 
     @contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        """Name what happens inside."""
+    def named_range(self, name: str) -> Iterator[None]:
+        """Name the work inside the context."""
         if self.on_gpu:
             torch.cuda.nvtx.range_push(name)
         try:
@@ -62,47 +65,47 @@ class ProfiledRunner:
                 torch.cuda.nvtx.range_pop()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step behind those in flight."""
+        """Enqueue a step after those in flight."""
         if self.requested and self.trace is None:
-            self.begin(plan.step)
-        with self.range(title(plan)):
+            self.begin_trace(plan.step)
+        with self.named_range(step_title(plan)):
             self.runner.launch(plan)
 
     def ready(self) -> bool:
-        """Tell whether `collect` would return without waiting."""
+        """Return whether `collect` would return without waiting."""
         return self.runner.ready()
 
     def collect(self) -> StepTokens:
         """Wait for the oldest step in flight and return its tokens."""
-        with self.range("wait for tokens"):
+        with self.named_range("wait for tokens"):
             tokens = self.runner.collect()
-        if self.trace is not None and tokens.step >= self.last:
-            self.end()
+        if self.trace is not None and tokens.step >= self.last_step:
+            self.end_trace()
         return tokens
 
     def close(self) -> None:
-        """Wait for what is in flight and free the device; a trace that was begun is written."""
+        """Wait for the steps in flight and free the device; write a trace that was started."""
         self.runner.close()
         if self.trace is not None:
-            self.end()
+            self.end_trace()
 
-    def begin(self, step: int) -> None:
-        """Begin a trace with a step."""
+    def begin_trace(self, step: int) -> None:
+        """Start a trace at a step."""
         self.requested = False
-        self.first, self.last = step, step + self.steps - 1
+        self.first_step, self.last_step = step, step + self.steps - 1
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
-        # On the CPU operations run in a thread of their own.
-        how = None if self.on_gpu else _ExperimentalConfig(profile_all_threads=True)
-        self.trace = profile(activities=activities, experimental_config=how)
+        # On the CPU, operations run in a worker thread.
+        experimental_config = None if self.on_gpu else _ExperimentalConfig(profile_all_threads=True)
+        self.trace = profile(activities=activities, experimental_config=experimental_config)
         self.trace.start()
 
-    def end(self) -> None:
-        """Write the trace; a failure is logged, for it is no reason to stop serving."""
+    def end_trace(self) -> None:
+        """Write the trace. A failure is logged and does not stop serving."""
         trace, self.trace = self.trace, None
         if trace is None:
             return
         begin = time.perf_counter()
-        path = self.folder / f"steps-{os.getpid()}-{self.first}.json.gz"
+        path = self.folder / f"steps-{os.getpid()}-{self.first_step}.json.gz"
         try:
             trace.stop()
             trace.export_chrome_trace(str(path))

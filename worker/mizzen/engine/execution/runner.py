@@ -1,4 +1,7 @@
-"""Runners of steps: on the CPU in a worker thread, on CUDA in a stream."""
+"""Step runners: on CPU in a worker thread, on CUDA in a stream.
+
+Both implement `mizzen.core.step_plan.Runner`: steps complete in the order in which they were launched.
+"""
 
 from __future__ import annotations
 
@@ -15,75 +18,75 @@ import torch
 from mizzen.core.request import Int32, Int64
 from mizzen.core.step_plan import StepPlan, StepTokens
 from mizzen.engine.execution.decode_graphs import DecodeGraphs
-from mizzen.engine.execution.step import Outcome, Step
-from mizzen.engine.sampling.side_outputs import DeviceSide
+from mizzen.engine.execution.step import StepExecutor, StepResult
+from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.weights.load import Progress
 
-Delay = Callable[[StepPlan], float]
-"""Seconds that a step is held back; tests exercise overlap and fences with it."""
+StepDelay = Callable[[StepPlan], float]
+"""Returns the seconds that a step is held back; tests use it to exercise overlap and deferred frees."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A step on its way."""
+class LaunchedStep:
+    """A step in flight on CUDA."""
 
     step: int
     tokens: torch.Tensor
-    """int64 [samples] in pinned memory, valid once the event has passed."""
+    """Sampled tokens, int64 [samples] in pinned memory, valid once the event has passed."""
     event: torch.cuda.Event
-    side: DeviceSide | None
-    """In pinned memory too."""
+    side_outputs: DeviceSideOutputs | None
+    """Side outputs, in pinned memory as well."""
 
-    def read(self) -> Int64:
-        """Wait for the tokens."""
+    def wait_for_tokens(self) -> Int64:
+        """Wait for the step and return its tokens, int64 [samples]."""
         self.event.synchronize()
         return self.tokens.numpy()
 
 
-def column(tokens: torch.Tensor) -> Int32:
-    """Return tokens [samples] on the host as int32 [samples, 1]."""
+def as_token_column(tokens: torch.Tensor) -> Int32:
+    """Return host tokens [samples] as int32 [samples, 1]."""
     return tokens.numpy().astype(np.int32)[:, None]
 
 
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Enqueue a copy to pinned memory of the host."""
+def copy_to_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Enqueue a copy of a tensor to pinned host memory."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 
 
-def one_more(progress: Progress, total: int) -> Callable[[], None]:
-    """Return what tells `progress` of one more of `total` each time that it is called."""
+def count_up(progress: Progress, total: int) -> Callable[[], None]:
+    """Return a callback that advances `progress` by one item of `total`."""
     done = count(1)
     return lambda: progress(next(done), total)
 
 
 class CpuRunner:
-    """Runs steps one after the other in a thread of its own, as a device would."""
+    """Runs steps one after the other in a worker thread, as a device would."""
 
-    def __init__(self, step: Step, *, threads: int, delay: Delay | None = None) -> None:
+    def __init__(self, step: StepExecutor, *, threads: int, delay: StepDelay | None = None) -> None:
         self.step = step
         self.delay = delay
-        # The number of threads of an operation belongs to the thread that calls it.
+        # PyTorch's thread count is a setting of the calling thread.
         self.worker = ThreadPoolExecutor(1, "mizzen-step", torch.set_num_threads, (threads,))
         self.pending: deque[Future[StepTokens]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step behind those in flight."""
+        """Enqueue a step after those in flight."""
         self.pending.append(self.worker.submit(self.run, plan))
 
     def run(self, plan: StepPlan) -> StepTokens:
-        """Run one step, in the worker."""
+        """Run one step, in the worker thread."""
         if self.delay is not None:
             time.sleep(self.delay(plan))
         with torch.inference_mode():
-            outcome = self.step(plan)
-            side = None if outcome.side is None else outcome.side.read()
-            tokens = column(outcome.tokens)
-        self.step.sampled(plan, lambda: tokens[:, 0])
-        return StepTokens(plan.step, tokens, None, side)
+            result = self.step(plan)
+            side_outputs = None if result.side_outputs is None else result.side_outputs.to_side_outputs()
+            tokens = as_token_column(result.tokens)
+        self.step.defer_grammar_update(plan, lambda: tokens[:, 0])
+        return StepTokens(plan.step, tokens, None, side_outputs)
 
     def ready(self) -> bool:
-        """Tell whether `collect` would return without waiting."""
+        """Return whether `collect` would return without waiting."""
         return bool(self.pending) and self.pending[0].done()
 
     def collect(self) -> StepTokens:
@@ -91,69 +94,73 @@ class CpuRunner:
         return self.pending.popleft().result()
 
     def close(self) -> None:
-        """Wait for what is in flight and end the thread."""
+        """Wait for the steps in flight and stop the thread."""
         self.worker.shutdown(wait=True)
         self.pending.clear()
 
 
 class CudaRunner:
-    """Enqueues steps on a stream; tokens come back through pinned memory, behind an event each.
+    """Enqueues steps on a stream; tokens return through pinned memory, each step followed by an event.
 
-    Steps run eagerly; captured graphs take the place of `step` for batches of plain decodes.
+    Steps run eagerly; captured graphs replace `step` for decode-only batches.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: StepExecutor,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        """Capture the graphs; `progress` is told how many of all are captured."""
+        """Capture the graphs; `progress` gets the number of captured graphs and their total."""
         self.step = step
-        self.graphs = graphs
+        self.decode_graphs = graphs
         self.stream = torch.cuda.Stream(device)
-        total = (graphs.count if graphs else 0) + (len(step.graphs.sizes) if step.graphs else 0)
-        captured = one_more(progress, total)
+        total = (graphs.graph_count if graphs else 0) + (
+            len(step.prefill_graphs.sizes) if step.prefill_graphs else 0
+        )
+        captured = count_up(progress, total)
         pool = None
         if graphs is not None:
             graphs.capture(self.stream, captured)
             pool = next(iter(graphs.graphs.values())).pool()
-        if step.graphs is not None:
-            step.graphs.capture(self.stream, captured, pool)
-        self.pending: deque[Launched | Exception] = deque()
+        if step.prefill_graphs is not None:
+            step.prefill_graphs.capture(self.stream, captured, pool)
+        self.pending: deque[LaunchedStep | Exception] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step behind those in flight."""
+        """Enqueue a step after those in flight."""
         try:
             self.pending.append(self.enqueue(plan))
-        except Exception as error:  # surfaces from collect, in the step's turn
+        except Exception as error:  # `collect` raises it when the step is due
             self.pending.append(error)
 
-    def enqueue(self, plan: StepPlan) -> Launched:
-        """Enqueue a step and the copy of its tokens."""
+    def enqueue(self, plan: StepPlan) -> LaunchedStep:
+        """Enqueue a step and the copies of its outputs to the host."""
         with torch.inference_mode(), torch.cuda.stream(self.stream):
-            outcome = self.run(plan)
-            host = pinned(outcome.tokens)
-            side = None if outcome.side is None else outcome.side.copied(pinned)
+            result = self.run(plan)
+            host = copy_to_pinned(result.tokens)
+            side_outputs = (
+                None if result.side_outputs is None else result.side_outputs.copy_with(copy_to_pinned)
+            )
             event = torch.cuda.Event()
             event.record(self.stream)
-        launched = Launched(plan.step, host, event, side)
-        self.step.sampled(plan, launched.read)
+        launched = LaunchedStep(plan.step, host, event, side_outputs)
+        self.step.defer_grammar_update(plan, launched.wait_for_tokens)
         return launched
 
-    def run(self, plan: StepPlan) -> Outcome:
-        """Enqueue a step."""
-        graphs = self.graphs
+    def run(self, plan: StepPlan) -> StepResult:
+        """Enqueue a step, as a graph replay where possible."""
+        graphs = self.decode_graphs
         if graphs is None:
             return self.step(plan)
-        if graphs.takes(plan):
+        if graphs.can_run(plan):
             return graphs(plan)
-        graphs.forget()
+        graphs.invalidate_batch()
         return self.step(plan)
 
     def ready(self) -> bool:
-        """Tell whether `collect` would return without waiting."""
+        """Return whether `collect` would return without waiting."""
         if not self.pending:
             return False
         first = self.pending[0]
@@ -165,11 +172,11 @@ class CudaRunner:
         if isinstance(first, Exception):
             raise first
         first.event.synchronize()
-        side = None if first.side is None else first.side.read()
-        return StepTokens(first.step, column(first.tokens), None, side)
+        side_outputs = None if first.side_outputs is None else first.side_outputs.to_side_outputs()
+        return StepTokens(first.step, as_token_column(first.tokens), None, side_outputs)
 
     def close(self) -> None:
-        """Wait for what is in flight, and let the graphs go: those of ranks hold their collectives."""
+        """Wait for the steps in flight and drop the graphs; graphs of ranks hold their collectives."""
         self.stream.synchronize()
         self.pending.clear()
-        self.graphs = self.step.graphs = None
+        self.decode_graphs = self.step.prefill_graphs = None

@@ -1,78 +1,29 @@
-"""Device state, one row a slot: everything that a step needs besides its plan."""
+"""Per-slot state on the device: everything that a step needs besides its plan.
+
+Eager steps, graphs and sampling read it; `StepExecutor` and `DecodeGraphs` apply each plan's changes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mizzen.attention.base import Pages
 from mizzen.core.request import Int32, Int64
 from mizzen.core.step_plan import PageWrites, SlotStart
-from mizzen.engine.sampling.slot_params import SlotExtras
-from mizzen.parallel.collectives import ALONE, Collectives
+from mizzen.engine.sampling.logits_params import LogitsParamsTable
+from mizzen.engine.uploader import MirroredArray, Uploader
+from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
-ALIGNMENT = 16
-"""Bytes; Triton compiles kernels for operands that begin at a multiple of it, and for others."""
-
-
-LEAST_TEMPERATURE = 1e-6
-"""Above 0, temperatures are no lower: logits over it stay finite, and it draws the most probable anyway."""
-
-
-class Uploader:
-    """Brings small host arrays to the device without waiting."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def __call__(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a copy on the device; on cpu, a tensor of the array's own memory.
-
-        Pinned memory comes from PyTorch's caching allocator, which hands it out again only after the copy.
-        """
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
-    def each(self, *arrays: NDArray[Any]) -> tuple[torch.Tensor, ...]:
-        """Return copies of arrays of one length, in their common dtype, brought by one copy.
-
-        Each begins at a multiple of ALIGNMENT, whatever the length: for operands that do not, a kernel is
-        compiled anew, while all streams wait.
-        """
-        dtype, length = np.result_type(*arrays), len(arrays[0])
-        wide = ALIGNMENT // dtype.itemsize
-        packed = np.zeros((len(arrays), -(-length // wide) * wide), dtype)
-        packed[:, :length] = arrays
-        return tuple(self(packed)[:, :length].unbind())
-
-
-class Column:
-    """One value a slot, on the host and on the device; on cpu they are the same memory."""
-
-    def __init__(self, values: NDArray[Any], upload: Uploader) -> None:
-        self.host = values
-        self.upload = upload
-        self.shared = upload.device.type == "cpu"
-        self.device = torch.from_numpy(values).to(upload.device)
-
-    def write(self, index: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
-        """Set cells by index arrays, one a dimension; the last of several writes to a cell wins."""
-        self.host[index] = values
-        if not self.shared:
-            where = tuple(self.upload(part.astype(np.int64)) for part in index)
-            # Read back, for the device keeps no order between writes to one cell.
-            self.device[where] = self.upload(self.host[index])
+MIN_TEMPERATURE = 1e-6
+"""Smallest temperature above 0: logits divided by it stay finite, and the most probable token is certain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """How slots draw, each [slots] on the device; see `mizzen.kernels.sampling.top_k_top_p.Parameters`."""
+class SamplingTensors:
+    """Sampling parameters, each [slots] on the device; see `mizzen.kernels.sampling.top_k_top_p`."""
 
     temperature: torch.Tensor
     seed: torch.Tensor
@@ -84,8 +35,8 @@ class Drawing:
 class SlotState:
     """Page table, lengths, last tokens and sampling parameters, indexed by slot.
 
-    With a `scratch_page` there is one slot more, the last: rows that pad a batch run in it, and all its KV
-    goes to that page, which no request holds.
+    With a `scratch_page` there is one more slot, the last: padding rows run in it, and all its KV goes to
+    that page, which no request holds.
     """
 
     def __init__(
@@ -96,33 +47,42 @@ class SlotState:
         scratch_page: int | None = None,
         *,
         vocab: int = 0,
-        ranks: Collectives = ALONE,
+        ranks: Collectives = SINGLE_RANK,
     ) -> None:
-        """Allocate rows of `columns` pages; penalties need the size of the vocabulary."""
+        """Allocate state for `slots` slots with `columns` pages each.
+
+        Args:
+            slots: Number of slots that requests can take.
+            columns: Pages per slot.
+            upload: Copies arrays to the device.
+            scratch_page: Page of the padding slot, if there is to be one.
+            vocab: Vocabulary size, needed for penalties.
+            ranks: Collectives of the tensor parallel ranks.
+        """
         self.ranks = ranks
         table = np.zeros((slots, columns), np.int32)
         if scratch_page is not None:
             slots += 1
             table = np.concatenate([table, np.full((1, columns), scratch_page, np.int32)])
-        self.scratch = slots - 1 if scratch_page is not None else None
-        """The slot of padding."""
-        self.table = Column(table, upload)
+        self.scratch_slot = slots - 1 if scratch_page is not None else None
+        """Slot of padding rows."""
+        self.page_table = MirroredArray(table, upload)
         self.lengths: Int32 = np.zeros(slots, np.int32)
-        """Tokens whose KV exists. The host alone needs them: a step adds a known number."""
+        """Number of tokens whose KV exists, by slot. Only the host needs it: a step adds a known number."""
         self.last_tokens = torch.zeros(slots, dtype=torch.int64, device=upload.device)
-        self.temperature = Column(np.ones(slots, np.float32), upload)
-        self.top_k = Column(np.zeros(slots, np.int64), upload)
-        self.top_p = Column(np.ones(slots, np.float32), upload)
-        self.min_p = Column(np.zeros(slots, np.float32), upload)
-        self.seed = Column(np.zeros(slots, np.int64), upload)
-        columns_drawn = (self.temperature, self.seed, self.top_k, self.top_p, self.min_p)
-        self.drawing = Drawing(*(column.device for column in columns_drawn))
-        self.extras = SlotExtras(slots, vocab, upload)
+        self.temperature = MirroredArray(np.ones(slots, np.float32), upload)
+        self.top_k = MirroredArray(np.zeros(slots, np.int64), upload)
+        self.top_p = MirroredArray(np.ones(slots, np.float32), upload)
+        self.min_p = MirroredArray(np.zeros(slots, np.float32), upload)
+        self.seed = MirroredArray(np.zeros(slots, np.int64), upload)
+        sampling_arrays = (self.temperature, self.seed, self.top_k, self.top_p, self.min_p)
+        self.sampling_tensors = SamplingTensors(*(column.device for column in sampling_arrays))
+        self.logits_params = LogitsParamsTable(slots, vocab, upload)
 
-    def agreed_tokens(self) -> torch.Tensor:
-        """Return the last tokens, int64 [slots], once all ranks have rank 0's: it alone knows what was drawn.
+    def synced_last_tokens(self) -> torch.Tensor:
+        """Return the last tokens, int64 [slots], after broadcasting rank 0's: only rank 0 knows the samples.
 
-        Every step that decodes calls it once, before it reads them.
+        Every step that decodes calls it once, before it reads them. Collective.
         """
         self.ranks.broadcast(self.last_tokens)
         return self.last_tokens
@@ -130,33 +90,33 @@ class SlotState:
     @property
     def pages(self) -> Pages:
         """The page table."""
-        host: Int32 = self.table.host  # type: ignore[assignment]
-        return Pages(host=host, device=self.table.device)
+        host: Int32 = self.page_table.host  # type: ignore[assignment]
+        return Pages(host=host, device=self.page_table.device)
 
     def write_pages(self, writes: PageWrites) -> None:
         """Set cells of the page table."""
         if len(writes.slots):
-            self.table.write((writes.slots, writes.columns), writes.pages)
+            self.page_table.write((writes.slots, writes.columns), writes.pages)
 
-    def start(self, starts: tuple[SlotStart, ...]) -> None:
-        """Hand slots over to requests."""
+    def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
+        """Assign slots to new requests."""
         if not starts:
             return
         slots = np.array([start.slot for start in starts], np.int64)
         self.lengths[slots] = [start.length for start in starts]
         params = [start.sampling for start in starts]
-        # Seeds are 64 bits without a sign; the device keeps the same bits with one.
+        # Seeds are unsigned 64-bit numbers; the device keeps the same bits as signed ones.
         seeds = np.array([start.seed % 2**64 for start in starts], np.uint64).view(np.int64)
         temperatures = np.array([p.temperature for p in params], np.float32)
-        least = np.where(temperatures > 0, LEAST_TEMPERATURE, 0).astype(np.float32)
-        self.temperature.write((slots,), np.maximum(temperatures, least))
+        minimum = np.where(temperatures > 0, MIN_TEMPERATURE, 0).astype(np.float32)
+        self.temperature.write((slots,), np.maximum(temperatures, minimum))
         self.top_k.write((slots,), np.array([p.top_k for p in params], np.int64))
         self.top_p.write((slots,), np.array([p.top_p for p in params], np.float32))
         self.min_p.write((slots,), np.array([p.min_p for p in params], np.float32))
         self.seed.write((slots,), seeds)
-        self.extras.start(starts)
+        self.logits_params.start_slots(starts)
 
-    def cells(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
-        """Return where the KV of positions of slots lies: page * page_size + offset."""
-        pages = self.table.host[slots, positions // page_size].astype(np.int64)
+    def slot_mapping(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
+        """Return KV cell indices of (slot, position) pairs, int64: page * page_size + offset."""
+        pages = self.page_table.host[slots, positions // page_size].astype(np.int64)
         return pages * page_size + positions % page_size

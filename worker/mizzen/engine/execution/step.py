@@ -1,4 +1,7 @@
-"""One step on the device: plan in, tokens out."""
+"""Executes one step on the device: plan in, sampled tokens out.
+
+Runners call it, except for decode-only steps that replay a CUDA graph. Plans must run in order.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,29 @@ from numpy.typing import NDArray
 from mizzen.attention.base import Chunk, DecodeRows, MixedAttention
 from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.execution.forward_batch import Layout
+from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.prefill_graphs import PrefillGraphs
-from mizzen.engine.execution.slot_state import SlotState, Uploader
-from mizzen.engine.prompt_outputs import Prompts, Read
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.prompt_outputs import PromptOutputRows, PromptOutputs
 from mizzen.engine.sampling.sampler import sample
-from mizzen.engine.sampling.side_outputs import DeviceSide
-from mizzen.models.decoder import Decoder
+from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
+from mizzen.engine.uploader import Uploader
+from mizzen.models.base import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step gives, on the device."""
+class StepResult:
+    """Outputs of a step, on the device."""
 
     tokens: torch.Tensor
-    """int64 [samples]."""
-    side: DeviceSide | None = None
+    """Sampled tokens, int64 [samples]."""
+    side_outputs: DeviceSideOutputs | None = None
 
 
-class Step:
-    """Runs plans in order against a model and its slots' state.
+class StepExecutor:
+    """Runs plans in order against a model and its per-slot state.
 
-    Every operation is enqueued without waiting for the device; the tokens are read by whoever launches.
+    Every operation is enqueued without waiting for the device; the runner reads the tokens.
     """
 
     def __init__(
@@ -51,69 +55,71 @@ class Step:
         self.attention = attention
         self.state = state
         self.upload = upload
-        self.prompts = Prompts(model, upload)
-        self.graphs: PrefillGraphs | None = None
-        """Take the place of `forward` for plans that they take and whose prompts nobody looks at."""
+        self.prompt_outputs = PromptOutputs(model, upload)
+        self.prefill_graphs: PrefillGraphs | None = None
+        """Graphs that replace `forward` for plans they can run, unless a chunk has prompt outputs."""
 
-    def __call__(self, plan: StepPlan) -> Outcome:
+    def __call__(self, plan: StepPlan) -> StepResult:
         """Run a plan."""
         state, upload = self.state, self.upload
         state.write_pages(plan.pages)
         if plan.starts:
-            state.start(plan.starts)
-            self.prompts.start(plan.starts)
-        layout = Layout.of(plan, state)
+            state.start_slots(plan.starts)
+            self.prompt_outputs.start_slots(plan.starts)
+        layout = BatchLayout.from_plan(plan, state)
         samples = len(layout.sample_slots)
         if not len(layout.slots):
-            return Outcome(state.last_tokens[:0])
-        reads = self.prompts.reads(plan)
-        if self.graphs is not None and not reads and self.graphs.takes(plan, layout):
-            logits, side = self.graphs(plan, layout), None
+            return StepResult(state.last_tokens[:0])
+        reads = self.prompt_outputs.chunks_to_read(plan)
+        if self.prefill_graphs is not None and not reads and self.prefill_graphs.can_run(plan, layout):
+            logits, side_outputs = self.prefill_graphs(plan, layout), None
         else:
-            logits, side = self.eagerly(plan, layout, reads)
+            logits, side_outputs = self.run_eager(plan, layout, reads)
         state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
         if not samples:
-            return Outcome(state.last_tokens[:0], side)
+            return StepResult(state.last_tokens[:0], side_outputs)
         sampled = sample(
             logits, state, layout.sample_slots, layout.sample_positions, upload, fused=self.fused
         )
         state.last_tokens[upload(layout.sample_slots)] = sampled.tokens
         if sampled.logprobs is not None:
-            side = (side or DeviceSide()).reporting(sampled.logprobs)
-        return Outcome(sampled.tokens, side)
+            side_outputs = (side_outputs or DeviceSideOutputs()).with_logprobs(sampled.logprobs)
+        return StepResult(sampled.tokens, side_outputs)
 
-    def eagerly(
-        self, plan: StepPlan, layout: Layout, reads: list[Read]
-    ) -> tuple[torch.Tensor, DeviceSide | None]:
-        """Run the model kernel by kernel; return the logits of the samples, and what was read of prompts."""
+    def run_eager(
+        self, plan: StepPlan, layout: BatchLayout, reads: list[PromptOutputRows]
+    ) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
+        """Run the model kernel by kernel; return the logits of the samples, and the prompt outputs."""
         samples = len(layout.sample_slots)
-        looked = self.prompts.rows(plan, reads) if reads else None
-        hidden = self.forward(plan, layout, self.wanted(layout, looked))
-        side = self.prompts(reads, hidden[samples:]) if reads else None
+        read_rows = self.prompt_outputs.batch_rows(plan, reads) if reads else None
+        hidden = self.forward(plan, layout, self.hidden_rows(layout, read_rows))
+        side_outputs = self.prompt_outputs(reads, hidden[samples:]) if reads else None
         if not samples:
-            return hidden[:0], side
-        return self.model.logits(hidden[:samples] if reads else hidden), side
+            return hidden[:0], side_outputs
+        return self.model.logits(hidden[:samples] if reads else hidden), side_outputs
 
-    def sampled(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
-        """Tell the masks where a step's tokens will be, for those that have to follow them."""
-        masks = self.state.extras.masks
+    def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
+        """Hand the grammars of the sampled slots a callback that waits for the step's tokens."""
+        masks = self.state.logits_params.masks
         if masks is None or not masks.active:
             return
         final = [chunk.slot for chunk in plan.prefill if chunk.last]
         slots = plan.decode.astype(np.int64)
-        masks.sampled(np.concatenate([slots, np.array(final, np.int64)]) if final else slots, tokens)
+        masks.add_launched_step(
+            np.concatenate([slots, np.array(final, np.int64)]) if final else slots, tokens
+        )
 
-    def wanted(self, layout: Layout, looked: Int64 | None = None) -> torch.Tensor | None:
-        """Return the rows whose hidden states yield tokens, then those that are looked at; None wants all."""
+    def hidden_rows(self, layout: BatchLayout, read_rows: Int64 | None = None) -> torch.Tensor | None:
+        """Return the rows to sample, followed by the rows for prompt outputs; None means all rows."""
         if layout.sample_rows is None:
             return None
-        rows = layout.sample_rows if looked is None else np.concatenate([layout.sample_rows, looked])
-        # Where no chunk ends in this step one row is carried on for nothing: kernels take no empty batch.
+        rows = layout.sample_rows if read_rows is None else np.concatenate([layout.sample_rows, read_rows])
+        # If no chunk ends in this step, keep one unused row: kernels do not accept an empty batch.
         return self.upload(rows if len(rows) else np.zeros(1, np.int64))
 
-    def forward(self, plan: StepPlan, layout: Layout, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, plan: StepPlan, layout: BatchLayout, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Run the model over the batch; return hidden states [tokens or rows, hidden]."""
         state, upload = self.state, self.upload
         count = len(plan.decode)
@@ -123,9 +129,9 @@ class Step:
             pages=state.pages,
         )
         chunks = tuple(Chunk(slot=c.slot, start=c.start, count=len(c.tokens)) for c in plan.prefill)
-        cells = state.cells(layout.slots, layout.positions, self.attention.kv.page_size)
-        slots, positions, cells = upload.each(layout.slots, layout.positions, cells)
-        tokens = (state.agreed_tokens() if count else state.last_tokens)[slots[:count]]
+        slot_mapping = state.slot_mapping(layout.slots, layout.positions, self.attention.kv.page_size)
+        slots, positions, slot_mapping = upload.upload_together(layout.slots, layout.positions, slot_mapping)
+        tokens = (state.synced_last_tokens() if count else state.last_tokens)[slots[:count]]
         if chunks:
             tokens = torch.cat((tokens, upload(layout.chunk_tokens)))
-        return self.model.hidden(tokens, positions, self.attention.plan(cells, decodes, chunks), rows)
+        return self.model.hidden(tokens, positions, self.attention.plan(slot_mapping, decodes, chunks), rows)

@@ -1,8 +1,8 @@
-"""One model on several ranks: rank 0 plans and draws tokens, the others run the same plans beside it.
+"""Tensor parallelism: rank 0 plans and samples, the other ranks run the same plans alongside.
 
-All ranks launch the same plans in the same order, so that their collectives meet. What a step draws is known
-on rank 0 alone: it hands its last tokens to the others on the device, at the beginning of every step that
-decodes. Ranks thus cannot disagree, and penalties, grammars and log probabilities are rank 0's alone.
+All ranks launch the same plans in the same order, so their collectives match. Only rank 0 knows the sampled
+tokens; it broadcasts its last tokens on the device at the start of every step that decodes. Ranks therefore
+cannot disagree, and penalties, grammars and log probabilities exist on rank 0 only.
 """
 
 from __future__ import annotations
@@ -16,155 +16,158 @@ from typing import Protocol
 from mizzen.core.step_plan import Runner, StepPlan, StepTokens
 from mizzen.parallel.process_group import Group
 
-WAIT_SECONDS = 0.5
-"""A rank that has nothing to do shows this often that it is alive."""
-CPU_NAP_SECONDS = 0.0005
-BLAME_SECONDS = 1.0
-IN_FLIGHT = 8
-"""Steps that other ranks have launched at most: less than buffers of graphs, and no less than rank 0."""
+PLAN_WAIT_SECONDS = 0.5
+"""Longest wait of an idle rank for a plan before it signals its heartbeat."""
+CPU_POLL_SECONDS = 0.0005
+"""Pause between checks of rank 0 on CPU while it waits for a step; on CUDA it does not pause."""
+FAILED_RANK_SECONDS = 1.0
+"""Time after an error in which rank 0 looks for another rank whose failure caused it."""
+MAX_FOLLOWER_STEPS = 8
+"""Maximum steps in flight on a follower: fewer than the graphs' buffers, at least as many as on rank 0."""
 
 
 class PlanSender(Protocol):
     """Rank 0's end of the plan channel."""
 
     def send(self, plan: StepPlan) -> None:
-        """Hand a plan to all other ranks."""
+        """Send a plan to all other ranks."""
         ...
 
     def end(self) -> None:
-        """Tell them that nothing more comes."""
+        """Signal that no more plans follow."""
         ...
 
 
 class PlanReceiver(Protocol):
-    """Another rank's end."""
+    """A follower's end of the plan channel."""
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing more comes."""
+        """Return whether no more plans follow."""
         ...
 
     def receive(self, seconds: float) -> StepPlan | None:
-        """Return the next plan; None when none came in time, or the end did."""
+        """Return the next plan; None after `seconds` without one, or at the end of the channel."""
         ...
 
 
-class Pulse(Protocol):
-    """Where a rank shows how far it is, to whoever watches the ranks."""
+class Heartbeat(Protocol):
+    """Records a rank's progress for whoever monitors the ranks."""
 
     def beat(self) -> None:
-        """Show that the rank's loop turns."""
+        """Record that the rank's loop is running."""
         ...
 
     def launched(self, step: int) -> None:
-        """Show that a step was launched."""
+        """Record that a step was launched."""
         ...
 
     def done(self, step: int) -> None:
-        """Show that a step is complete."""
+        """Record that a step completed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """The other ranks, as rank 0 reaches them."""
+class FollowerRanks:
+    """Rank 0's connections to the other ranks."""
 
-    join: Callable[[], Group]
-    """Meets them."""
+    join_group: Callable[[], Group]
+    """Meets the other ranks and returns the process group."""
     plans: PlanSender
-    pulse: Pulse
-    check: Callable[[], None] | None = None
-    """Raises when another rank has failed. With it, rank 0 looks while it waits for a step; without it,
-    somebody else ends this process then."""
-    guard: AbstractContextManager[None] = field(default_factory=nullcontext)
-    """Around each launch, which may never return once another rank is gone."""
+    heartbeat: Heartbeat
+    raise_if_rank_failed: Callable[[], None] | None = None
+    """Raises if another rank has failed. Rank 0 calls it while it waits for a step; without it, a monitor
+    outside has to end this process.
+    """
+    launch_guard: AbstractContextManager[None] = field(default_factory=nullcontext)
+    """Context of each launch, because a launch may never return once another rank is gone."""
 
-    def over(self, runner: Runner, group: Group) -> LeadingRunner:
-        """Put them behind a runner whose warm-up is over."""
-        nap = 0.0 if group.place.device.type == "cuda" else CPU_NAP_SECONDS
-        return LeadingRunner(runner, group, self, nap)
+    def make_runner(self, runner: Runner, group: Group) -> LeaderRunner:
+        """Wrap a warmed-up runner so that its plans also go to the other ranks."""
+        poll_seconds = 0.0 if group.place.device.type == "cuda" else CPU_POLL_SECONDS
+        return LeaderRunner(runner, group, self, poll_seconds)
 
 
-class LeadingRunner:
-    """Rank 0's runner: every plan goes to the other ranks first, so that they start beside it."""
+class LeaderRunner:
+    """Rank 0's runner: sends every plan to the other ranks first, so that all start together."""
 
-    def __init__(self, runner: Runner, group: Group, lead: Lead, nap_seconds: float) -> None:
+    def __init__(self, runner: Runner, group: Group, followers: FollowerRanks, poll_seconds: float) -> None:
         self._runner = runner
         self._group = group
-        self._lead = lead
-        self._nap = nap_seconds
+        self._followers = followers
+        self._poll_seconds = poll_seconds
         self._failed = False
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step on all ranks."""
-        with self._lead.guard:
-            self._lead.plans.send(plan)
+        with self._followers.launch_guard:
+            self._followers.plans.send(plan)
             self._runner.launch(plan)
-        self._lead.pulse.launched(plan.step)
+        self._followers.heartbeat.launched(plan.step)
 
     def ready(self) -> bool:
-        """Tell whether `collect` would return without waiting."""
+        """Return whether `collect` would return without waiting."""
         return self._runner.ready()
 
     def collect(self) -> StepTokens:
         """Wait for the oldest step in flight and return its tokens."""
-        check = self._lead.check
-        tokens = self._runner.collect() if check is None else self._watched(check)
-        self._lead.pulse.done(tokens.step)
+        check = self._followers.raise_if_rank_failed
+        tokens = self._runner.collect() if check is None else self._collect_watching(check)
+        self._followers.heartbeat.done(tokens.step)
         return tokens
 
-    def _watched(self, check: Callable[[], None]) -> StepTokens:
-        """Wait while looking after the others."""
+    def _collect_watching(self, check: Callable[[], None]) -> StepTokens:
+        """Wait for the oldest step while checking that the other ranks are alive."""
         try:
             while not self._runner.ready():
                 check()
-                time.sleep(self._nap)
+                time.sleep(self._poll_seconds)
             return self._runner.collect()
         except Exception:
             self._failed = True
-            # Where another rank died, this one may first hear of a closed connection: the other tells why.
-            end = time.monotonic() + BLAME_SECONDS
+            # If another rank died, this one may see a closed connection first; the other's error says why.
+            end = time.monotonic() + FAILED_RANK_SECONDS
             while time.monotonic() < end:
                 check()
-                time.sleep(BLAME_SECONDS / 20)
+                time.sleep(FAILED_RANK_SECONDS / 20)
             raise
 
     def close(self) -> None:
-        """Let the other ranks end, wait for what is in flight and free the device."""
-        self._lead.plans.end()
+        """Stop the other ranks, wait for the steps in flight and free the device."""
+        self._followers.plans.end()
         if self._failed:
-            return  # what is in flight may never end
+            return  # the steps in flight may never end
         self._runner.close()
         self._group.close()
 
 
-class Follower:
-    """Another rank than 0: runs plans as they come."""
+class FollowerRunner:
+    """Runs the plans that rank 0 sends, on any other rank."""
 
     def __init__(self, runner: Runner, group: Group | None) -> None:
         self._runner = runner
         self._group = group
 
-    def run(self, plans: PlanReceiver, pulse: Pulse) -> None:
-        """Run until the end of plans, and wait for what is in flight.
+    def run_plans(self, plans: PlanReceiver, pulse: Heartbeat) -> None:
+        """Run plans until the channel ends, then wait for the steps in flight.
 
         Raises:
-            Exception: a step failed, or what came is no plan.
+            Exception: A step failed, or a message is not a plan.
         """
         in_flight = 0
         while not plans.ended:
             pulse.beat()
-            while in_flight and (in_flight >= IN_FLIGHT or self._runner.ready()):
+            while in_flight and (in_flight >= MAX_FOLLOWER_STEPS or self._runner.ready()):
                 pulse.done(self._runner.collect().step)
                 in_flight -= 1
-            plan = plans.receive(WAIT_SECONDS)
+            plan = plans.receive(PLAN_WAIT_SECONDS)
             if plan is not None:
                 self._runner.launch(plan)
                 pulse.launched(plan.step)
                 in_flight += 1
 
     def close(self) -> None:
-        """Wait for what is in flight and free the device."""
+        """Wait for the steps in flight and free the device."""
         self._runner.close()
         if self._group:
             self._group.close()

@@ -24,7 +24,7 @@ from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.mask_threads import Fillers
-from mizzen.engine.sampling.token_bitmask import MaskTable
+from mizzen.engine.sampling.token_bitmask import TokenBitmasks
 
 ALL = -1
 """A word of a mask that allows everything."""
@@ -89,7 +89,7 @@ class GrammarMasks:
         rest = vocab_size % 32
         self._tail = np.int32((1 << rest) - 1 if rest else ALL)
         """Bits of the last word that are tokens."""
-        self._table = MaskTable(vocab_size, upload.device)
+        self._table = TokenBitmasks(vocab_size, upload.device)
         self._counts = counts
         self._limits = limits or GrammarLimits()
         self._matches: dict[int, Match] = {}
@@ -106,7 +106,7 @@ class GrammarMasks:
         """Tell whether any slot has a grammar."""
         return bool(self._matches)
 
-    def start(self, slot: int, grammar: Grammar, output: Int32) -> None:
+    def start_slot(self, slot: int, grammar: Grammar, output: Int32) -> None:
         """Let a request take a slot, with the output tokens [n] that it has already."""
         import xgrammar
 
@@ -118,11 +118,11 @@ class GrammarMasks:
             if not self._accept(match, token):
                 break
 
-    def release(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Forget a slot's request."""
         self._matches.pop(slot, None)
 
-    def sampled(self, slots: Int64, tokens: Tokens) -> None:
+    def add_launched_step(self, slots: Int64, tokens: Tokens) -> None:
         """Take note of a step that is on its way: `tokens` gives one a slot of `slots` [rows], once read."""
         matches = self._matches
         found = [(row, matches[slot]) for row, slot in enumerate(slots.tolist()) if slot in matches]
@@ -130,7 +130,7 @@ class GrammarMasks:
         if rows:
             self._unread.append((rows, tokens))
 
-    def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
+    def update_bitmasks(self, slots: Int64, positions: Int64) -> torch.Tensor:
         """Return which tokens may be drawn; see `mizzen.engine.sampling.logits_params.TokenMasks`."""
         while self._unread:
             rows, tokens = self._unread.popleft()
@@ -138,15 +138,15 @@ class GrammarMasks:
         began = time.perf_counter()
         changed = self._fill(slots.tolist())
         if changed:
-            self._table.send(min(changed), max(changed) + 1)
+            self._table.send_rows(min(changed), max(changed) + 1)
         counts = self._counts
         counts.masks += len(slots)
         counts.mask_seconds += time.perf_counter() - began
         return self._table.device
 
-    def applied(self) -> None:
+    def mark_applied(self) -> None:
         """Note that a step's masks are applied; see `mizzen.engine.sampling.logits_params.TokenMasks`."""
-        self._table.applied()
+        self._table.mark_applied()
 
     def take_faults(self) -> list[tuple[CompiledGrammar, str]]:
         """Return grammars whose request cannot go on, and why, since the last call. From any thread."""
@@ -226,8 +226,8 @@ class GrammarMasks:
                 found.append((slot, match))
         if not found:
             return []
-        self._table.reach(max(slots) + 1)
-        self._table.hold()
+        self._table.ensure_rows(max(slots) + 1)
+        self._table.wait_until_sent()
         host = self._table.host
         rows = [(slot, match) for slot, match in found if match is not None and match.matcher is not None]
         if len(rows) < len(found):

@@ -21,7 +21,7 @@ SPARE_SECONDS = 5.0
 """Beyond a child's own deadline, for forks and answers."""
 ENDING_SECONDS = 0.2
 """After the end of a child, for that of its parent to show."""
-ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+SINGLE_RANK = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """A process that forks should have no threads."""
 
 
@@ -124,7 +124,7 @@ class Sandbox:
                 [sys.executable, "-m", "mizzen.engine.grammar.sandbox_worker", *words],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **ALONE, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
+                env={**os.environ, **SINGLE_RANK, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"},
             )
         control.settimeout(self._limits.start_seconds)
         try:

@@ -16,11 +16,11 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.engine.execution.profiler import ProfiledRunner
-from mizzen.engine.execution.runner import CpuRunner, CudaRunner, Delay
-from mizzen.engine.execution.slot_state import SlotState, Uploader
-from mizzen.engine.execution.step import Step
-from mizzen.engine.execution.tp_worker import Follower, Lead
+from mizzen.engine.execution.profiler import ProfilingRunner
+from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.execution.tp_worker import FollowerRanks, FollowerRunner
 from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.pending import Grammars
@@ -32,9 +32,10 @@ from mizzen.engine.loading.resolve import check_options, is_fused, kv_dtype_of, 
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
+from mizzen.engine.uploader import Uploader
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
-from mizzen.parallel.collectives import ALONE
+from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import Group
 from mizzen.weights.load import Progress, size_of
 
@@ -81,7 +82,7 @@ def load(
     options: EngineOptions,
     phases: Phases,
     progress: Progress,
-    delay: Delay | None,
+    delay: StepDelay | None,
     join: Callable[[], Group] | None,
     make_masks: MakeMasks,
 ) -> Loaded:
@@ -123,7 +124,7 @@ def assemble(
     end_token_ids: tuple[int, ...],
     phases: Phases,
     progress: Progress,
-    delay: Delay | None,
+    delay: StepDelay | None,
     group: Group | None,
     make_masks: MakeMasks,
 ) -> Loaded:
@@ -138,7 +139,7 @@ def assemble(
         upload = Uploader(device)
         key_scales = take_kv_scales(options, model, kv_dtype)
 
-        def make_step(pages: int, columns: int) -> Step:
+        def make_step(pages: int, columns: int) -> StepExecutor:
             attention = make_kv(
                 model,
                 options.page_size,
@@ -154,17 +155,17 @@ def assemble(
                 upload,
                 pages if device.type == "cuda" else None,
                 vocab=config.vocab_size,
-                ranks=group.collectives if group else ALONE,
+                ranks=group.collectives if group else SINGLE_RANK,
             )
-            return Step(model, attention, state, upload, fused=is_fused(options))
+            return StepExecutor(model, attention, state, upload, fused=is_fused(options))
 
         columns = -(-context // options.page_size)
-        with model.gates_in_memory():
+        with model.without_fused_swiglu():
             need = whole_need(options, context, need, device, group, lambda pages: make_step(pages, columns))
         pages = fitting_pages(options, context, need, device, group)
         scheduling = scheduler_config(options, pages, context, end_token_ids)
         step = make_step(pages, scheduling.columns)
-    step.state.extras.masks = make_masks(config, end_token_ids, upload)
+    step.state.logits_params.masks = make_masks(config, end_token_ids, upload)
     with phases("graphs") if device.type == "cuda" else nullcontext():
         runner, graph_bytes = taken_by(device, lambda: make_runner(options, step, device, delay, progress))
     with phases("warmup"):
@@ -229,9 +230,9 @@ def load_engine(
     options: EngineOptions,
     report: Report = lambda phase: None,
     progress: Progress = lambda done, total: None,
-    delay: Delay | None = None,
+    delay: StepDelay | None = None,
     compiler: GrammarCompiler | None = None,
-    lead: Lead | None = None,
+    lead: FollowerRanks | None = None,
 ) -> Engine:
     """Load a model and everything around it; of several ranks, rank 0's part.
 
@@ -259,14 +260,14 @@ def load_engine(
             chosen.warm()
         return masks
 
-    loaded = load(options, Phases(report), progress, delay, lead and lead.join, make_masks)
+    loaded = load(options, Phases(report), progress, delay, lead and lead.join_group, make_masks)
     runner: Runner = loaded.runner
     if lead and loaded.group:
-        runner = lead.over(loaded.runner, loaded.group)
-    profiled: ProfiledRunner | None = None
+        runner = lead.make_runner(loaded.runner, loaded.group)
+    profiled: ProfilingRunner | None = None
     if options.profile:
         device = torch.device(options.device)
-        runner = profiled = ProfiledRunner(runner, Path(options.profile), options.profile_steps, device)
+        runner = profiled = ProfilingRunner(runner, Path(options.profile), options.profile_steps, device)
     return Engine(loaded.info, Scheduler(loaded.scheduling), runner, grammars[0], profiled)
 
 
@@ -275,11 +276,11 @@ def load_follower(
     join: Callable[[], Group],
     report: Report = lambda phase: None,
     progress: Progress = lambda done, total: None,
-) -> Follower:
+) -> FollowerRunner:
     """Load the part of another rank than 0.
 
     Raises:
         ValueError, RanksFailed: as `load_engine`.
     """
     loaded = load(options, Phases(report), progress, None, join, lambda *_: None)
-    return Follower(loaded.runner, loaded.group)
+    return FollowerRunner(loaded.runner, loaded.group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.prefill_graphs import MOST_TOKENS
+from mizzen.engine.execution.prefill_graphs import MAX_GRAPH_TOKENS
 from mizzen.engine.loading.host import DeviceMemory
 from mizzen.models.config import ModelConfig
 
@@ -68,7 +68,7 @@ def captured_rows(options: EngineOptions) -> int:
 def captured_tokens(options: EngineOptions) -> int:
     """Return the most tokens of a captured step; all share one pool of memory."""
     rows = captured_rows(options)
-    prompts = MOST_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
+    prompts = MAX_GRAPH_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
     return max(rows, min(prompts, options.prefill_chunk_tokens + rows)) if rows else 0
 
 

@@ -7,20 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from mizzen.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan, no_ints
+from mizzen.core.sampling_params import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan, no_ints
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.step import Step
-from mizzen.engine.sampling.sampler import TOPK_LIMIT
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.sampling.sampler import PARTIAL_SORT_LIMIT
 
 GREEDIEST = SamplingParams(
-    temperature=0.9,
-    top_k=TOPK_LIMIT + 1,  # without a kernel for it the whole vocabulary is put in order
-    top_p=0.9,
-    frequency_penalty=1.0,
-    repetition_penalty=1.1,
-    logprobs=MAX_LOGPROBS,
-    logit_bias=((0, 1.0),),
+    **{
+        **{parameter.name: parameter.profiled for parameter in PARAMETERS},
+        "top_k": PARTIAL_SORT_LIMIT + 1,  # without a kernel for it the whole vocabulary is put in order
+    }
 )
 """Asks for all that takes memory in a step, beside the log probabilities of prompts."""
 
@@ -35,9 +32,11 @@ def largest_plan(options: EngineOptions, context: int) -> StepPlan:
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
     # Log probabilities of prompts are made one after the other, so that one need ask for the most probable.
-    first, other = (Asks(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0))
+    first, other = (
+        SlotOptions(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0)
+    )
     starts = [
-        SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, asks=other if slot else first)
+        SlotStart(slot=slot, length=0, sampling=GREEDIEST, seed=slot, options=other if slot else first)
         for slot in range(slots)
     ]
     pages = PageWrites(
@@ -56,7 +55,7 @@ def largest_plan(options: EngineOptions, context: int) -> StepPlan:
 
 
 def measured_bytes(
-    make_step: Callable[[int], Step], plan: StepPlan, page_bytes: int, device: torch.device
+    make_step: Callable[[int], StepExecutor], plan: StepPlan, page_bytes: int, device: torch.device
 ) -> int:
     """Return what a step takes on a GPU besides weights and KV: slots, workspaces and intermediate results.
 

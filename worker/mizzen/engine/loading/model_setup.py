@@ -14,7 +14,7 @@ import torch
 from mizzen.attention.base import Geometry, MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.step import Step
+from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import device_memory
 from mizzen.engine.loading.memory_budget import (
     KvNeed,
@@ -28,11 +28,11 @@ from mizzen.engine.loading.resolve import dtype_of, is_fused
 from mizzen.layers.context import Build, dense, skinny
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder import Decoder
-from mizzen.parallel.collectives import ALONE
+from mizzen.models.base import Decoder
+from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import Group
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
-from mizzen.weights.load import Progress, fill_dummy, holds_own_head, load_checkpoint
+from mizzen.weights.load import Progress, fill_dummy, has_untied_head, load_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def make_model(
 ) -> Decoder:
     """Build the model, or a rank's part of it, on its device and fill its weights."""
     fused, dummy = is_fused(options), options.load_format == "dummy"
-    if config.tie_embeddings and config.generates and not dummy and holds_own_head(Path(options.model)):
+    if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
         log.warning("lm_head.weight is no copy of the embedding: it is used, despite tie_word_embeddings")
         config = replace(config, tie_embeddings=False)
     build = Build(
@@ -53,7 +53,7 @@ def make_model(
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         linear=skinny if fused else dense,
         fused=fused,
-        ranks=group.collectives if group else ALONE,
+        ranks=group.collectives if group else SINGLE_RANK,
     )
     with torch.inference_mode():
         model = Decoder(build, config)
@@ -118,7 +118,7 @@ def whole_need(
     need: KvNeed,
     device: torch.device,
     group: Group | None,
-    make_step: Callable[[int], Step],
+    make_step: Callable[[int], StepExecutor],
 ) -> KvNeed:
     """Return the need with what the largest step takes and what graphs keep.
 

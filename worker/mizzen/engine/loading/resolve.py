@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mizzen.attention.base import Geometry, PlannedKV
-from mizzen.attention.registry import check_choices
+from mizzen.attention.base import Geometry, KVSpec
+from mizzen.attention.registry import check_backends
 from mizzen.core.config import SchedulerConfig
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, precision_of
@@ -44,9 +44,9 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
             f"--tensor {options.tensor}{nodes if options.nodes > 1 else ' needs as many GPUs'}, "
             f"{torch.cuda.device_count()} are here: lower it"
         )
-    check_choices(
+    check_backends(
         geometry_of(config, options.tensor),
-        PlannedKV(torch.device(options.device), kv_dtype_of(options, dtype_of(options, config))),
+        KVSpec(torch.device(options.device), kv_dtype_of(options, dtype_of(options, config))),
         prefill=options.attention_prefill,
         decode=options.attention_decode,
     )

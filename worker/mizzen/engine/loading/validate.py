@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mizzen.engine.config import EngineOptions
 from mizzen.models.config import ModelConfig
-from mizzen.models.shares import check_shares
+from mizzen.models.shares import check_shardable
 
 
 def precision_of(options: EngineOptions, config: ModelConfig) -> str:
@@ -23,7 +23,7 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: names the option and the way out.
     """
-    check_shares(config, options.tensor)
+    check_shardable(config, options.tensor)
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
             f"--context-length {options.context_length} is beyond the model's max_position_embeddings "

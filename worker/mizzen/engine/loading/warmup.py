@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mizzen.attention.base import DeviceDecode, DeviceSequences
+from mizzen.attention.base import DevicePlannedDecode, DevicePlannedSequences
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, Runner, SlotStart, StepPlan, no_ints
+from mizzen.core.step_plan import PageWrites, PrefillChunk, Runner, SlotOptions, SlotStart, StepPlan, no_ints
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.decode_graphs import DecodeGraphs, batch_sizes
-from mizzen.engine.execution.prefill_graphs import PrefillGraphs, paying_tokens, token_sizes
-from mizzen.engine.execution.runner import CpuRunner, CudaRunner, Delay
-from mizzen.engine.execution.step import Step
+from mizzen.engine.execution.prefill_graphs import PrefillGraphs, max_profitable_tokens, token_sizes
+from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
+from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import cpu_count
 from mizzen.models.config import ModelConfig
 from mizzen.weights.load import Progress
@@ -25,23 +25,27 @@ log = logging.getLogger(__name__)
 
 
 def make_runner(
-    options: EngineOptions, step: Step, device: torch.device, delay: Delay | None, progress: Progress
+    options: EngineOptions,
+    step: StepExecutor,
+    device: torch.device,
+    delay: StepDelay | None,
+    progress: Progress,
 ) -> CpuRunner | CudaRunner:
     """Make the runner of a device; `progress` is told of the graphs that are captured, and of all."""
     if options.device == "cpu":
         threads = options.threads or max(1, cpu_count() // options.local_ranks)
         return CpuRunner(step, threads=threads, delay=delay)
     torch.cuda.synchronize(device)  # weights were written in another stream
-    step.graphs = make_prefill_graphs(options, step)
+    step.prefill_graphs = make_prefill_graphs(options, step)
     graphs = make_graphs(options, step)
-    counts = captured_rows(graphs, step.graphs)
+    counts = captured_rows(graphs, step.prefill_graphs)
     compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
     return CudaRunner(step, device, graphs, progress)
 
 
-def make_graphs(options: EngineOptions, step: Step) -> DecodeGraphs | None:
+def make_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:
     """Make the decode graphs, where options and attention backend allow."""
-    if options.cuda_graph == "off" or not isinstance(step.attention.decode, DeviceDecode):
+    if options.cuda_graph == "off" or not isinstance(step.attention.decode, DevicePlannedDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)
@@ -51,29 +55,29 @@ def captured_rows(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) ->
     """Return of how many rows the products of captures are: all tokens, and of prompts those sampled."""
     counts = set(decode.sizes) if decode else set()
     if prefill:
-        counts.update(prefill.sizes, (min(size, prefill.rows) for size in prefill.sizes))
+        counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))
     return counts
 
 
-def compile_kernels(step: Step, counts: set[int], device: torch.device, threads: int) -> None:
+def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, threads: int) -> None:
     """Compile what captures and eager steps would come upon one by one, so many at a time."""
     begin, model = time.perf_counter(), step.model
     kernels = model.kernels(counts) | step.attention.decode.kernels(norm=model.config.qk_norm)
     if not kernels:
         return
-    from mizzen.kernels.nvrtc import compile_together
+    from mizzen.kernels.nvrtc import compile_in_parallel
 
-    compile_together(kernels, device.index or 0, threads)
+    compile_in_parallel(kernels, device.index or 0, threads)
     log.info("%d kernels are there after %.1f s", len(kernels), time.perf_counter() - begin)
 
 
-def make_prefill_graphs(options: EngineOptions, step: Step) -> PrefillGraphs | None:
+def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGraphs | None:
     """Make the graphs of steps with prompts, where options and attention backend allow."""
     running, largest = options.max_running_requests, options.cuda_graph_max_tokens
     most = options.prefill_chunk_tokens + running
     if largest is None:
-        largest = paying_tokens(step.model.config, most)
-    if options.cuda_graph == "off" or not largest or not isinstance(step.attention.prefill, DeviceSequences):
+        largest = max_profitable_tokens(step.model.config, most)
+    if options.cuda_graph == "off" or not largest or not isinstance(step.attention.prefill, DevicePlannedSequences):
         return None
     sizes = token_sizes(min(largest, most))
     return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
@@ -92,8 +96,8 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
     filtered = SamplingParams(top_p=0.5, logprobs=1)
     wishes = replace(filtered, frequency_penalty=1, logit_bias=((0, 1.0),))
     for step, sampling in ((-4, wishes), (-2, filtered), (0, plain)):
-        asks = None if sampling is plain else Asks(tokens=prompt, prompt_tokens=1)
-        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, asks=asks)
+        asks = None if sampling is plain else SlotOptions(tokens=prompt, prompt_tokens=1)
+        start = SlotStart(slot=0, length=0, sampling=sampling, seed=0, options=asks)
         runner.launch(
             StepPlan(
                 step=step - 1,

@@ -1,7 +1,7 @@
-"""Log probabilities on a GPU: two kernels, in graphs of their own behind those of decode steps.
+"""CUDA graphs of the log probability kernels, replayed after the graph of a decode step.
 
-Where no row asks, none of it runs and a decode step's graph is as it would be without. Behind it the tokens
-are final, of rows too that are drawn once more.
+If no row reports log probabilities, none of this runs and the decode step's graph is unaffected. At that
+point the tokens are final, including those of resampled rows. `DecodeGraphs` owns one.
 """
 
 from __future__ import annotations
@@ -12,92 +12,78 @@ from functools import partial
 import torch
 
 from mizzen.core.sampling_params import MAX_LOGPROBS
-from mizzen.engine.execution.graph_capture import captured_graph
-from mizzen.engine.sampling.graph_penalties import SlotPenalties
-from mizzen.engine.sampling.logprobs import LogprobRows
+from mizzen.engine.execution.graph_capture import capture_graph
+from mizzen.engine.sampling.graph_penalties import GraphPenalties
+from mizzen.engine.sampling.logprobs import LogprobRows, compute_logprobs_fused
 from mizzen.engine.sampling.side_outputs import LogprobTensors
 
 log = logging.getLogger(__name__)
 
 
-def report_fused(
-    asked: LogprobRows,
-    logits: torch.Tensor,
-    processed: torch.Tensor | None,
-    tokens: torch.Tensor,
-    penalties: SlotPenalties | None = None,
-) -> LogprobTensors:
-    """Do as `mizzen.engine.sampling.logprobs.report`.
-
-    Rows that draw from the model's logits are penalised as `penalties` say, which have counted their tokens.
-    """
-    from mizzen.kernels.sampling.logprobs import report
-
-    widest, by_id = min(asked.widest, logits.shape[1]), asked.by_id
-    columns = 1 + widest + (0 if by_id is None else by_id.shape[1])
-    out = torch.empty((len(asked.owners), 2, columns), dtype=torch.int32, device=logits.device)
-    if asked.plain is not None:
-        report(logits, asked.plain, tokens, out, by_id, penalties)
-    if asked.processed is not None and processed is not None:
-        report(processed, asked.processed, tokens, out, by_id)
-    return LogprobTensors(owners=asked.owners, widest=widest, packed=out)
-
-
-def row_counts(largest: int) -> list[int]:
-    """Return the numbers of rows to capture: to a row that is none, its part of the kernels is one read."""
+def captured_row_counts(largest: int) -> list[int]:
+    """Return the row counts to capture (powers of two, and `largest`); a padding row costs one load."""
     return sorted({min(2**n, largest) for n in range(largest.bit_length() + 1)})
 
 
 class LogprobGraphs:
-    """Reports what rows of captured decode steps ask. Used from one thread, in one stream.
+    """Computes log probabilities of decode steps. Used from one thread, in one stream.
 
-    Captured for rows whose logits nothing but a penalty has processed, and that ask for no tokens by id; the
-    others' kernels are launched one by one.
+    Captured for rows that request no tokens by id and whose logits no processing but a penalty has changed;
+    for others the kernels are launched one by one.
     """
 
-    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, penalties: SlotPenalties) -> None:
-        """Take what decode steps of all sizes write: logits [largest, vocab], tokens int64 [largest]."""
+    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, penalties: GraphPenalties) -> None:
+        """Bind the buffers that all decode steps write: logits [largest, vocab], tokens int64 [largest]."""
         (largest, vocab), device = logits.shape, logits.device
         self.logits = logits
         self.tokens = tokens
         self.penalties = penalties
-        self.widest = min(MAX_LOGPROBS, vocab)
-        self.wanted = torch.full((largest, 5), -1, dtype=torch.int32, device=device)
-        """As in `LogprobRows`, of `held`; -1 behind them."""
-        self.held: LogprobRows | None = None
-        self.out = torch.zeros((largest, 2, 1 + self.widest), dtype=torch.int32, device=device)
-        self.counts = row_counts(largest)
+        self.max_top_logprobs = min(MAX_LOGPROBS, vocab)
+        self.row_table = torch.full((largest, 5), -1, dtype=torch.int32, device=device)
+        """Table of `current_rows` as in `LogprobRows`, padded with -1."""
+        self.current_rows: LogprobRows | None = None
+        self.output = torch.zeros((largest, 2, 1 + self.max_top_logprobs), dtype=torch.int32, device=device)
+        self.counts = captured_row_counts(largest)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def enqueue(self, count: int) -> None:
-        """Enqueue what a replay does: from `wanted` to `out`."""
+    def enqueue_report(self, count: int) -> None:
+        """Enqueue the work of one replay, from `row_table` to `output`."""
         from mizzen.kernels.sampling.logprobs import report
 
-        report(self.logits, self.wanted[:count], self.tokens, self.out, None, self.penalties)
+        report(self.logits, self.row_table[:count], self.tokens, self.output, None, self.penalties)
 
     def capture(self, stream: torch.cuda.Stream, pool: tuple[int, int] | None) -> None:
-        """Capture all counts of rows, the largest first, in the memory of other graphs of the stream."""
+        """Capture all row counts, the largest first, in the memory pool of the stream's other graphs."""
         try:
             for count in reversed(self.counts):
-                self.graphs[count] = captured_graph(partial(self.enqueue, count), stream, pool)
+                self.graphs[count] = capture_graph(partial(self.enqueue_report, count), stream, pool)
         except RuntimeError:
             log.exception("log probabilities cannot be captured: their kernels are launched one by one")
 
     def __call__(
-        self, asked: LogprobRows, processed: torch.Tensor | None, tokens: torch.Tensor
+        self, rows_to_report: LogprobRows, processed: torch.Tensor | None, tokens: torch.Tensor
     ) -> LogprobTensors:
-        """Report behind a step: `tokens` are what its rows have drawn at last.
+        """Compute log probabilities after a step; `tokens` are the final samples of its rows.
 
         The result is valid until the next replay in stream order.
         """
-        rows = len(asked.owners)
-        count = next(count for count in self.counts if count >= rows)
+        row_count = len(rows_to_report.requests)
+        count = next(count for count in self.counts if count >= row_count)
         graph = self.graphs.get(count)
-        if graph is None or asked.plain is None or asked.processed is not None or asked.by_id is not None:
-            return report_fused(asked, self.logits, processed, tokens, self.penalties)
-        if asked is not self.held:
-            self.wanted[:rows] = asked.plain
-            self.wanted[rows:] = -1
-            self.held = asked
+        if (
+            graph is None
+            or rows_to_report.model_rows is None
+            or rows_to_report.processed_rows is not None
+            or rows_to_report.token_ids is not None
+        ):
+            return compute_logprobs_fused(rows_to_report, self.logits, processed, tokens, self.penalties)
+        if rows_to_report is not self.current_rows:
+            self.row_table[:row_count] = rows_to_report.model_rows
+            self.row_table[row_count:] = -1
+            self.current_rows = rows_to_report
         graph.replay()
-        return LogprobTensors(owners=asked.owners, widest=self.widest, packed=self.out[:rows])
+        return LogprobTensors(
+            requests=rows_to_report.requests,
+            max_top_logprobs=self.max_top_logprobs,
+            packed=self.output[:row_count],
+        )

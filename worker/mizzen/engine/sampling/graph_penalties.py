@@ -1,4 +1,7 @@
-"""Penalties by slot on the device, where captured steps read them: a batch's rows are looked up by none."""
+"""Per-slot penalty parameters on the device, read directly by captured graphs (no per-batch gather).
+
+`Resampler` sets them for each new decode batch; the sampling kernels read them.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +9,61 @@ import numpy as np
 import torch
 
 from mizzen.core.request import Int64
-from mizzen.engine.execution.slot_state import Column
-from mizzen.engine.sampling.logits_params import Ask
-from mizzen.engine.sampling.slot_params import SlotExtras
+from mizzen.engine.sampling.logits_params import LogitsFeature, LogitsParamsTable
+from mizzen.engine.uploader import MirroredArray
 
-NONE = -1
+NO_ROW = -1
 
 
-class SlotPenalties:
-    """Which slots captured steps penalise, and how; see `mizzen.kernels.sampling.draw.Processing`."""
+class GraphPenalties:
+    """Which slots captured steps penalize, and by how much; see `mizzen.kernels.sampling.sample.Processing`."""
 
-    def __init__(self, extras: SlotExtras, slots: int) -> None:
-        """Allocate `slots` rows, the one of padding among them."""
-        self._extras = extras
-        self._places = Column(np.full(slots, NONE, np.int64), extras.upload)
-        self._values = Column(np.zeros((slots, 3), np.float32), extras.upload)
-        self.counts = torch.zeros(1, dtype=torch.int64, device=extras.upload.device)
+    def __init__(self, params: LogitsParamsTable, slots: int) -> None:
+        """Allocate state for `slots` slots, including the scratch slot."""
+        self._params = params
+        self._places = MirroredArray(np.full(slots, NO_ROW, np.int64), params.upload)
+        self._values = MirroredArray(np.zeros((slots, 3), np.float32), params.upload)
+        self.counts = torch.zeros(1, dtype=torch.int64, device=params.upload.device)
         self._address = 0
 
     @property
     def places(self) -> torch.Tensor:
-        """int64 [slots]."""
+        """Row of each slot in `TokenCounts`, int64 [slots].
+
+        -2 - row if the slot is resampled, NO_ROW if it is not penalized.
+        """
         return self._places.device
 
     @property
     def values(self) -> torch.Tensor:
-        """float32 [slots, 3]."""
+        """Frequency, presence and repetition penalties, float32 [slots, 3]."""
         return self._values.device
 
-    def within(self, slots: Int64, apart: Int64) -> Int64:
-        """Return the rows of a batch that are penalised where they are drawn: nothing else is done to them.
+    def rows_in_graph(self, slots: Int64, apart: Int64) -> Int64:
+        """Return the batch rows whose only processing is penalties, which the sampling kernel applies itself.
 
-        `apart` are rows that are not drawn by a kernel.
+        `apart` are rows that no kernel samples.
         """
-        alone = self._extras.flags[slots] & ~np.uint8(Ask.LOGPROBS) == Ask.PENALTIES
-        alone[apart] = False
-        return np.flatnonzero(alone)
+        only_penalties = (
+            self._params.features[slots] & ~np.uint8(LogitsFeature.LOGPROBS) == LogitsFeature.PENALTIES
+        )
+        only_penalties[apart] = False
+        return np.flatnonzero(only_penalties)
 
-    def set(self, slots: Int64, within: Int64) -> None:
-        """Have captured steps from now on penalise rows `within` of a batch; its others are drawn again."""
-        extras, host = self._extras, self._places.host
-        table = extras.counts.table
+    def set_batch(self, slots: Int64, graph_rows: Int64) -> None:
+        """Make captured steps penalize rows `graph_rows` of a batch; other penalized rows are resampled."""
+        params, host = self._params, self._places.host
+        table = params.counts.table
         if table.data_ptr() != self._address:
             self._address = table.data_ptr()
             self.counts.fill_(self._address)
-        places = extras.counts.rows[slots]
-        wanted = np.where(places >= 0, -2 - places, NONE)
-        wanted[within] = places[within]
-        values = extras.penalties[slots]
-        changed = (host[slots] != wanted) | (
-            (wanted != NONE) & (self._values.host[slots] != values).any(axis=1)
+        count_rows = params.counts.row_by_slot[slots]
+        places = np.where(count_rows >= 0, -2 - count_rows, NO_ROW)
+        places[graph_rows] = count_rows[graph_rows]
+        values = params.penalties[slots]
+        changed = (host[slots] != places) | (
+            (places != NO_ROW) & (self._values.host[slots] != values).any(axis=1)
         )
         if changed.any():
-            self._places.write((slots[changed],), wanted[changed])
+            self._places.write((slots[changed],), places[changed])
             self._values.write((slots[changed],), values[changed])

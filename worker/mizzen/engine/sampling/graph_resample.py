@@ -1,7 +1,8 @@
-"""Rows of captured decode steps that are drawn again behind the replay: by filters, by a grammar, or both.
+"""Resamples rows of captured decode steps after the replay: rows with filters, with a grammar, or both.
 
-A replay draws every row from its whole vocabulary. Where a request wants less, a kernel or two behind the
-replay draw the row anew from the same logits, while the host enqueues the next step.
+A replay samples every row from its whole vocabulary. For rows restricted to part of it, one or two kernels
+after the replay resample from the same logits, while the host enqueues the next step. `DecodeGraphs` owns a
+`Resampler`.
 """
 
 from __future__ import annotations
@@ -12,114 +13,118 @@ import numpy as np
 import torch
 
 from mizzen.core.request import Int32, Int64
-from mizzen.engine.execution.slot_state import SlotState, Uploader
-from mizzen.engine.sampling.graph_penalties import SlotPenalties
-from mizzen.engine.sampling.logits_params import TokenMasks
-from mizzen.engine.sampling.sampler import draw, filtered_rows
-from mizzen.engine.sampling.slot_params import BatchExtras
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.graph_penalties import GraphPenalties
+from mizzen.engine.sampling.logits_params import BatchLogitsParams, TokenMasks
+from mizzen.engine.sampling.sampler import rows_with_filters, sample_random
+from mizzen.engine.uploader import Uploader
 
-NOBODY: Int64 = np.empty(0, np.int64)
+NO_ROWS: Int64 = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """What the replays of all sizes write, and where the batch stands on the device."""
+class ReplayBuffers:
+    """Buffers that replays of all sizes write, and the batch's slots and positions on the device."""
 
     logits: torch.Tensor
-    """[largest, vocab]."""
+    """Logits [largest, vocab]."""
     tokens: torch.Tensor
-    """int64 [largest]."""
+    """Sampled tokens, int64 [largest]."""
     slots: torch.Tensor
-    """int32 [largest]."""
+    """Slots of the rows, int32 [largest]."""
     positions: torch.Tensor
-    """int32 [largest]; a replay advances them to the tokens that it draws."""
+    """Sequence positions, int32 [largest]; a replay advances them to those of the tokens that it samples."""
 
 
-class Redraws:
-    """Knows which rows of a batch are drawn again, and draws them. Used from one thread, in one stream."""
+class Resampler:
+    """Tracks which rows of a batch need resampling, and resamples them. Used from one thread and stream."""
 
     def __init__(
-        self, replayed: Replayed, state: SlotState, penalties: SlotPenalties, upload: Uploader
+        self, replayed: ReplayBuffers, state: SlotState, penalties: GraphPenalties, upload: Uploader
     ) -> None:
         from mizzen.kernels.sampling import top_k_top_p
 
-        self.replayed = replayed
+        self.buffers = replayed
         self.state = state
         self.penalties = penalties
         self.upload = upload
-        self.kernel = top_k_top_p.serves(replayed.logits.shape[1], replayed.logits.dtype, upload.device)
-        """Whether a kernel draws rows with filters; else plain operations do, and nothing else at once."""
-        self.filtering: Int64 = NOBODY
-        """Rows of the batch with filters."""
-        self.within: Int64 = NOBODY
-        """Rows that are penalised where they are drawn, by the graph or here, and need no more."""
-        self.filtered: Int64 = NOBODY
-        """Rows with filters whose logits nothing else processes."""
-        self.filtered_index: torch.Tensor | None = None
-        """The same on the device, where a kernel draws them."""
-        self.masks_alone = False
-        """Whether the rows whose logits are to be processed need their masks and nothing else."""
-        self.masked: torch.Tensor | None = None
-        """Those of them without filters, int64 [n] on the device; None where there are none."""
-        self.masked_filtered: torch.Tensor | None = None
-        """Those with filters."""
+        self.has_filter_kernel = top_k_top_p.serves(
+            replayed.logits.shape[1], replayed.logits.dtype, upload.device
+        )
+        """Whether a kernel samples rows with filters; otherwise eager operations do, and only for filters."""
+        self.rows_with_filters: Int64 = NO_ROWS
+        """Batch rows with top-k, top-p or min-p."""
+        self.graph_penalized: Int64 = NO_ROWS
+        """Rows whose only processing is penalties, applied by the graph or by the filter kernel."""
+        self.filtered_rows: Int64 = NO_ROWS
+        """Rows with filters whose logits need no other processing."""
+        self.filtered_rows_device: torch.Tensor | None = None
+        """`filtered_rows` on the device, if a kernel samples them."""
+        self.only_masks = False
+        """Whether all rows with processed logits need only their grammar's mask."""
+        self.masked_rows: torch.Tensor | None = None
+        """Such rows without filters, int64 [n] on the device; None if there are none."""
+        self.masked_filtered_rows: torch.Tensor | None = None
+        """Such rows with filters, int64 [n] on the device; None if there are none."""
 
-    def begin(self, slots: Int64) -> None:
-        """Take note of a batch's slots, and have the graphs penalise it from now on."""
-        self.filtering = filtered_rows(self.state, slots)
-        self.within = self.penalties.within(slots, NOBODY if self.kernel else self.filtering)
-        self.penalties.set(slots, np.setdiff1d(self.within, self.filtering))
+    def set_batch(self, slots: Int64) -> None:
+        """Record a new batch's slots, and make the graphs penalize it from now on."""
+        self.rows_with_filters = rows_with_filters(self.state, slots)
+        self.graph_penalized = self.penalties.rows_in_graph(
+            slots, NO_ROWS if self.has_filter_kernel else self.rows_with_filters
+        )
+        self.penalties.set_batch(slots, np.setdiff1d(self.graph_penalized, self.rows_with_filters))
 
-    def note(self, extras: BatchExtras | None) -> None:
-        """Take note of what the batch's rows ask beyond filters and the penalties of rows `within`."""
-        self.filtered, self.masks_alone = self.filtering, False
-        if extras is not None:
-            both = np.intersect1d(self.filtering, extras.rows)
-            self.masks_alone = extras.masks_alone and (self.kernel or not len(both))
-            self.filtered = np.setdiff1d(self.filtering, extras.rows)
-            if self.masks_alone:
-                self.masked = self.on_device(np.setdiff1d(extras.rows, both))
-                self.masked_filtered = self.on_device(both)
-        self.filtered_index = self.on_device(self.filtered) if self.kernel else None
+    def set_logits_params(self, params: BatchLogitsParams | None) -> None:
+        """Record the batch's logits params beyond filters and the penalties of rows `graph_penalized`."""
+        self.filtered_rows, self.only_masks = self.rows_with_filters, False
+        if params is not None:
+            masked_with_filters = np.intersect1d(self.rows_with_filters, params.rows)
+            self.only_masks = params.only_masks and (self.has_filter_kernel or not len(masked_with_filters))
+            self.filtered_rows = np.setdiff1d(self.rows_with_filters, params.rows)
+            if self.only_masks:
+                self.masked_rows = self.upload_rows(np.setdiff1d(params.rows, masked_with_filters))
+                self.masked_filtered_rows = self.upload_rows(masked_with_filters)
+        self.filtered_rows_device = self.upload_rows(self.filtered_rows) if self.has_filter_kernel else None
 
-    def on_device(self, rows: Int64) -> torch.Tensor | None:
-        """Upload rows; None where there are none."""
+    def upload_rows(self, rows: Int64) -> torch.Tensor | None:
+        """Upload row indices; return None if there are none."""
         return self.upload(rows) if len(rows) else None
 
-    def draw_filtered(self, decode: Int32, positions: Int32) -> None:
-        """Draw rows with filters, in place of what the replay drew.
+    def resample_filtered(self, decode: Int32, positions: Int32) -> None:
+        """Resample rows with filters, replacing the tokens of the replay.
 
-        `decode` and `positions` are the batch's slots, and the sequence positions of what it draws.
+        `decode` holds the batch's slots, `positions` the sequence positions of the tokens to sample.
         """
-        if self.filtered_index is not None:
-            self.draw_by_filters(self.filtered_index)
-        elif len(self.filtered):
-            rows = self.filtered
-            self.draw_plainly(decode[rows].astype(np.int64), positions[rows].astype(np.int64))
+        if self.filtered_rows_device is not None:
+            self.launch_filter_kernel(self.filtered_rows_device)
+        elif len(self.filtered_rows):
+            rows = self.filtered_rows
+            self.resample_without_kernel(decode[rows].astype(np.int64), positions[rows].astype(np.int64))
 
-    def draw_plainly(self, slots: Int64, positions: Int64) -> None:
-        """Draw rows with filters where there is no kernel that does."""
-        replayed = self.replayed
-        at, places = self.upload.each(self.filtered, slots)
-        drawn = draw(replayed.logits[at], self.state, slots, positions, self.upload)
-        replayed.tokens[at] = drawn
-        self.state.last_tokens[places] = drawn
+    def resample_without_kernel(self, slots: Int64, positions: Int64) -> None:
+        """Resample rows with filters by eager operations."""
+        replayed = self.buffers
+        rows, slots_device = self.upload.upload_together(self.filtered_rows, slots)
+        tokens = sample_random(replayed.logits[rows], self.state, slots, positions, self.upload)
+        replayed.tokens[rows] = tokens
+        self.state.last_tokens[slots_device] = tokens
 
-    def draw_masked(self, masks: TokenMasks, extras: BatchExtras, positions: Int64) -> None:
-        """Draw rows with a grammar behind their masks, where they need nothing else."""
-        bits = masks.bits(extras.slots, positions[extras.rows])
-        if self.masked is not None:
-            self.draw_by_masks(self.masked, bits)
-        if self.masked_filtered is not None:
-            self.draw_by_filters(self.masked_filtered, bits)
-        masks.applied()
+    def resample_masked(self, masks: TokenMasks, params: BatchLogitsParams, positions: Int64) -> None:
+        """Resample rows with a grammar under their masks, if they need no other processing."""
+        bits = masks.update_bitmasks(params.slots, positions[params.rows])
+        if self.masked_rows is not None:
+            self.launch_masked_kernel(self.masked_rows, bits)
+        if self.masked_filtered_rows is not None:
+            self.launch_filter_kernel(self.masked_filtered_rows, bits)
+        masks.mark_applied()
 
-    def draw_by_masks(self, rows: torch.Tensor, bits: torch.Tensor) -> None:
-        """Draw rows (int64 [n]) from what `bits` allow their slots."""
-        from mizzen.kernels.sampling.draw import draw_masked
+    def launch_masked_kernel(self, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """Resample rows (int64 [n]) from the tokens that `bits` allow their slots."""
+        from mizzen.kernels.sampling.sample import sample_masked
 
-        replayed, state = self.replayed, self.state
-        draw_masked(
+        replayed, state = self.buffers, self.state
+        sample_masked(
             replayed.logits,
             rows,
             replayed.slots,
@@ -132,30 +137,30 @@ class Redraws:
             self.penalties,
         )
 
-    def draw_by_filters(self, rows: torch.Tensor, bits: torch.Tensor | None = None) -> None:
-        """Draw rows (int64 [n]) by their filters, from what `bits` allow their slots."""
-        from mizzen.kernels.sampling.top_k_top_p import draw_filtered
+    def launch_filter_kernel(self, rows: torch.Tensor, bits: torch.Tensor | None = None) -> None:
+        """Resample rows (int64 [n]) with their filters, from the tokens that `bits` allow their slots."""
+        from mizzen.kernels.sampling.top_k_top_p import sample_top_k_top_p
 
-        replayed, state = self.replayed, self.state
-        draw_filtered(
+        replayed, state = self.buffers, self.state
+        sample_top_k_top_p(
             replayed.logits,
             rows,
             replayed.slots,
             replayed.positions,
-            state.drawing,
+            state.sampling_tensors,
             replayed.tokens,
             state.last_tokens,
             bits,
             self.penalties,
         )
 
-    def load_kernels(self) -> None:
-        """Run what draws on a row of padding: its first run takes long."""
-        device, vocab = self.upload.device, self.replayed.logits.shape[1]
+    def run_kernels_once(self) -> None:
+        """Run the sampling kernels on a padding row, because their first run is slow."""
+        device, vocab = self.upload.device, self.buffers.logits.shape[1]
         row = torch.zeros(1, dtype=torch.int64, device=device)
         words = -(-vocab // 32)
         bits = torch.full((len(self.state.last_tokens), words), -1, dtype=torch.int32, device=device)
-        self.replayed.logits.zero_()
-        self.draw_by_masks(row, bits)
-        if self.kernel:
-            self.draw_by_filters(row)
+        self.buffers.logits.zero_()
+        self.launch_masked_kernel(row, bits)
+        if self.has_filter_kernel:
+            self.launch_filter_kernel(row)

@@ -1,109 +1,147 @@
-"""Log probabilities of tokens that rows of a batch draw: who asks for which, and what they are."""
+"""Log probabilities of sampled tokens: the rows that report them, and their computation.
+
+The sampler calls `compute_logprobs` after sampling; decode graphs replay the same kernels
+(`mizzen.engine.sampling.graph_logprobs`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from mizzen.core.request import Int64
-from mizzen.engine.sampling.logits_params import Upload
-from mizzen.engine.sampling.side_outputs import FLOOR, LogprobTensors, Owner, packed
+from mizzen.engine.sampling.side_outputs import LOGPROB_FLOOR, LogprobRequest, LogprobTensors, pack_logprobs
+from mizzen.engine.uploader import Uploader
+
+if TYPE_CHECKING:
+    from mizzen.kernels.sampling.sample import Processing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobRows:
-    """Rows of a batch whose log probabilities are reported.
+    """Batch rows whose log probabilities are reported.
 
-    Their tables on the device are int32 [n, 5]: a row's place among those that report, its row of the logits
-    that it draws from, its row of the batch, its slot, and how many of the most probable tokens it asks for.
+    The row tables on the device are int32 [n, 5]: a row's index among the reporting rows, its row in the
+    logits it samples from, its batch row, its slot, and its number of top log probabilities.
     """
 
-    owners: tuple[Owner, ...]
-    """Of the rows, one each, in their order."""
-    widest: int
-    """Most probable tokens that any row asks for."""
-    by_id: torch.Tensor | None
-    """Tokens that rows ask for by id, int64 [rows that report, any] on the device, padded with 0."""
-    plain: torch.Tensor | None
-    """Those that draw from the model's logits, or are penalised where they are drawn."""
-    processed: torch.Tensor | None
-    """Those that draw from processed ones."""
+    requests: tuple[LogprobRequest, ...]
+    """The reporting rows' requests, one each, in order."""
+    max_top_logprobs: int
+    """Largest number of top log probabilities of any row."""
+    token_ids: torch.Tensor | None
+    """Token ids that rows request, int64 [reporting rows, any] on the device, padded with 0."""
+    model_rows: torch.Tensor | None
+    """Table of rows that sample from the model's logits, or are penalized while they are sampled."""
+    processed_rows: torch.Tensor | None
+    """Table of rows that sample from processed logits."""
 
     @classmethod
-    def of(
-        cls, rows: Int64, slots: Int64, tops: Int64, by_id: list[Int64], processed: Int64, upload: Upload
+    def upload_rows(
+        cls,
+        rows: Int64,
+        slots: Int64,
+        top_logprobs: Int64,
+        token_ids: list[Int64],
+        processed: Int64,
+        upload: Uploader,
     ) -> LogprobRows:
-        """Upload what rows of a batch ask.
+        """Upload the reporting rows of a batch.
 
         Args:
-            rows: Which rows, [n], ascending.
+            rows: Reporting batch rows [n], ascending.
             slots: Their slots.
-            tops: How many of the most probable tokens each asks for.
-            by_id: Which tokens each asks for.
-            processed: The rows that draw from processed logits, ascending, in the order of these.
-            upload: Brings arrays to the device.
+            top_logprobs: Number of top log probabilities of each.
+            token_ids: Token ids that each requests.
+            processed: Batch rows that sample from processed logits, ascending, in the order of those logits.
+            upload: Copies arrays to the device.
         """
-        wanted = np.stack([np.arange(len(rows)), rows, rows, slots, tops], axis=1).astype(np.int32)
-        apart = np.isin(rows, processed)
-        wanted[apart, 1] = np.searchsorted(processed, rows[apart])
-        table = np.zeros((len(rows), max(map(len, by_id))), np.int64)
-        for row, ids in enumerate(by_id):
-            table[row, : len(ids)] = ids
-        owners = zip(slots.tolist(), tops.tolist(), map(len, by_id), strict=True)
+        row_table = np.stack([np.arange(len(rows)), rows, rows, slots, top_logprobs], axis=1).astype(np.int32)
+        is_processed = np.isin(rows, processed)
+        row_table[is_processed, 1] = np.searchsorted(processed, rows[is_processed])
+        padded_ids = np.zeros((len(rows), max(map(len, token_ids))), np.int64)
+        for row, ids in enumerate(token_ids):
+            padded_ids[row, : len(ids)] = ids
+        requests = zip(slots.tolist(), top_logprobs.tolist(), map(len, token_ids), strict=True)
         return cls(
-            owners=tuple(Owner(slot=slot, rows=1, top=top, named=named) for slot, top, named in owners),
-            widest=int(tops.max()),
-            by_id=upload(table) if table.size else None,
-            plain=None if apart.all() else upload(wanted[~apart]),
-            processed=upload(wanted[apart]) if apart.any() else None,
+            requests=tuple(
+                LogprobRequest(slot=slot, rows=1, top_logprobs=top, token_id_count=id_count)
+                for slot, top, id_count in requests
+            ),
+            max_top_logprobs=int(top_logprobs.max()),
+            token_ids=upload(padded_ids) if padded_ids.size else None,
+            model_rows=None if is_processed.all() else upload(row_table[~is_processed]),
+            processed_rows=upload(row_table[is_processed]) if is_processed.any() else None,
         )
 
 
-def report(
-    asked: LogprobRows,
+def compute_logprobs(
+    reported: LogprobRows,
     logits: torch.Tensor,
     processed: torch.Tensor | None,
     tokens: torch.Tensor,
     *,
     fused: bool = False,
 ) -> LogprobTensors:
-    """Return the log probabilities of the rows that ask for them.
+    """Return the log probabilities of the rows that report them.
 
     Args:
-        asked: Which rows, and what they ask.
-        logits: The model's, [batch, vocab].
-        processed: Those of the rows that draw from processed ones.
-        tokens: What each row of the batch drew, int64 [batch].
-        fused: In kernels of our own.
+        reported: Reporting rows.
+        logits: Logits of the model, [batch, vocab].
+        processed: Processed logits of the rows that sample from them.
+        tokens: Sampled token of each batch row, int64 [batch].
+        fused: Use the kernels of `mizzen.kernels`.
     """
     if fused:
-        from mizzen.engine.sampling.graph_logprobs import report_fused
-
-        return report_fused(asked, logits, processed, tokens)
-    count = len(asked.owners)
+        return compute_logprobs_fused(reported, logits, processed, tokens)
+    count = len(reported.requests)
     rows = torch.empty((count, logits.shape[1]), dtype=torch.float32, device=logits.device)
-    drawn = torch.empty(count, dtype=torch.int64, device=logits.device)
-    for source, wanted in ((logits, asked.plain), (processed, asked.processed)):
-        if source is not None and wanted is not None:
-            place, row, of_batch = wanted[:, :3].long().unbind(1)
-            rows[place] = source[row].float()
-            drawn[place] = tokens[of_batch]
-    widest = min(asked.widest, logits.shape[1])
-    parts = table(rows, drawn, widest, asked.by_id)
-    return LogprobTensors(owners=asked.owners, widest=widest, packed=packed(*parts))
+    sampled = torch.empty(count, dtype=torch.int64, device=logits.device)
+    for source, row_table in ((logits, reported.model_rows), (processed, reported.processed_rows)):
+        if source is not None and row_table is not None:
+            index, row, batch_row = row_table[:, :3].long().unbind(1)
+            rows[index] = source[row].float()
+            sampled[index] = tokens[batch_row]
+    max_top = min(reported.max_top_logprobs, logits.shape[1])
+    parts = logprob_table(rows, sampled, max_top, reported.token_ids)
+    return LogprobTensors(requests=reported.requests, max_top_logprobs=max_top, packed=pack_logprobs(*parts))
 
 
-def table(
+def compute_logprobs_fused(
+    reported: LogprobRows,
+    logits: torch.Tensor,
+    processed: torch.Tensor | None,
+    tokens: torch.Tensor,
+    penalties: Processing | None = None,
+) -> LogprobTensors:
+    """Compute log probabilities with own kernels; see `compute_logprobs`.
+
+    Rows that sample from the model's logits are penalized by `penalties`, whose counts include their tokens.
+    """
+    from mizzen.kernels.sampling.logprobs import report
+
+    max_top, token_ids = min(reported.max_top_logprobs, logits.shape[1]), reported.token_ids
+    columns = 1 + max_top + (0 if token_ids is None else token_ids.shape[1])
+    output = torch.empty((len(reported.requests), 2, columns), dtype=torch.int32, device=logits.device)
+    if reported.model_rows is not None:
+        report(logits, reported.model_rows, tokens, output, token_ids, penalties)
+    if reported.processed_rows is not None and processed is not None:
+        report(processed, reported.processed_rows, tokens, output, token_ids)
+    return LogprobTensors(requests=reported.requests, max_top_logprobs=max_top, packed=output)
+
+
+def logprob_table(
     logits: torch.Tensor, tokens: torch.Tensor, top: int, by_id: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int32 and log probabilities float32, [rows, m], of tokens, the most probable, and by id.
+    """Return ids int32 and log probabilities float32, both [rows, m]: tokens, then the top ones, then by id.
 
     Args:
         logits: float32 [rows, vocab].
         tokens: int64 [rows].
-        top: how many of the most probable; equal ones in the order that the device finds them.
+        top: Number of most probable tokens; equal ones in the order in which the device finds them.
         by_id: int64 [rows, n].
     """
     total = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -113,5 +151,5 @@ def table(
     if by_id is not None:
         ids.append(by_id)
     columns = torch.cat(ids, dim=-1)
-    values = (logits.gather(-1, columns) - total).clamp_(min=FLOOR)
-    return columns.int(), values.nan_to_num_(nan=FLOOR)
+    values = (logits.gather(-1, columns) - total).clamp_(min=LOGPROB_FLOOR)
+    return columns.int(), values.nan_to_num_(nan=LOGPROB_FLOOR)

@@ -1,4 +1,7 @@
-"""Random numbers by counter: the same for a (seed, position) on any device, alone or in a batch."""
+"""Counter-based random numbers: equal for equal (seed, position) on any device, alone or in a batch.
+
+The sampler uses them; the CUDA and Triton kernels compute the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift int64 to the right without its sign."""
+    """Shift int64 right as if it were unsigned."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """Scramble int64: the finaliser of SplitMix64 (Steele, Lea, Flood 2014; Stafford's variant 13)."""
+    """Scramble int64 with the finalizer of SplitMix64 (Steele, Lea, Flood 2014; Stafford's variant 13)."""
     x = (x ^ shift_right(x, 30)) * MIX_1
     x = (x ^ shift_right(x, 27)) * MIX_2
     return x ^ shift_right(x, 31)
@@ -24,7 +27,7 @@ def mix(x: torch.Tensor) -> torch.Tensor:
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return float64 in [0, 1 - 2**-52] for pairs of int64 seeds and positions.
 
-    The seed is scrambled before the position is added, so that neighbouring seeds share no stream.
+    The seed is scrambled before the position is added, so neighboring seeds share no stream.
     """
     bits = mix(mix(seeds + GOLDEN) + positions * GOLDEN)
     return shift_right(bits, 12).double() * 2.0**-52

@@ -1,13 +1,12 @@
-"""Draws the next token of each row from its logits.
+"""Samples the next token of each row from its logits; the eager reference for the sampling kernels.
 
-Rows whose request asks for it first have their logits processed: see `process` for what is done in which
-order.
+Rows with logits params first have their logits processed; `process_logits` defines the order.
 
 Rows at temperature 0 take the most probable token. The others divide logits by the temperature, keep the
-top k, of those (renormalised) the smallest set that reaches top p, drop what is below min p times the most
-probable, and draw by the inverse of the cumulative distribution, with one random number of (seed, position).
-A row's token depends on its own logits and parameters alone: what is computed in other ways for other
-batches (a partial selection or a sort) yields the same numbers.
+top k, of those (renormalized) the smallest set that reaches top p, drop tokens below min p times the most
+probable, and sample from the inverse cumulative distribution with one random number of (seed, position).
+A row's token depends only on its own logits and parameters: steps computed differently for other batches
+(a partial selection or a full sort) yield the same numbers.
 """
 
 from __future__ import annotations
@@ -18,38 +17,39 @@ import numpy as np
 import torch
 
 from mizzen.core.request import Int64
-from mizzen.engine.execution.slot_state import SlotState, Uploader
-from mizzen.engine.sampling.logits_params import PROMPT, TokenCounts
-from mizzen.engine.sampling.logprobs import report
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.logits_params import BatchLogitsParams, BatchPenalties, LogitEntries
+from mizzen.engine.sampling.logprobs import compute_logprobs
 from mizzen.engine.sampling.rng import uniform
 from mizzen.engine.sampling.side_outputs import LogprobTensors
-from mizzen.engine.sampling.slot_params import BatchExtras, Entries, Penalties
+from mizzen.engine.sampling.token_counts import PROMPT_BIT, TokenCounts
+from mizzen.engine.uploader import Uploader
 
-TOPK_LIMIT = 1024
-"""Up to this k a partial selection is faster than sorting the vocabulary."""
+PARTIAL_SORT_LIMIT = 1024
+"""Largest k for which a partial selection is faster than sorting the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
-    """Which filters any row of a batch asks for."""
+class ActiveFilters:
+    """Filters that at least one row of a batch uses."""
 
-    widest: int
-    """Largest top k, when every row has one; else 0."""
+    max_top_k: int
+    """Largest top k if every row has one, else 0."""
     top_k: bool
     top_p: bool
     min_p: bool
 
     @property
-    def ordered(self) -> bool:
-        """Whether candidates must be ordered by their probability."""
+    def needs_order(self) -> bool:
+        """Whether candidates must be sorted by probability."""
         return self.top_k or self.top_p
 
 
-def filters_of(state: SlotState, slots: Int64) -> Filters:
-    """Read from the host's side which filters the slots' requests ask for."""
+def active_filters(state: SlotState, slots: Int64) -> ActiveFilters:
+    """Return the filters that the slots' requests use, from host state."""
     top_k = state.top_k.host[slots]
-    return Filters(
-        widest=int(top_k.max()) if top_k.all() else 0,
+    return ActiveFilters(
+        max_top_k=int(top_k.max()) if top_k.all() else 0,
         top_k=bool(top_k.any()),
         top_p=bool((state.top_p.host[slots] < 1).any()),
         min_p=bool((state.min_p.host[slots] > 0).any()),
@@ -57,13 +57,13 @@ def filters_of(state: SlotState, slots: Int64) -> Filters:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step draws."""
+class SampleResult:
+    """Sampled tokens of a step and their log probabilities."""
 
     tokens: torch.Tensor
-    """int64 [rows]."""
+    """Sampled tokens, int64 [rows]."""
     logprobs: LogprobTensors | None
-    """Of the rows that report them."""
+    """Log probabilities of the rows that report them."""
 
 
 def sample(
@@ -74,27 +74,32 @@ def sample(
     upload: Uploader,
     *,
     fused: bool = False,
-) -> Sampled:
-    """Draw one token a row from logits [rows, vocab].
+) -> SampleResult:
+    """Sample one token per row from logits [rows, vocab].
 
-    `slots` are the rows' slots, `positions` the sequence positions of the tokens to be drawn. `fused` uses
-    the kernels of `mizzen.kernels`.
+    Args:
+        logits: Logits of the model.
+        state: Per-slot state.
+        slots: Slots of the rows.
+        positions: Sequence positions of the tokens to sample.
+        upload: Copies arrays to the device.
+        fused: Use the kernels of `mizzen.kernels`.
     """
-    batch = state.extras.batch(slots, positions)
+    batch = state.logits_params.gather_batch(slots, positions)
     if batch is None:
-        return Sampled(choose(logits, state, slots, positions, upload, fused=fused), None)
+        return SampleResult(sample_tokens(logits, state, slots, positions, upload, fused=fused), None)
     if len(batch.rows) == len(slots):
         tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
     else:
-        tokens = choose(logits, state, slots, positions, upload, fused=fused)
-    processed = draw_processed(batch, logits, tokens, state, positions, upload, fused=fused)
+        tokens = sample_tokens(logits, state, slots, positions, upload, fused=fused)
+    processed = sample_processed_rows(batch, logits, tokens, state, positions, upload, fused=fused)
     if batch.logprobs is None:
-        return Sampled(tokens, None)
-    return Sampled(tokens, report(batch.logprobs, logits, processed, tokens, fused=fused))
+        return SampleResult(tokens, None)
+    return SampleResult(tokens, compute_logprobs(batch.logprobs, logits, processed, tokens, fused=fused))
 
 
-def draw_processed(
-    batch: BatchExtras,
+def sample_processed_rows(
+    batch: BatchLogitsParams,
     logits: torch.Tensor,
     tokens: torch.Tensor,
     state: SlotState,
@@ -103,65 +108,67 @@ def draw_processed(
     *,
     fused: bool = False,
 ) -> torch.Tensor | None:
-    """Draw the rows of processed logits, into `tokens` (int64 [rows]), and count them; return the logits."""
+    """Sample rows with processed logits into `tokens` (int64 [rows]) and count them; return the logits."""
     if not len(batch.rows):
         return None
     positions = positions[batch.rows]
-    processed = process(batch, logits, state, positions, fused=fused)
-    drawn = choose(processed, state, batch.slots, positions, upload, fused=fused)
-    tokens[batch.index] = drawn
+    processed = process_logits(batch, logits, state, positions, fused=fused)
+    sampled = sample_tokens(processed, state, batch.slots, positions, upload, fused=fused)
+    tokens[batch.rows_device] = sampled
     if batch.penalties is not None:
-        state.extras.counts.add(batch.penalties.counts, drawn[batch.penalties.rows])
+        state.logits_params.counts.count_tokens(batch.penalties.count_rows, sampled[batch.penalties.rows])
     return processed
 
 
-def process(
-    batch: BatchExtras, logits: torch.Tensor, state: SlotState, positions: Int64, *, fused: bool = False
+def process_logits(
+    batch: BatchLogitsParams, logits: torch.Tensor, state: SlotState, positions: Int64, *, fused: bool = False
 ) -> torch.Tensor:
-    """Return the logits that the rows of `batch.rows` draw from, float32 [len(batch.rows), vocab].
+    """Return the logits that the rows of `batch.rows` sample from, float32 [len(batch.rows), vocab].
 
-    This is the order, and the one place that knows it:
+    This function alone defines the order:
 
         bias         is added; -100 bans the token
         penalties    repetition, then frequency, then presence
         end ban      of the tokens that end the request, while its output is shorter than min_tokens
-        grammar      a token that it does not allow is impossible; where it allows banned ones alone, they
-                     may be drawn
+        grammar      makes tokens that it does not allow impossible; if it allows only banned tokens, those
+                     may be sampled
                      (log probabilities are those of the result)
-        temperature, top k, top p, min p and the draw follow in `choose`
+        temperature, top k, top p, min p and sampling follow in `sample_tokens`
     """
-    processed = logits[batch.index].float()
+    processed = logits[batch.rows_device].float()
     if batch.bias is not None:
         bias = batch.bias
-        processed[bias.rows, bias.ids] += bias.numbers
-    if batch.set_bias is not None:
-        put(processed, batch.set_bias)
+        processed[bias.rows, bias.ids] += bias.values
+    if batch.banning_bias is not None:
+        set_logits(processed, batch.banning_bias)
     if batch.penalties is not None:
-        penalize(processed, batch.penalties, state.extras.counts, fused=fused)
-    if batch.bans is not None:
-        put(processed, batch.bans)
-    masks = state.extras.masks
-    if masks is not None and len(batch.masked):
-        bits = masks.bits(batch.slots[batch.masked], positions[batch.masked])
-        mask_tokens(processed, batch.masked_index, batch.masked_slots, bits, fused=fused)
-        masks.applied()
+        apply_penalties(processed, batch.penalties, state.logits_params.counts, fused=fused)
+    if batch.end_bans is not None:
+        set_logits(processed, batch.end_bans)
+    masks = state.logits_params.masks
+    if masks is not None and len(batch.masked_rows):
+        bits = masks.update_bitmasks(batch.slots[batch.masked_rows], positions[batch.masked_rows])
+        apply_bitmask(processed, batch.masked_rows_device, batch.masked_slots_device, bits, fused=fused)
+        masks.mark_applied()
     return processed
 
 
-def put(logits: torch.Tensor, entries: Entries) -> None:
+def set_logits(logits: torch.Tensor, entries: LogitEntries) -> None:
     """Set single logits."""
-    logits[entries.rows, entries.ids] = entries.numbers
+    logits[entries.rows, entries.ids] = entries.values
 
 
-def penalize(logits: torch.Tensor, penalties: Penalties, counts: TokenCounts, *, fused: bool = False) -> None:
-    """Penalise rows of float32 logits [rows, vocab] in place."""
+def apply_penalties(
+    logits: torch.Tensor, penalties: BatchPenalties, counts: TokenCounts, *, fused: bool = False
+) -> None:
+    """Penalize rows of float32 logits [rows, vocab] in place."""
     if fused:
         from mizzen.kernels.sampling.penalties import penalize as penalize_fused
 
         penalize_fused(logits, penalties, counts.table)
         return
-    seen = counts.table[penalties.counts]
-    output = seen & (PROMPT - 1)
+    seen = counts.table[penalties.count_rows]
+    output = seen & (PROMPT_BIT - 1)
     rows, repetition = logits[penalties.rows], penalties.repetition[:, None]
     repeated = torch.where(rows > 0, rows / repetition, rows * repetition)
     rows = torch.where(seen > 0, repeated, rows)
@@ -170,17 +177,17 @@ def penalize(logits: torch.Tensor, penalties: Penalties, counts: TokenCounts, *,
     logits[penalties.rows] = rows
 
 
-def mask_tokens(
+def apply_bitmask(
     logits: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, bits: torch.Tensor, *, fused: bool = False
 ) -> None:
-    """Make what a grammar does not allow impossible, in place.
+    """Set logits of tokens that a grammar does not allow to -inf, in place.
 
     Args:
         logits: float32 [all rows, vocab].
-        rows: the rows that have a grammar, int64 [n].
-        slots: their slots, int64 [n].
-        bits: what slots allow, int32 [any, ceil(vocab / 32)]; see `TokenMasks`.
-        fused: in one kernel.
+        rows: Rows that have a grammar, int64 [n].
+        slots: Their slots, int64 [n].
+        bits: Allowed tokens by slot, int32 [any, ceil(vocab / 32)]; see `TokenMasks`.
+        fused: Use one kernel.
     """
     if fused:
         from mizzen.kernels.sampling.bitmask import mask_tokens as mask_tokens_fused
@@ -192,7 +199,7 @@ def mask_tokens(
     logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
 
 
-def choose(
+def sample_tokens(
     logits: torch.Tensor,
     state: SlotState,
     slots: Int64,
@@ -201,69 +208,75 @@ def choose(
     *,
     fused: bool = False,
 ) -> torch.Tensor:
-    """Draw one token a row from logits that are final: [rows, vocab] → int64 [rows]."""
+    """Sample one token per row from final logits: [rows, vocab] → int64 [rows]."""
     if fused:
         return sample_fused(logits, state, slots, positions, upload)
     random = np.flatnonzero(state.temperature.host[slots] > 0)
     if not len(random):
         return logits.argmax(dim=-1)
     if len(random) == len(slots):
-        return draw(logits, state, slots, positions, upload)
+        return sample_random(logits, state, slots, positions, upload)
     tokens = logits.argmax(dim=-1)
     rows = upload(random)
-    tokens[rows] = draw(logits[rows], state, slots[random], positions[random], upload)
+    tokens[rows] = sample_random(logits[rows], state, slots[random], positions[random], upload)
     return tokens
 
 
 def sample_fused(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
-    """Draw on a GPU: every row as if it had no filters, then those that have some."""
+    """Sample on a GPU: every row as if it had no filters, then rows with filters once more."""
     from mizzen.kernels.sampling import top_k_top_p
-    from mizzen.kernels.sampling.draw import draw as draw_unfiltered
+    from mizzen.kernels.sampling.sample import draw as draw_unfiltered
 
-    on_device, places = upload.each(slots.astype(np.int32), positions.astype(np.int32))
-    tokens = draw_unfiltered(logits, on_device, places, state.temperature.device, state.seed.device)
-    rows = filtered_rows(state, slots)
+    slots_device, positions_device = upload.upload_together(
+        slots.astype(np.int32), positions.astype(np.int32)
+    )
+    tokens = draw_unfiltered(
+        logits, slots_device, positions_device, state.temperature.device, state.seed.device
+    )
+    rows = rows_with_filters(state, slots)
     if not len(rows):
         return tokens
     index = upload(rows)
     if top_k_top_p.serves(logits.shape[1], logits.dtype, logits.device):
-        top_k_top_p.draw_filtered(logits, index, on_device, places, state.drawing, tokens)
+        top_k_top_p.sample_top_k_top_p(
+            logits, index, slots_device, positions_device, state.sampling_tensors, tokens
+        )
     else:
-        tokens[index] = draw(logits[index], state, slots[rows], positions[rows], upload)
+        tokens[index] = sample_random(logits[index], state, slots[rows], positions[rows], upload)
     return tokens
 
 
-def filtered_rows(state: SlotState, slots: Int64) -> Int64:
-    """Return which rows draw from a part of the vocabulary."""
+def rows_with_filters(state: SlotState, slots: Int64) -> Int64:
+    """Return the rows that sample from part of the vocabulary."""
     filters = (state.top_k.host[slots] > 0) | (state.top_p.host[slots] < 1) | (state.min_p.host[slots] > 0)
     return np.flatnonzero(filters & (state.temperature.host[slots] > 0))
 
 
-def draw(
+def sample_random(
     logits: torch.Tensor, state: SlotState, slots: Int64, positions: Int64, upload: Uploader
 ) -> torch.Tensor:
-    """Draw rows whose temperature is above 0."""
-    index, filters = upload(slots), filters_of(state, slots)
+    """Sample rows whose temperature is above 0."""
+    index, filters = upload(slots), active_filters(state, slots)
     logits = logits.float() / state.temperature.device[index, None]
     weights = (logits - logits.amax(dim=-1, keepdim=True)).exp()
-    if filters.ordered:
-        floor = ordered_floor(weights, filters, state, index)
+    if filters.needs_order:
+        floor = min_kept_weight(weights, filters, state, index)
         weights = weights.masked_fill(weights < floor, 0)
     if filters.min_p:
         weights = weights.masked_fill(weights < state.min_p.device[index, None], 0)  # the largest is 1
-    return invert(weights, uniform(state.seed.device[index], upload(positions)))
+    return sample_by_inverse_cdf(weights, uniform(state.seed.device[index], upload(positions)))
 
 
-def ordered_floor(
-    weights: torch.Tensor, filters: Filters, state: SlotState, index: torch.Tensor
+def min_kept_weight(
+    weights: torch.Tensor, filters: ActiveFilters, state: SlotState, index: torch.Tensor
 ) -> torch.Tensor:
-    """Return the weight [rows, 1] of the last token that top k and top p keep; 0 where neither is asked for.
+    """Return the smallest weight [rows, 1] that top k and top p keep; 0 for rows without either.
 
-    Tokens are kept by weight, so that which of two equal ones an ordering puts first decides nothing.
+    Tokens are kept by weight, so the order of equal ones has no effect.
     """
-    ranked = rank(weights, filters)
+    ranked = sort_weights(weights, filters)
     floor = torch.zeros_like(ranked[:, :1])
     if filters.top_k:
         top_k = state.top_k.device[index, None]
@@ -276,25 +289,25 @@ def ordered_floor(
         top_p = state.top_p.device[index, None]
         cumulative = ranked.cumsum(dim=-1, dtype=torch.float64)
         kept = cumulative - ranked < top_p * cumulative[:, -1:]
-        # Of a row in which nothing is possible nothing is kept.
+        # A row in which no token is possible keeps none.
         last = ranked.gather(-1, (kept.sum(dim=-1, keepdim=True) - 1).clamp(min=0))
         floor = torch.where(top_p < 1, torch.maximum(floor, last), floor)
     return floor
 
 
-def rank(weights: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Return weights in falling order: as many as the widest top k, or all."""
-    if 0 < filters.widest <= min(TOPK_LIMIT, weights.shape[-1]):
-        return torch.topk(weights, filters.widest, dim=-1).values
+def sort_weights(weights: torch.Tensor, filters: ActiveFilters) -> torch.Tensor:
+    """Return weights in descending order: as many as the largest top k, or all."""
+    if 0 < filters.max_top_k <= min(PARTIAL_SORT_LIMIT, weights.shape[-1]):
+        return torch.topk(weights, filters.max_top_k, dim=-1).values
     return torch.sort(weights, dim=-1, descending=True).values
 
 
-def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return the first index whose cumulative weight exceeds `uniforms` (float64 [rows]) of the total.
+def sample_by_inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return the first index whose cumulative weight exceeds `uniforms` (float64 [rows]) times the total.
 
-    In the vocabulary's order and in float64, so that neither filters of other rows nor the order of the sum,
-    which differs between devices and batches, decide anything.
+    Summed in vocabulary order and float64, so neither other rows' filters nor the order of the sum, which
+    differs between devices and batches, changes the result.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    drawn = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    return drawn.clamp_(max=weights.shape[-1] - 1)  # a row in which nothing is possible has no such index
+    index = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    return index.clamp_(max=weights.shape[-1] - 1)  # a row in which no token is possible has no such index

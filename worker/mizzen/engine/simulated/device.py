@@ -59,9 +59,9 @@ class SimulatedDevice:
         self._table[writes.slots, writes.columns] = writes.pages
         for start in plan.starts:
             self._lengths[start.slot] = start.length
-            self._prompts[start.slot] = -start.output
+            self._prompts[start.slot] = -start.output_tokens
             self._started[start.slot] = (start.sampling, start.seed)
-            self._side.start(start.slot, start.sampling, start.asks)
+            self._side.start(start.slot, start.sampling, start.options)
             self._decoding.discard(start.slot)
         # A step reads what steps before it have written, so all reading comes before any writing.
         runs = [self._decode_run(plan, slot) for slot in plan.decode.tolist()]

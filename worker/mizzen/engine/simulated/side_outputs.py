@@ -14,7 +14,7 @@ import numpy as np
 
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import Asks, Float32, PrefillChunk, Side, SlotLogprobs, SlotVector
+from mizzen.core.step_plan import Float32, PrefillChunk, SideOutputs, SlotLogprobs, SlotOptions, SlotVector
 
 HIDDEN_SIZE = 16
 
@@ -45,10 +45,10 @@ class SideTable:
     """What the slots of a simulated device ask."""
 
     vocab_size: int
-    asks: dict[int, tuple[SamplingParams, Asks]] = field(default_factory=dict)
+    asks: dict[int, tuple[SamplingParams, SlotOptions]] = field(default_factory=dict)
     sums: dict[int, Float32] = field(default_factory=dict)
 
-    def start(self, slot: int, sampling: SamplingParams, asks: Asks | None) -> None:
+    def start(self, slot: int, sampling: SamplingParams, asks: SlotOptions | None) -> None:
         """Take note of what a request asks that takes a slot."""
         self.sums.pop(slot, None)
         self.asks.pop(slot, None)
@@ -103,7 +103,7 @@ class SideTable:
             vector = vector / np.float32(len(known))
         return SlotVector(slot, vector / np.linalg.norm(vector) if asks.normalize else vector)
 
-    def side(self, chunks: list[tuple[PrefillChunk, Int32]], drawn: dict[int, int]) -> Side:
+    def side(self, chunks: list[tuple[PrefillChunk, Int32]], drawn: dict[int, int]) -> SideOutputs:
         """Return what a step gives beside its tokens.
 
         Args:
@@ -114,7 +114,7 @@ class SideTable:
         logprobs = [self.prompt(chunk) for chunk, _ in asked]
         logprobs += [self.drawn(slot, token) for slot, token in drawn.items()]
         vectors = [self.pooled(chunk, known) for chunk, known in asked]
-        return Side(
+        return SideOutputs(
             tuple(part for part in logprobs if part is not None),
             tuple(vector for vector in vectors if vector is not None),
         )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Hashable
 
 
-class Turns:
+class FairMutex:
     """One turn at a time. A group that has just had one comes after all others that wait.
 
     So whoever waits alone in its group waits for one turn of each other group at most. All on one event loop.
@@ -16,12 +16,12 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By group, the next one first."""
-        self._taken = False
+        self._locked = False
 
     async def take(self, group: Hashable) -> None:
         """Wait for a turn; `give` ends it."""
-        if not self._taken:
-            self._taken = True
+        if not self._locked:
+            self._locked = True
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(group, deque()).append(turn)
@@ -37,16 +37,16 @@ class Turns:
         if group in self._waiting:
             self._waiting[group] = self._waiting.pop(group)  # behind all others
         for name, turns in tuple(self._waiting.items()):
-            turn = first_of(turns)
+            turn = pop_waiting(turns)
             if not turns:
                 del self._waiting[name]
             if turn is not None:
                 turn.set_result(None)
                 return
-        self._taken = False
+        self._locked = False
 
 
-def first_of(turns: deque[asyncio.Future[None]]) -> asyncio.Future[None] | None:
+def pop_waiting(turns: deque[asyncio.Future[None]]) -> asyncio.Future[None] | None:
     """Take the first one whose owner still waits; None when there is none."""
     while turns:
         turn = turns.popleft()

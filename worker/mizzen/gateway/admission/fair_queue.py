@@ -21,7 +21,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(slots=True)
-class _Entry(Generic[T]):
+class _QueuedItem(Generic[T]):
     item: T
     cost: float
 
@@ -30,14 +30,14 @@ class _Entry(Generic[T]):
 class _Flow(Generic[T]):
     group: Hashable
     weight: float
-    items: deque[_Entry[T]] = field(default_factory=deque)
+    items: deque[_QueuedItem[T]] = field(default_factory=deque)
     start: float = 0.0
     """Of its head, while it has one."""
     finish: float = 0.0
     """Where its next head starts at the earliest."""
     queued: float | None = None
     """The start for which it stands among the heads."""
-    owed: float = 0.0
+    debt: float = 0.0
     """Of virtual time, for what its items have cost more than was said."""
 
 
@@ -51,7 +51,7 @@ class FairQueue(Generic[T]):
         self._flows: dict[tuple[Hashable, Hashable], _Flow[T]] = {}
         self._heads: list[tuple[float, int, tuple[Hashable, Hashable]]] = []
         self._front: deque[T] = deque()
-        self._where: dict[T, tuple[Hashable, Hashable]] = {}
+        self._flow_of_item: dict[T, tuple[Hashable, Hashable]] = {}
         self._groups: Counter[Hashable] = Counter()
         self._time = 0.0
         self._pushes = 0
@@ -73,12 +73,12 @@ class FairQueue(Generic[T]):
         if flow is None:
             flow = self._flows[name] = _Flow(group, weight)
         flow.weight = weight
-        flow.items.append(_Entry(item, cost))
-        self._where[item] = name
+        flow.items.append(_QueuedItem(item, cost))
+        self._flow_of_item[item] = name
         self._groups[group] += 1
         self._size += 1
         if len(flow.items) == 1:
-            self._lead(name, flow)
+            self._schedule_head(name, flow)
 
     def push_front(self, item: T) -> None:
         """Put an item back that was taken."""
@@ -88,7 +88,7 @@ class FairQueue(Generic[T]):
         """Return the next item; None when there is none."""
         if self._front:
             return self._front[0]
-        flow = self._next()
+        flow = self._next_flow()
         return flow.items[0].item if flow is not None else None
 
     def pop(self) -> T:
@@ -99,21 +99,21 @@ class FairQueue(Generic[T]):
         """
         if self._front:
             return self._front.popleft()
-        flow = self._next()
+        flow = self._next_flow()
         if flow is None:
             raise IndexError("the queue is empty")
         name = heapq.heappop(self._heads)[2]
         flow.queued = None
         self._time = flow.start
         entry = flow.items[0]
-        flow.finish = flow.start + max(0.0, entry.cost / flow.weight + flow.owed)
-        flow.owed = 0.0
+        flow.finish = flow.start + max(0.0, entry.cost / flow.weight + flow.debt)
+        flow.debt = 0.0
         self._drop_head(name, flow)
         return entry.item
 
     def remove(self, item: T) -> bool:
         """Take an item out, wherever it is, at no cost for its flow; tell whether it was there."""
-        name = self._where.get(item)
+        name = self._flow_of_item.get(item)
         if name is None:
             try:
                 self._front.remove(item)
@@ -133,9 +133,11 @@ class FairQueue(Generic[T]):
         """Charge a flow for what an item cost more than was said; below 0, for what it cost less."""
         flow = self._flows.get((group, kind))
         if flow is not None:
-            flow.owed += cost / flow.weight
+            flow.debt += cost / flow.weight
 
-    def last_of_longest(self, group: Hashable, may: Callable[[T], bool] = lambda item: True) -> T | None:
+    def newest_of_longest_group(
+        self, group: Hashable, may: Callable[[T], bool] = lambda item: True
+    ) -> T | None:
         """Return the newest item of the group that has most, and that `may` be taken out.
 
         None when `group` would have as many itself, or no item may.
@@ -154,7 +156,7 @@ class FairQueue(Generic[T]):
         """Forget all."""
         self.__init__()
 
-    def _next(self) -> _Flow[T] | None:
+    def _next_flow(self) -> _Flow[T] | None:
         """Return the flow whose head is next; its entry is the first of the heads then."""
         while self._heads:
             start, _, name = self._heads[0]
@@ -166,7 +168,7 @@ class FairQueue(Generic[T]):
                 flow.queued = None
         return None
 
-    def _lead(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
+    def _schedule_head(self, name: tuple[Hashable, Hashable], flow: _Flow[T]) -> None:
         flow.start = max(self._time, flow.finish)
         if flow.queued == flow.start:  # the place of a head that was removed: no other is needed
             return
@@ -178,14 +180,14 @@ class FairQueue(Generic[T]):
         entry = flow.items.popleft()
         self._forget(entry.item, flow.group)
         if flow.items:
-            self._lead(name, flow)
+            self._schedule_head(name, flow)
         if not self._size:  # nobody waits: nobody is owed anything
             self._flows.clear()
             self._heads.clear()
             self._time = 0.0
 
     def _forget(self, item: T, group: Hashable) -> None:
-        del self._where[item]
+        del self._flow_of_item[item]
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]

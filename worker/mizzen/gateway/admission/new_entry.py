@@ -8,18 +8,18 @@ from typing import Any
 
 from starlette.types import Scope
 
-from mizzen.gateway.admission.admission import NOBODY, Ticket
-from mizzen.gateway.auth.authentication import tenant_of
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.admission.queue_entry import DEFAULT_TENANT, QueueEntry
+from mizzen.gateway.auth.authentication import get_tenant
+from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS
 
-CHARACTERS_A_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 """Of a text that is not tokenized yet; most are a little longer."""
 
 
-def new_ticket(
-    scope: Scope, wish: Wish, deadline: float, *, first: bool = True, most_tokens: int = 0
-) -> Ticket:
+def new_queue_entry(
+    scope: Scope, generation: GenerationRequest, deadline: float, *, first: bool = True, most_tokens: int = 0
+) -> QueueEntry:
     """Return the ticket of one sequence of a request; only the `first` is charged for the prompt.
 
     `most_tokens` is what a context holds, where that is known: what asks for more is refused once it is
@@ -28,38 +28,38 @@ def new_ticket(
     Raises:
         ApiError: 400 or 403 for a priority that it may not have.
     """
-    tenant = tenant_of(scope) or NOBODY
-    expected = expected_tokens(wish, prompt=first)
-    return Ticket(
+    tenant = get_tenant(scope) or DEFAULT_TENANT
+    expected = expected_tokens(generation, prompt=first)
+    return QueueEntry(
         deadline,
         tenant=tenant,
-        priority=tenant.priority(wish.priority),
+        priority=tenant.priority(generation.priority),
         expected_tokens=min(expected, most_tokens) if most_tokens else expected,
         charges_prompt=first,
     )
 
 
-def expected_tokens(wish: Wish, *, prompt: bool = True) -> int:
+def expected_tokens(generation: GenerationRequest, *, prompt: bool = True) -> int:
     """Return about how many tokens a sequence will need, before anything is tokenized."""
-    answer = wish.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
-    return (prompt_tokens(wish) if prompt else 0) + answer
+    answer = generation.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
+    return (estimate_prompt_tokens(generation) if prompt else 0) + answer
 
 
-def prompt_tokens(wish: Wish) -> int:
+def estimate_prompt_tokens(generation: GenerationRequest) -> int:
     """Return about how many tokens a prompt has."""
-    if wish.messages is not None:
-        return sum(map(text_tokens, wish.messages)) + 4 * len(wish.messages)
-    return text_tokens(wish.prompt)
+    if generation.messages is not None:
+        return sum(map(estimate_text_tokens, generation.messages)) + 4 * len(generation.messages)
+    return estimate_text_tokens(generation.prompt)
 
 
-def text_tokens(value: Any) -> int:
+def estimate_text_tokens(value: Any) -> int:
     """Return about how many tokens a part of a body has: texts by length, token ids by number."""
     if isinstance(value, str):
-        return math.ceil(len(value) / CHARACTERS_A_TOKEN)
+        return math.ceil(len(value) / CHARACTERS_PER_TOKEN)
     if isinstance(value, dict):
-        return sum(map(text_tokens, value.values()))
+        return sum(map(estimate_text_tokens, value.values()))
     if isinstance(value, array):
         return len(value)
     if isinstance(value, (list, tuple)):
-        return sum(map(text_tokens, value))
+        return sum(map(estimate_text_tokens, value))
     return 0

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mizzen.gateway.admission.sibling_sequences import Siblings
-from mizzen.gateway.auth.tenant import Tenant, everyone
+from mizzen.gateway.admission.sibling_sequences import SiblingSequences
+from mizzen.gateway.auth.tenant import Tenant, default_tenant
 
-NOBODY = everyone()
+DEFAULT_TENANT = default_tenant()
 """Whose a request is that nobody has asked about."""
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class QueueEntry:
     """A place in the queue, kept over all attempts of a request."""
 
     deadline: float
     """Seconds of the monotonic clock; waiting ends then."""
-    tenant: Tenant = NOBODY
+    tenant: Tenant = DEFAULT_TENANT
     priority: int = 0
     expected_tokens: int = 1
     """Of prompt and answer, as far as can be said before tokenizing."""
@@ -32,7 +32,7 @@ class Ticket:
     served: bool = False
     """Whether an engine has done its work without giving a token, as for an embedding."""
     waited: float = 0.0
-    siblings: Siblings | None = field(default=None, repr=False)
+    siblings: SiblingSequences | None = field(default=None, repr=False)
     """The other sequences of its request, where there are any, until it has begun."""
     turn: asyncio.Future[None] | None = field(default=None, repr=False)
     limit: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -63,7 +63,7 @@ class Ticket:
         return self.tenant.weight * 2.0**self.priority
 
 
-def reserve(tickets: Sequence[Ticket]) -> None:
+def reserve(entries: Sequence[QueueEntry]) -> None:
     """Take from a tenant what all sequences of one request are expected to use, before one of them begins.
 
     `Admission.leave` settles those that were let in, `Admission.settle` all others: what one of them uses
@@ -72,7 +72,7 @@ def reserve(tickets: Sequence[Ticket]) -> None:
     Raises:
         ApiError: 429; then nothing is taken.
     """
-    if tickets:
-        tickets[0].tenant.reserve(sum(ticket.expected_tokens for ticket in tickets))
-        for ticket in tickets:
-            ticket.reserved = True
+    if entries:
+        entries[0].tenant.reserve(sum(queue_entry.expected_tokens for queue_entry in entries))
+        for queue_entry in entries:
+            queue_entry.reserved = True

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 
-IN_QUEUE = 8
+MAX_IN_QUEUE = 8
 """So many of them stand in the queue at a time; fewer where the queue is short."""
 
 
-class Siblings:
+class SiblingSequences:
     """What the sequences of one request know of one another. All on one event loop."""
 
     def __init__(self, seconds: float, queue_size: int) -> None:
         """Let them wait so long in a queue of a size."""
         self.seconds = seconds
-        self.line = asyncio.Semaphore(max(1, min(IN_QUEUE, queue_size // IN_QUEUE)))
+        self.line = asyncio.Semaphore(max(1, min(MAX_IN_QUEUE, queue_size // MAX_IN_QUEUE)))
         """Held by those that stand in the queue."""
         self.entered = False
         """Whether one has got a turn: the request has begun, and is not refused for want of room any more."""

@@ -79,7 +79,7 @@ class Grant:
         return f"Grant(name={self.name!r})"  # the digest stays out of logs
 
 
-def divided(grant: Grant, parts: int) -> Grant:
+def divide_limits(grant: Grant, parts: int) -> Grant:
     """Return a grant of which this gateway gives one part; never less than one of anything."""
 
     def part(limit: int | None) -> int | None:
@@ -93,7 +93,7 @@ def divided(grant: Grant, parts: int) -> Grant:
     )
 
 
-class KeysUnusable(ValueError):
+class InvalidKeyFile(ValueError):
     """A file of keys is missing or malformed; the text names the file and the entry, never a key."""
 
 
@@ -108,10 +108,10 @@ def read_files(paths: Iterable[str]) -> dict[Path, bytes]:
         try:
             for file in sorted(_visible(path)) if path.is_dir() else [path]:
                 if file.stat().st_size > MAX_FILE_BYTES:
-                    raise KeysUnusable(f"--api-keys-file {file} has more than {MAX_FILE_BYTES} bytes")
+                    raise InvalidKeyFile(f"--api-keys-file {file} has more than {MAX_FILE_BYTES} bytes")
                 found[file] = file.read_bytes()
         except OSError as error:
-            raise KeysUnusable(f"--api-keys-file {path} cannot be read: {error.strerror}") from error
+            raise InvalidKeyFile(f"--api-keys-file {path} cannot be read: {error.strerror}") from error
     return found
 
 
@@ -120,7 +120,7 @@ def _visible(folder: Path) -> Iterable[Path]:
     return (file for file in folder.iterdir() if not file.name.startswith(".") and file.is_file())
 
 
-def parse_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
+def parse_key_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
     """Return the keys of all files.
 
     Raises:
@@ -132,11 +132,11 @@ def parse_files(files: dict[Path, bytes]) -> tuple[Grant, ...]:
         for index, entry in enumerate(_decode(path, content).keys):
             where = f"{path}, keys[{index}] ({entry.name})"
             if entry.name in grants:
-                raise KeysUnusable(f"{where}: another key has this name already; choose another")
+                raise InvalidKeyFile(f"{where}: another key has this name already; choose another")
             grant = _grant(where, entry)
             other = digests.setdefault(grant.digest, entry.name)
             if other != entry.name:
-                raise KeysUnusable(f"{where}: {other} is the same key; give each holder a key of its own")
+                raise InvalidKeyFile(f"{where}: {other} is the same key; give each holder a key of its own")
             grants[entry.name] = grant
     return tuple(grants.values())
 
@@ -145,16 +145,18 @@ def _decode(path: Path, content: bytes) -> KeyFile:
     try:
         return msgspec.convert(_read_yaml(content), KeyFile)
     except msgspec.ValidationError as error:
-        raise KeysUnusable(f"{path}: {error}") from None
+        raise InvalidKeyFile(f"{path}: {error}") from None
     except yaml.MarkedYAMLError as error:  # the text of all but these quotes the file, so it is not shown
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         shown = type(error) in (yaml.MarkedYAMLError, ScannerError, ParserError)
-        raise KeysUnusable(f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}") from None
+        raise InvalidKeyFile(
+            f"{path}{line}: this is no YAML{f': {error.problem}' if shown else ''}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise KeysUnusable(f"{path}: this is no YAML") from None
+        raise InvalidKeyFile(f"{path}: this is no YAML") from None
     except (ValueError, LookupError, AttributeError):  # PyYAML's makers of dates, numbers and booleans
         reason = "a date, a number or a value with a tag cannot be read; put texts in quotes"
-        raise KeysUnusable(f"{path}: {reason}") from None
+        raise InvalidKeyFile(f"{path}: {reason}") from None
 
 
 def _read_yaml(content: bytes) -> object:
@@ -172,9 +174,9 @@ def _read_yaml(content: bytes) -> object:
 
 def _grant(where: str, entry: KeyEntry) -> Grant:
     if (entry.key is None) == (entry.sha256 is None):
-        raise KeysUnusable(f"{where}: give key or sha256, one of them")
+        raise InvalidKeyFile(f"{where}: give key or sha256, one of them")
     if entry.key is not None and (len(entry.key) < SHORTEST_KEY or any(c.isspace() for c in entry.key)):
-        raise KeysUnusable(f"{where}: a key has at least {SHORTEST_KEY} characters and no white space")
+        raise InvalidKeyFile(f"{where}: a key has at least {SHORTEST_KEY} characters and no white space")
     hashed = hashlib.sha256((entry.key or "").encode()).digest()
     return Grant(
         name=entry.name,

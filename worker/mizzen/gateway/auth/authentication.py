@@ -9,23 +9,23 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mizzen.gateway.auth.api_keys import Grant, KeyRing, KeysUnusable, divided, parse_files, read_files
-from mizzen.gateway.auth.tenant import Tenant, everyone
+from mizzen.gateway.auth.api_keys import Grant, InvalidKeyFile, KeyRing, divide_limits, parse_key_files, read_files
+from mizzen.gateway.auth.tenant import Tenant, default_tenant
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.telemetry.request_record import record_of
+from mizzen.gateway.telemetry.request_record import get_record
 
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
 """How often files of keys are looked at for changes."""
-TENANT = "mizzen.tenant"
+TENANT_KEY = "mizzen.tenant"
 """Where a request's scope holds its tenant."""
-PLACE = "mizzen.place"
+SLOT_KEY = "mizzen.place"
 """Where it holds its `Place`."""
 MAX_KEY_BYTES = 4096
 
 
-class Tenants:
+class TenantRegistry:
     """All tenants. Without files of keys, everyone is one and the same tenant without limits."""
 
     def __init__(
@@ -46,22 +46,22 @@ class Tenants:
         self._seconds = reload_seconds
         self._divided_by = divided_by
         self._files: dict[Path, bytes] = {}
-        self._ring: KeyRing | None = None
+        self._key_index: KeyRing | None = None
         self._tenants: dict[str, Tenant] = {}
-        self._everyone = everyone(max_priority)
+        self._default_tenant = default_tenant(max_priority)
         self._problem = ""
         self.on_change: Callable[[], None] = lambda: None
         """Is told when other keys are in force, or the files can be read no more, or again."""
         if self._paths:
             files = read_files(self._paths)
-            self._use(files, parse_files(files))
+            self._use(files, parse_key_files(files))
         else:
             log.warning("no API keys are configured (--api-keys-file): the gateway serves everyone")
 
     @property
     def open(self) -> bool:
         """Whether nobody needs a key."""
-        return self._ring is None
+        return self._key_index is None
 
     @property
     def in_force(self) -> int:
@@ -84,9 +84,9 @@ class Tenants:
             try:
                 files = await asyncio.to_thread(read_files, self._paths)
                 if files != self._files:
-                    self._use(files, await asyncio.to_thread(parse_files, files))
+                    self._use(files, await asyncio.to_thread(parse_key_files, files))
                 problem = ""
-            except KeysUnusable as error:
+            except InvalidKeyFile as error:
                 if str(error) != self._problem:  # said once, not every second
                     fields = {"reason": str(error), "in_force": "the keys that were read before"}
                     log.error("API keys cannot be read", extra={"fields": fields})
@@ -97,14 +97,14 @@ class Tenants:
 
     def _use(self, files: dict[Path, bytes], grants: tuple[Grant, ...]) -> None:
         tenants: dict[str, Tenant] = {}
-        for grant in (divided(one, self._divided_by) for one in grants):
+        for grant in (divide_limits(one, self._divided_by) for one in grants):
             tenant = self._tenants.get(grant.name)
             if tenant is None:
                 tenant = Tenant(grant)
             else:
                 tenant.use(grant)
             tenants[grant.name] = tenant
-        self._files, self._tenants, self._ring, self._problem = files, tenants, KeyRing(grants), ""
+        self._files, self._tenants, self._key_index, self._problem = files, tenants, KeyRing(grants), ""
         log.info("API keys are in force", extra={"fields": {"keys": len(grants)}})
         self.on_change()
 
@@ -114,24 +114,24 @@ class Tenants:
         Raises:
             ApiError: 401 when it has no key, or one that nobody holds.
         """
-        if self._ring is None:
-            return self._everyone
+        if self._key_index is None:
+            return self._default_tenant
         scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key.strip():
             text = "this gateway needs an API key: send it as Authorization: Bearer <key>"
             raise ApiError(401, text, code="missing_api_key")
-        grant = self._ring.find(key.strip()) if len(key) <= MAX_KEY_BYTES else None
+        grant = self._key_index.find(key.strip()) if len(key) <= MAX_KEY_BYTES else None
         if grant is None:
             raise ApiError(401, "the API key is not known here", code="invalid_api_key")
         return self._tenants[grant.name]
 
 
-def tenant_of(scope: Scope) -> Tenant | None:
+def get_tenant(scope: Scope) -> Tenant | None:
     """Return the tenant that the gate has found for a request."""
-    return scope.get(TENANT)
+    return scope.get(TENANT_KEY)
 
 
-class Place:
+class ParallelSlot:
     """One of the requests that a tenant may have in work at once."""
 
     def __init__(self, tenant: Tenant) -> None:
@@ -150,16 +150,16 @@ class Place:
             self._tenant = None
 
 
-def leave_place(scope: Scope) -> None:
+def release_parallel_slot(scope: Scope) -> None:
     """Count a request as in work no more, where it was: only its client is waited for."""
-    if PLACE in scope:
-        scope[PLACE].leave()
+    if SLOT_KEY in scope:
+        scope[SLOT_KEY].leave()
 
 
-class Gate:
+class AuthMiddleware:
     """Middleware: lets in who has a key and is within its rates, and says what is left of them."""
 
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, tenants: TenantRegistry) -> None:
         self._app = app
         self._tenants = tenants
 
@@ -171,10 +171,10 @@ class Gate:
         try:
             tenant = self._tenants.find(scope)
         except ApiError as error:
-            record_of(scope).error = error.code or error.kind
-            await refuse(send, error, [(b"www-authenticate", b"Bearer")])
+            get_record(scope).error = error.code or error.error_type
+            await send_error(send, error, [(b"www-authenticate", b"Bearer")])
             return
-        scope[TENANT] = tenant
+        scope[TENANT_KEY] = tenant
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -185,10 +185,10 @@ class Gate:
             await send(message)
 
         try:
-            place = scope[PLACE] = Place(tenant)
+            place = scope[SLOT_KEY] = ParallelSlot(tenant)
         except ApiError as error:
-            record_of(scope).error = error.code or error.kind
-            await refuse(send, error, tenant.headers())
+            get_record(scope).error = error.code or error.error_type
+            await send_error(send, error, tenant.headers())
             return
         try:
             await self._app(scope, receive, sending if tenant.limited else send)
@@ -196,7 +196,7 @@ class Gate:
             place.leave()
 
 
-async def refuse(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+async def send_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """Answer with an error in OpenAI's shape."""
     body = error.body()
     length = (b"content-length", str(len(body)).encode())

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from mizzen.gateway.auth.authentication import Gate
+from mizzen.gateway.auth.authentication import AuthMiddleware
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-EXPOSED = (
+EXPOSED_HEADERS = (
     "retry-after",
     "x-request-id",
     "x-mizzen-route",
@@ -26,9 +26,9 @@ EXPOSED = (
 PREFLIGHT_SECONDS = 600
 
 
-def protect(app: FastAPI, gateway: Gateway) -> None:
+def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Let in requests of tenants alone; with `--cors-origin`, of web pages of those origins too."""
-    app.add_middleware(Gate, tenants=gateway.tenants)
+    app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
     origins = gateway.config.cors_origin
     if origins:
         app.add_middleware(
@@ -36,6 +36,6 @@ def protect(app: FastAPI, gateway: Gateway) -> None:
             allow_origins=origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=EXPOSED,
+            expose_headers=EXPOSED_HEADERS,
             max_age=PREFLIGHT_SECONDS,
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket that a minute fills, and that may be in debt: what is used exceeds what was expected.
 
     A fresh one is full, so that a minute's worth may come at once.

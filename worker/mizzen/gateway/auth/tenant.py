@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from mizzen.gateway.auth.api_keys import MAX_PRIORITY, Grant
-from mizzen.gateway.auth.rate_limits import Bucket
+from mizzen.gateway.auth.rate_limits import TokenBucket
 from mizzen.gateway.errors import ApiError
 
 
@@ -21,10 +21,10 @@ class Tenant:
         self._max_priority = max_priority
         """Of everyone, where there are no keys."""
         self.running = 0
-        self.tag = tag_of(grant.name)
+        self.tag = tenant_tag(grant.name)
         """What engines know it by."""
-        self.requests: Bucket | None = None
-        self.tokens: Bucket | None = None
+        self.requests: TokenBucket | None = None
+        self.tokens: TokenBucket | None = None
         self.use(grant)
 
     def use(self, grant: Grant) -> None:
@@ -33,11 +33,11 @@ class Tenant:
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
         self.tokens = self._bucket(self.tokens, grant.tokens_per_minute)
 
-    def _bucket(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+    def _bucket(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
         if per_minute is None:
             return None
         if bucket is None:
-            return Bucket(per_minute, self._clock)
+            return TokenBucket(per_minute, self._clock)
         bucket.change(per_minute)
         return bucket
 
@@ -150,11 +150,11 @@ class Tenant:
         return found
 
 
-def tag_of(name: str) -> int:
+def tenant_tag(name: str) -> int:
     """Return a key's name as engines get it: 63 bits, the same from every gateway; 0 without keys."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1 if name else 0
 
 
-def everyone(max_priority: int = 0) -> Tenant:
+def default_tenant(max_priority: int = 0) -> Tenant:
     """Return the tenant of a gateway without keys, whose requests get at most such a priority."""
     return Tenant(Grant(name="", digest=b""), max_priority=max_priority)

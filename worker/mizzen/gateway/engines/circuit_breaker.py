@@ -36,7 +36,7 @@ class BreakerLimits:
     """Requests at once while half-open."""
 
 
-class Breaker:
+class CircuitBreaker:
     """One engine's. `begin` is called for each request sent, and answered by one of the other three.
 
     An outcome counts for the period in which its request began: a stream of better days that ends well does

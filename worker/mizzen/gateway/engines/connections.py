@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from mizzen.wire.client.engine_client import Link
 from mizzen.wire.client.key_offers import Offer
 
-Ways = Callable[[], Sequence[Offer]]
-MakeLink = Callable[[Ways, Callable[[Link], None]], Link]
+OfferSource = Callable[[], Sequence[Offer]]
+MakeLink = Callable[[OfferSource, Callable[[Link], None]], Link]
 
 
-class Links:
+class EngineConnections:
     """All on one event loop."""
 
-    def __init__(self, make: MakeLink, offers: Ways, on_change: Callable[[Link], None]) -> None:
+    def __init__(self, make: MakeLink, offers: OfferSource, on_change: Callable[[Link], None]) -> None:
         """Connect.
 
         Args:
@@ -50,7 +50,7 @@ class Links:
                 self._end(self._next)
                 self._next = None
         elif self._next is None:
-            self._next = self._start(self._better)
+            self._next = self._start(self._better_offers)
 
     async def close(self) -> None:
         """End all connections; their streams fail."""
@@ -59,13 +59,13 @@ class Links:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _better(self) -> Sequence[Offer]:
+    def _better_offers(self) -> Sequence[Offer]:
         """The ways that are better than the present connection's."""
         ways = list(self._offers())
         there = self.current.offer
         return ways[: ways.index(there)] or ways[:1] if there in ways else ways
 
-    def _start(self, ways: Ways) -> Link:
+    def _start(self, ways: OfferSource) -> Link:
         link = self._make(ways, self._changed)
         self._tasks[link] = asyncio.get_running_loop().create_task(link.run())
         self._tasks[link].add_done_callback(lambda task: self._tasks.pop(link, None))

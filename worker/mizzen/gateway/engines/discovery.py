@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines.engine_table import Found
+from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.services import ServiceEntry, Services, parse_services
 from mizzen.gateway.telemetry.metrics import Metrics
 from mizzen.wire.curve_keys import KeyFolder
@@ -35,34 +35,34 @@ def discovery(
         file.read()
         return file.watch()
     if config.services_config_map:
-        from mizzen.gateway.engines.shared_services import SharedWatch
+        from mizzen.gateway.engines.shared_services import SharedServicesWatch
 
-        return SharedWatch(config, services, metrics).run()
+        return SharedServicesWatch(config, services, metrics).run()
     models = tuple(dict.fromkeys((config.served_name, *config.alias)))
     name = config.service or config.served_name
-    services.sync([ServiceEntry(name=name, models=models, suspended=config.suspended)])
+    services.sync_services([ServiceEntry(name=name, models=models, suspended=config.suspended)])
     if config.engine:
         for endpoint in config.engine:
             require_safe(endpoint, keys)
-        return static(services, {name: config.engine})
+        return report_static(services, {name: config.engine})
     from mizzen.gateway.engines.engine_pods import PodWatch
 
-    def sync(found: Iterable[Found]) -> None:
+    def sync(found: Iterable[DiscoveredEngine]) -> None:
         services.sync_engines({name: list(found)})
 
     return PodWatch(config, sync, metrics).run()
 
 
-async def static(services: Services, endpoints: dict[str, tuple[str, ...]]) -> None:
+async def report_static(services: Services, endpoints: dict[str, tuple[str, ...]]) -> None:
     """Report fixed endpoints."""
-    services.sync_engines(listed(endpoints))
+    services.sync_engines(static_engines(endpoints))
     await asyncio.Event().wait()
 
 
-def listed(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[Found]]:
+def static_engines(endpoints: dict[str, tuple[str, ...]]) -> dict[str, list[DiscoveredEngine]]:
     """Return engines of which only the endpoints are known."""
     return {
-        name: [Found(name=one, uid="", endpoint=one) for one in dict.fromkeys(given)]
+        name: [DiscoveredEngine(name=one, uid="", endpoint=one) for one in dict.fromkeys(given)]
         for name, given in endpoints.items()
     }
 
@@ -93,8 +93,8 @@ class ServicesFile:
         for entry in entries:
             for endpoint in entry.engines:
                 require_safe(endpoint, self._keys)
-        self._services.sync(entries)
-        self._services.sync_engines(listed({entry.name: entry.engines for entry in entries}))
+        self._services.sync_services(entries)
+        self._services.sync_engines(static_engines({entry.name: entry.engines for entry in entries}))
         self._content = content
 
     async def watch(self) -> None:

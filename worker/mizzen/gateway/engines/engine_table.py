@@ -13,15 +13,14 @@ from typing import Any
 import zmq.asyncio
 
 from mizzen.gateway.engines.circuit_breaker import BreakerLimits
-from mizzen.gateway.engines.engine import Engine, Found, TypicalRequest
-from mizzen.gateway.engines.health import SuspicionLimits
+from mizzen.gateway.engines.discovered_engine import DiscoveredEngine, MeanRequestSize
+from mizzen.gateway.engines.engine_client import EngineClient
+from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
-from mizzen.gateway.routing.warmup import Warmer
+from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.wire.client.key_offers import Offer, names, offers
 from mizzen.wire.curve_keys import KeyRing
-
-__all__ = ["Engine", "EngineTable", "Found"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class EngineTable:
         stuck_seconds: float = 60.0,
         breaker: BreakerLimits | None = None,
         prefix_blocks: int = DEFAULT_BLOCKS,
-        warmer: Warmer | None = None,
+        cache_warmer: CacheWarmer | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.synced = False
@@ -50,27 +49,27 @@ class EngineTable:
         self._keys = keys
         self._timeout = timeout_seconds
         self._lost = lost_seconds
-        self._suspicion = SuspicionLimits(
+        self._health_limits = HealthLimits(
             min(suspect_seconds, timeout_seconds), stuck_seconds, timeout_seconds
         )
         self._breaker = breaker
-        self.warmer = warmer
+        self.cache_warmer = cache_warmer
         """Fills the caches of new engines; None: nobody does."""
         self._budget = PrefixBudget(prefix_blocks)
-        self._typical = TypicalRequest()
+        self._mean_request_size = MeanRequestSize()
         self._watching: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context()
         self._texts = TextModels()
-        self._engines: dict[tuple[str, str], Engine] = {}
+        self._engines: dict[tuple[str, str], EngineClient] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def __iter__(self) -> Iterator[Engine]:
+    def __iter__(self) -> Iterator[EngineClient]:
         return iter(tuple(self._engines.values()))
 
     def __len__(self) -> int:
         return len(self._engines)
 
-    def sync(self, found: Iterable[Found]) -> None:
+    def sync(self, found: Iterable[DiscoveredEngine]) -> None:
         """Take the whole set of engines that discovery knows."""
         wanted = {(one.uid, one.endpoint): one for one in found}
         for key, one in wanted.items():
@@ -109,20 +108,20 @@ class EngineTable:
         return any(engine.serving for engine in self._engines.values())
 
     @property
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return any(engine.serving and not engine.full for engine in self._engines.values())
 
     def capacity(self) -> int:
         """Return how many requests may be in work: room where some are taken, and what other engines hold."""
         return sum(e.room if e.serving and not e.full else e.requests for e in self._engines.values())
 
-    def why_closed(self) -> str:
+    def unavailable_reason(self) -> str:
         """Return why no engine takes a request."""
         if not self.serving:
             return "no engine is ready"
         return "all engines are full"
 
-    def choose_text(self, keep: TextModel | None, tried: Collection[Engine]) -> TextModel | None:
+    def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
         """Return the text model that a request is made with: `keep` while an engine that has it is left.
 
         Else that of an engine drawn at random, so that revisions get requests by their number of engines.
@@ -152,9 +151,9 @@ class EngineTable:
         self._engines.clear()
         self._context.destroy(linger=0)
 
-    def _add(self, key: tuple[str, str], found: Found) -> None:
-        engine = Engine(
-            found, self._texts, self._changed, self._typical, self._breaker, self._suspicion, self._warm
+    def _add(self, key: tuple[str, str], found: DiscoveredEngine) -> None:
+        engine = EngineClient(
+            found, self._texts, self._changed, self._mean_request_size, self._breaker, self._health_limits, self._new_warmup
         )
         try:
             ways = partial(self._offers, found.endpoint)
@@ -163,41 +162,41 @@ class EngineTable:
             log.error("engine left out", extra={"fields": {"engine": found.name, "reason": str(error)}})
             return
         self._engines[key] = engine
-        self._share()
+        self._divide_budget()
 
-    def _warm(self, engine: Engine) -> Coroutine[Any, Any, None] | None:
+    def _new_warmup(self, engine: EngineClient) -> Coroutine[Any, Any, None] | None:
         """What fills the cache of an engine; None when there is nothing to fill it with, or it is needed."""
-        if self.warmer is None or not self._has_room or not self.warmer.prefixes(engine):
+        if self.cache_warmer is None or not self._has_capacity or not self.cache_warmer.prefixes(engine):
             return None
-        return self.warmer.run(engine, lambda: not self._has_room)
+        return self.cache_warmer.run(engine, lambda: not self._has_capacity)
 
-    def _share(self) -> None:
+    def _divide_budget(self) -> None:
         self._budget.share([engine.prefixes for engine in self])
 
     async def _watch(self) -> None:
         """Suspect engines that should have been heard, and try elsewhere what waits there."""
-        pause = self._suspicion.look_every
+        pause = self._health_limits.check_interval
         last = time.monotonic()
         while True:
             await asyncio.sleep(pause)
             late, last = time.monotonic() - last > 2 * pause, time.monotonic()
             if late:  # this loop was held up itself: let it read what has arrived
                 continue
-            self._need()
+            self._stop_unneeded_warmups()
             for engine in self:
-                spare = self._spare(engine)
+                spare = self._has_substitute(engine)
                 engine.look(spare)
                 if engine.suspect and engine.waiting and spare:
-                    engine.give_up_waiting(f"{engine.name} should have been heard")
+                    engine.fail_waiting(f"{engine.name} should have been heard")
 
-    def _need(self) -> None:
+    def _stop_unneeded_warmups(self) -> None:
         """Let engines whose caches are being filled serve at once when no other has room."""
         warming = [engine for engine in self._engines.values() if engine.warming]
-        if warming and not self._has_room:
+        if warming and not self._has_capacity:
             for engine in warming:
                 engine.stop_warming()
 
-    def _spare(self, engine: Engine) -> bool:
+    def _has_substitute(self, engine: EngineClient) -> bool:
         """Tell whether another engine can take what this one has."""
         others = (e for e in self if e is not engine and e.pin == engine.pin)
         return any(e.serving and not e.suspect and not e.full for e in others)
@@ -206,9 +205,9 @@ class EngineTable:
         for key, engine in tuple(self._engines.items()):
             if engine.gone and not engine.requests:
                 del self._engines[key]
-                self._share()
+                self._divide_budget()
                 task = asyncio.get_running_loop().create_task(engine.stop())
                 self._stopping.add(task)
                 task.add_done_callback(self._stopping.discard)
-        self._need()
+        self._stop_unneeded_warmups()
         self.on_change()

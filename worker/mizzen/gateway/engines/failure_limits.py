@@ -22,7 +22,7 @@ def resume_limits(config: GatewayConfig) -> ResumeLimits:
     return ResumeLimits(
         resumes=config.max_resumes,
         seconds=config.resume_timeout_seconds,
-        alone_seconds=config.resume_wait_seconds,
+        replacement_seconds=config.resume_wait_seconds,
     )
 
 

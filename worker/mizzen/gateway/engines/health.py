@@ -21,33 +21,33 @@ from mizzen.wire.client.engine_client import Link
 
 
 @dataclass(frozen=True, slots=True)
-class SuspicionLimits:
+class HealthLimits:
     """In seconds without a word."""
 
     suspect_after: float = 2.0
     stuck_after: float = 60.0
     """Without a step while requests run; 0 is never."""
-    least_patience: float = 5.0
+    min_stuck_after: float = 5.0
     """However fast the engine's steps are."""
 
     @property
-    def ask_after(self) -> float:
+    def ping_after(self) -> float:
         """Leaves the answer a little time."""
         return 0.8 * self.suspect_after
 
     @property
-    def look_every(self) -> float:
+    def check_interval(self) -> float:
         """How often engines are looked at."""
         return max(0.02, self.suspect_after / 8)
 
 
-class Suspicion:
+class HealthCheck:
     """What is thought of one engine."""
 
     __slots__ = ("_asked", "_limits", "suspect")
 
-    def __init__(self, limits: SuspicionLimits | None = None) -> None:
-        self._limits = limits or SuspicionLimits()
+    def __init__(self, limits: HealthLimits | None = None) -> None:
+        self._limits = limits or HealthLimits()
         self._asked = False
         self.suspect = False
         """Whether it should have been heard, and was not."""
@@ -55,7 +55,7 @@ class Suspicion:
     def look(self, link: Link) -> bool:
         """Ask where it is time to; tell whether `suspect` has changed."""
         quiet = link.quiet_seconds if link.welcome is not None else 0.0
-        if quiet < self._limits.ask_after:
+        if quiet < self._limits.ping_after:
             self._asked = False
         elif not self._asked:
             self._asked = True
@@ -64,12 +64,12 @@ class Suspicion:
         return before is not self.suspect
 
 
-class Progress:
+class StepProgress:
     """Whether an engine goes on: it counts its steps, and says so with how busy it is."""
 
     __slots__ = ("_clock", "_limits", "_since", "_steps")
 
-    def __init__(self, limits: SuspicionLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: HealthLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._steps: int | None = None
@@ -86,7 +86,7 @@ class Progress:
             return False
         most = self._limits.stuck_after or math.inf
         if spare and stats.patience_seconds:
-            most = min(most, max(self._limits.least_patience, stats.patience_seconds))
+            most = min(most, max(self._limits.min_stuck_after, stats.patience_seconds))
         if now - self._since < most:
             return False
         self._since = now

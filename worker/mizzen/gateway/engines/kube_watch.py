@@ -26,9 +26,9 @@ IDLE_SECONDS = 90.0
 LIST_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
-CALM_SECONDS = 20.0
+BACKOFF_RESET_SECONDS = 20.0
 """After a list and watches that went well for this long, the pauses between tries begin anew."""
-SHORTEST_WATCH_SECONDS = 0.3
+MIN_WATCH_SECONDS = 0.3
 """A watch that ends at once begins again no sooner."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
@@ -43,16 +43,16 @@ class Metadata(msgspec.Struct, rename="camel"):
     labels: dict[str, str] = {}
 
 
-class Watched(Protocol):
+class WatchedObject(Protocol):
     """An object of the API, as far as it is looked at."""
 
     metadata: Metadata
 
 
-W = TypeVar("W", bound=Watched)
+W = TypeVar("W", bound=WatchedObject)
 
 
-class Listed(msgspec.Struct):
+class ObjectList(msgspec.Struct):
     """A list of objects."""
 
     metadata: Metadata
@@ -66,16 +66,16 @@ class WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
-class Expired(Exception):
+class ResourceVersionExpired(Exception):
     """The API server no longer has the version from which to watch."""
 
 
-class Watch(Generic[W]):
+class ResourceWatch(Generic[W]):
     """Tells `on_change` of a collection and its changes; an API server that is away changes nothing."""
 
     def __init__(
         self,
-        namespace: str,
+        watched_namespace: str,
         plural: str,
         kind: type[W],
         on_change: Callable[[Collection[W]], None],
@@ -90,7 +90,7 @@ class Watch(Generic[W]):
             on_error: called when a list or watch has failed.
             selectors: `labelSelector` or `fieldSelector`.
         """
-        self._namespace = namespace
+        self._namespace = watched_namespace
         self._plural = plural
         self._on_change = on_change
         self._on_error = on_error
@@ -106,14 +106,14 @@ class Watch(Generic[W]):
             began = time.monotonic()
             try:
                 await self._follow()
-            except Expired:
+            except ResourceVersionExpired:
                 log.info("listed again", extra={"fields": {"resource": self._plural}})
             except Exception as error:  # whatever it is, the watch must go on
                 self._on_error()
-                reason = f"{type(error).__name__}: {brief(error)}"
+                reason = f"{type(error).__name__}: {short_error(error)}"
                 fields = {"resource": self._plural, "reason": reason, "again_in_seconds": wait}
                 log.warning("cannot watch", extra={"fields": fields})
-            if time.monotonic() - began > CALM_SECONDS:
+            if time.monotonic() - began > BACKOFF_RESET_SECONDS:
                 wait = FIRST_BACKOFF_SECONDS
             await asyncio.sleep(wait * (0.75 + 0.5 * random.random()))
             wait = min(2 * wait, MAX_BACKOFF_SECONDS)
@@ -129,12 +129,12 @@ class Watch(Generic[W]):
             while True:
                 began = time.monotonic()
                 version = await self._watch(api, version)
-                await asyncio.sleep(max(0.0, SHORTEST_WATCH_SECONDS - (time.monotonic() - began)))
+                await asyncio.sleep(max(0.0, MIN_WATCH_SECONDS - (time.monotonic() - began)))
 
     async def _list(self, api: client.ApiClient) -> str:
         async with asyncio.timeout(LIST_SECONDS):
             response = await self._get(api, aiohttp.ClientTimeout(total=LIST_SECONDS))
-            listed = msgspec.json.decode(await response.read(), type=Listed)
+            listed = msgspec.json.decode(await response.read(), type=ObjectList)
         found = [self._decode(item) for item in listed.items or ()]
         self._objects = {one.metadata.uid: one for one in found}
         self._report()
@@ -151,19 +151,19 @@ class Watch(Generic[W]):
         options = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = await self._get(api, timeout, timeoutSeconds=str(seconds), **options)
         try:
-            async for line in lines(response):
+            async for line in read_lines(response):
                 event = self._decode_event(line)
                 if event.type == "ERROR":
-                    raise Expired
+                    raise ResourceVersionExpired
                 changed = self._decode(event.object)
                 version = changed.metadata.resource_version
                 if event.type != "BOOKMARK":
-                    self._take(event.type, changed)
+                    self._apply(event.type, changed)
         finally:
             response.close()
         return version
 
-    def _take(self, kind: str, changed: W) -> None:
+    def _apply(self, kind: str, changed: W) -> None:
         if kind == "DELETED":
             self._objects.pop(changed.metadata.uid, None)
         else:
@@ -188,14 +188,14 @@ class Watch(Generic[W]):
         )
         response: Any = (await api.call_api(*request, _request_timeout=timeout)).response
         if response.status == 410:
-            raise Expired
+            raise ResourceVersionExpired
         if response.status >= 400:
             text = (await response.read())[:300].decode(errors="replace")
             raise client.ApiException(status=response.status, reason=text)
         return response
 
 
-async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def read_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the lines of a response, of any length up to MAX_EVENT_BYTES."""
     rest = bytearray()
     async for part in response.content.iter_any():
@@ -220,7 +220,7 @@ async def connect() -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
-def namespace(given: str) -> str:
+def watched_namespace(given: str) -> str:
     """Return the namespace that is watched.
 
     Raises:
@@ -235,6 +235,6 @@ def namespace(given: str) -> str:
     return found
 
 
-def brief(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     """Return an error's text, on one line and not too long."""
     return " ".join(str(error).split())[:300]

@@ -9,8 +9,8 @@ from collections.abc import Collection
 import msgspec
 
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.engines.engine_pods import shared_pods
-from mizzen.gateway.engines.kube_watch import Metadata, Watch, namespace
+from mizzen.gateway.engines.engine_pods import watch_shared_pods
+from mizzen.gateway.engines.kube_watch import Metadata, ResourceWatch, watched_namespace
 from mizzen.gateway.services import Services, parse_services
 from mizzen.gateway.telemetry.metrics import Metrics
 
@@ -26,7 +26,7 @@ class ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
 
 
-class SharedWatch:
+class SharedServicesWatch:
     """Keeps services and engines equal to what the operator lists and the pods that run."""
 
     def __init__(self, config: GatewayConfig, services: Services, metrics: Metrics) -> None:
@@ -37,9 +37,9 @@ class SharedWatch:
         """
         self._services = services
         self._name = config.services_config_map
-        self._pods = shared_pods(config, services.sync_engines, metrics)
-        self._list = Watch(
-            namespace(config.namespace),
+        self._pods = watch_shared_pods(config, services.sync_engines, metrics)
+        self._list = ResourceWatch(
+            watched_namespace(config.namespace),
             "configmaps",
             ConfigMap,
             self._changed,
@@ -56,6 +56,6 @@ class SharedWatch:
         for one in found:
             content = (one.data or {}).get(FILE, "")
             try:
-                self._services.sync(parse_services(content.encode(), f"ConfigMap {self._name}, {FILE}"))
+                self._services.sync_services(parse_services(content.encode(), f"ConfigMap {self._name}, {FILE}"))
             except ValueError as error:
                 log.error("services cannot be read", extra={"fields": {"reason": str(error)}})

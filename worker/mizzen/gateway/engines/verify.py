@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mizzen.core.request import FinishReason
-from mizzen.gateway.engines.verify_request import Question, read_question
+from mizzen.gateway.engines.verify_request import VerifyRequest
 from mizzen.gateway.errors import ApiError, invalid, unavailable
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.stream import TextStream
@@ -20,17 +20,15 @@ from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, EngineStr
 from mizzen.wire.messages import Finish, RefusalCode, Sampling
 
 if TYPE_CHECKING:
-    from mizzen.gateway.engines.engine import Engine
+    from mizzen.gateway.engines.engine_client import EngineClient
     from mizzen.gateway.services import Service
 
-__all__ = ["answer", "read_question"]
-
-AGAIN_SECONDS = 1.0
-MOST_QUESTIONS = 4
+RETRY_AFTER_SECONDS = 1.0
+MAX_CONCURRENT_PROMPTS = 4
 """Golden prompts that an engine is asked at once, of all who ask."""
 
 
-async def answer(services: Iterable[Service], question: Question) -> dict[str, Any]:
+async def verify_engine(services: Iterable[Service], question: VerifyRequest) -> dict[str, Any]:
     """Return the greedy continuation of a golden prompt by one engine.
 
     Returns:
@@ -46,13 +44,13 @@ async def answer(services: Iterable[Service], question: Question) -> dict[str, A
     text = engine.text
     if not engine.verifying or text is None:
         raise ApiError(409, f"{engine.name} is {engine.state}: golden prompts are for one that is verifying")
-    if engine.questions >= MOST_QUESTIONS:
-        raise unavailable(f"{engine.name} is asked {engine.questions} golden prompts already", AGAIN_SECONDS)
+    if engine.questions >= MAX_CONCURRENT_PROMPTS:
+        raise unavailable(f"{engine.name} is asked {engine.questions} golden prompts already", RETRY_AFTER_SECONDS)
     began = time.monotonic()
     engine.questions += 1
     try:
         async with asyncio.timeout(question.timeout_seconds):
-            prompt, said, tokens, finish = await _continue(engine, text, question)
+            prompt, said, tokens, finish = await _generate(engine, text, question)
     except TimeoutError:
         raise ApiError(
             504, f"{engine.name} gave no whole answer in {question.timeout_seconds:g} s", code="timeout"
@@ -60,13 +58,13 @@ async def answer(services: Iterable[Service], question: Question) -> dict[str, A
     except EngineRefused as refusal:
         if refusal.code == RefusalCode.INVALID:
             raise invalid(f"prompt: {refusal}", "prompt") from None
-        raise unavailable(f"{engine.name}: {refusal}", AGAIN_SECONDS) from None
+        raise unavailable(f"{engine.name}: {refusal}", RETRY_AFTER_SECONDS) from None
     except (EngineOverloaded, StreamLost) as error:
-        raise unavailable(f"{engine.name}: {error}", AGAIN_SECONDS) from None
+        raise unavailable(f"{engine.name}: {error}", RETRY_AFTER_SECONDS) from None
     finally:
         engine.questions -= 1
     if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-        raise unavailable(f"{engine.name}: {finish.message or 'it gave the prompt up'}", AGAIN_SECONDS)
+        raise unavailable(f"{engine.name}: {finish.message or 'it gave the prompt up'}", RETRY_AFTER_SECONDS)
     return {
         "text": said,
         "finish": "stop" if finish.reason == FinishReason.STOP else "length",
@@ -76,7 +74,9 @@ async def answer(services: Iterable[Service], question: Question) -> dict[str, A
     }
 
 
-async def _continue(engine: Engine, text: TextModel, question: Question) -> tuple[int, str, int, Finish]:
+async def _generate(
+    engine: EngineClient, text: TextModel, question: VerifyRequest
+) -> tuple[int, str, int, Finish]:
     """Tokens of the prompt, the text that came, its tokens, and its end."""
     ids = await text.text_prompt(question.prompt)
     if not len(ids):

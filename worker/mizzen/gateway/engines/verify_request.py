@@ -8,10 +8,10 @@ import msgspec
 
 from mizzen.gateway.errors import invalid
 
-MOST_SECONDS = 600.0
+MAX_VERIFY_SECONDS = 600.0
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """One golden prompt for one engine."""
 
     service: str
@@ -21,25 +21,25 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     prompt: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)]
     """Text that the model continues."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)]
-    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_VERIFY_SECONDS)]
     """For the whole answer."""
 
 
-def read_question(body: bytes) -> Question:
+def parse_verify_request(body: bytes) -> VerifyRequest:
     """Read a body.
 
     Raises:
         ApiError: 400, which names the field.
     """
     try:
-        return msgspec.json.decode(body, type=Question)
+        return msgspec.json.decode(body, type=VerifyRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body must be a golden prompt: {error}", code="invalid_json") from None
 
 
-def waits_for(body: bytes) -> float:
+def verify_timeout(body: bytes) -> float:
     """Return how many seconds the answer to a body may take; 0 for what is no question."""
     try:
-        return msgspec.json.decode(body, type=Question).timeout_seconds
+        return msgspec.json.decode(body, type=VerifyRequest).timeout_seconds
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0.0

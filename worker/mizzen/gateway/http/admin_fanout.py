@@ -14,23 +14,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mizzen.gateway.engines.verify_request import waits_for
+from mizzen.gateway.engines.verify_request import verify_timeout
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.http.request_bodies import Body, BodyBudget, ClientGone
-from mizzen.gateway.routing.session import HEADER
-from mizzen.gateway.telemetry.table_watch import MOST_WAITING, seconds_of
+from mizzen.gateway.http.request_bodies import BodyBudget, ClientGone, RequestBody
+from mizzen.gateway.routing.session import SESSION_HEADER
+from mizzen.gateway.telemetry.table_watch import MAX_WAITERS, parse_wait
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-ANSWER_SECONDS = 5.0
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PROCESS_TIMEOUT_SECONDS = 5.0
 """A process that takes longer to answer on its admin port counts as failed."""
-PASSED_ON = ("authorization", "content-type", HEADER.decode())
+FORWARDED_HEADERS = ("authorization", "content-type", SESSION_HEADER.decode())
 """Headers of requests that the processes get."""
-TOLD = ("content-type", "retry-after", "x-should-retry")
+RETURNED_HEADERS = ("content-type", "retry-after", "x-should-retry")
 """Headers of the processes' answers that are passed on."""
-SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
+SAMPLE_LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL)
 
 
-class Gathered:
+class AdminFanout:
     """Asks all processes, on loopback, whatever is asked here.
 
     Who may ask is theirs to know, so bodies are bounded before that: by `largest`, and all together.
@@ -40,8 +40,8 @@ class Gathered:
         self._ports = tuple(ports)
         self._bodies = bodies
         self._largest = largest
-        limits = httpx.Limits(max_connections=MOST_WAITING + 4 * len(self._ports))
-        self._http = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=limits, trust_env=False)
+        limits = httpx.Limits(max_connections=MAX_WAITERS + 4 * len(self._ports))
+        self._http = httpx.AsyncClient(timeout=PROCESS_TIMEOUT_SECONDS, limits=limits, trust_env=False)
 
     def app(self) -> Starlette:
         """Return the application of the common admin port."""
@@ -50,9 +50,9 @@ class Gathered:
                 Route("/metrics", self._metrics),
                 Route("/admin/engines", self._engines),
                 Route("/admin/verify", self._verify, methods=["POST"]),
-                Route("/healthz", self._all),
-                Route("/readyz", self._all),
-                Route("/{rest:path}", self._first, methods=["GET", "POST"]),
+                Route("/healthz", self._worst_answer),
+                Route("/readyz", self._worst_answer),
+                Route("/{rest:path}", self._first_process, methods=["GET", "POST"]),
             ]
         )
 
@@ -60,7 +60,7 @@ class Gathered:
         """Close the connections to the processes."""
         await self._http.aclose()
 
-    async def _ask(
+    async def _forward(
         self,
         request: Request,
         port: int,
@@ -69,7 +69,7 @@ class Gathered:
         body: bytes = b"",
     ) -> httpx.Response:
         url = f"http://127.0.0.1:{port}{request.url.path}"
-        headers = {name: value for name, value in request.headers.items() if name in PASSED_ON}
+        headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS}
         try:
             return await self._http.request(
                 request.method,
@@ -77,93 +77,93 @@ class Gathered:
                 params=request.url.query if query is None else query,
                 headers=headers,
                 content=body,
-                timeout=ANSWER_SECONDS + wait,
+                timeout=PROCESS_TIMEOUT_SECONDS + wait,
             )
         except httpx.HTTPError as error:
             text = f"a process of the gateway does not answer: {type(error).__name__}\n"
             return httpx.Response(503, text=text)
 
-    async def _each(self, request: Request) -> list[httpx.Response]:
-        return await asyncio.gather(*(self._ask(request, port) for port in self._ports))
+    async def _forward_to_all(self, request: Request) -> list[httpx.Response]:
+        return await asyncio.gather(*(self._forward(request, port) for port in self._ports))
 
-    async def _all(self, request: Request) -> Response:
+    async def _worst_answer(self, request: Request) -> Response:
         """Answer as the first that is not well, or as all."""
-        answers = await self._each(request)
-        return passed_on(next((one for one in answers if one.status_code != 200), answers[0]))
+        answers = await self._forward_to_all(request)
+        return to_response(next((one for one in answers if one.status_code != 200), answers[0]))
 
-    async def _first(self, request: Request) -> Response:
+    async def _first_process(self, request: Request) -> Response:
         if request.method != "POST":
-            return passed_on(await self._ask(request, self._ports[0]))
-        return await self._posted(request)
+            return to_response(await self._forward(request, self._ports[0]))
+        return await self._forward_body(request)
 
     async def _verify(self, request: Request) -> Response:
         """Pass the question on to one process, and wait as long as it says."""
-        return await self._posted(request, waits_for)
+        return await self._forward_body(request, verify_timeout)
 
-    async def _posted(self, request: Request, waits: Callable[[bytes], float] = lambda _: 0.0) -> Response:
+    async def _forward_body(self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0) -> Response:
         """Pass a body on to one process; `waits` says how long its answer may take."""
-        with Body(self._bodies, self._largest) as body:
+        with RequestBody(self._bodies, self._largest) as body:
             try:
                 content = await body.read(request.scope, request.receive)
             except ClientGone as error:
-                return refused(ApiError(400, str(error)))
+                return rejected(ApiError(400, str(error)))
             except ApiError as error:
-                return refused(error)
-            answer = await self._ask(request, self._ports[0], wait=waits(content), body=content)
-        return passed_on(answer)
+                return rejected(error)
+            answer = await self._forward(request, self._ports[0], wait=timeout_of(content), body=content)
+        return to_response(answer)
 
     async def _metrics(self, request: Request) -> Response:
-        answers = await self._each(request)
+        answers = await self._forward_to_all(request)
         texts = {number: one.text for number, one in enumerate(answers) if one.status_code == 200}
-        return Response(merged_metrics(texts), media_type=TEXT)
+        return Response(merge_metrics(texts), media_type=METRICS_CONTENT_TYPE)
 
     async def _engines(self, request: Request) -> Response:
         known = request.query_params.get("version", "").split(",")
-        seconds = seconds_of(request.query_params.get("wait"))
-        waits = seconds > 0 and len(known) == len(self._ports)
-        if waits and not await self._another(request, known, seconds):
+        seconds = parse_wait(request.query_params.get("wait"))
+        timeout_of = seconds > 0 and len(known) == len(self._ports)
+        if timeout_of and not await self._wait_for_change(request, known, seconds):
             return Response(status_code=304)
         service = request.query_params.get("service")
         query = {} if service is None else {"service": service}
-        answers = [await self._ask(request, port, query) for port in self._ports]
+        answers = [await self._forward(request, port, query) for port in self._ports]
         bad = next((one for one in answers if one.status_code != 200), None)
         if bad is not None:
-            return passed_on(bad)
+            return to_response(bad)
         tables = [msgspec.json.decode(one.content) for one in answers]
-        return Response(msgspec.json.encode(merged_tables(tables)), media_type="application/json")
+        return Response(msgspec.json.encode(merge_tables(tables)), media_type="application/json")
 
-    async def _another(self, request: Request, known: Sequence[str], seconds: float) -> bool:
+    async def _wait_for_change(self, request: Request, known: Sequence[str], seconds: float) -> bool:
         """Wait until one of the processes has another table than is known."""
-        waits = [
+        timeout_of = [
             asyncio.create_task(
-                self._ask(request, port, {**request.query_params, "version": version}, seconds)
+                self._forward(request, port, {**request.query_params, "version": version}, seconds)
             )
             for port, version in zip(self._ports, known, strict=True)
         ]
         try:
-            for answered in asyncio.as_completed(waits):
+            for answered in asyncio.as_completed(timeout_of):
                 if (await answered).status_code != 304:
                     return True
             return False
         finally:
-            for wait in waits:
+            for wait in timeout_of:
                 wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await asyncio.gather(*timeout_of, return_exceptions=True)
 
 
-def passed_on(answer: httpx.Response) -> Response:
+def to_response(answer: httpx.Response) -> Response:
     """Return a process's answer as the common one."""
-    headers = {name: answer.headers[name] for name in TOLD if name in answer.headers}
+    headers = {name: answer.headers[name] for name in RETURNED_HEADERS if name in answer.headers}
     return Response(answer.content, answer.status_code, headers)
 
 
-def refused(error: ApiError) -> Response:
+def rejected(error: ApiError) -> Response:
     """Return an error in OpenAI's shape."""
     headers = {name.decode(): value.decode() for name, value in error.headers()}
     return Response(error.body(), error.status, headers)
 
 
-def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the routing tables of all processes as one: an engine serves when it does for all of them."""
     engines: dict[tuple[str, str, str], dict[str, Any]] = {}
     seen: dict[tuple[str, str, str], int] = {}
@@ -183,7 +183,7 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "synced": all(table["synced"] for table in tables),
         "version": ",".join(table["version"] for table in tables),
-        "apiKeys": merged_keys([table["apiKeys"] for table in tables]),
+        "apiKeys": merge_api_keys([table["apiKeys"] for table in tables]),
         "keys": sorted(set.intersection(*(set(table["keys"]) for table in tables))),
         **{name: sum(table[name] for table in tables) for name in ("waiting", "queued", "inFlight")},
         "idleSeconds": min(table["idleSeconds"] for table in tables),
@@ -191,7 +191,7 @@ def merged_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def merged_keys(told: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+def merge_api_keys(told: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Return what all processes say of their API keys: the first problem, and the fewest keys."""
     known = [one for one in told if one is not None]
     if not known:
@@ -200,7 +200,7 @@ def merged_keys(told: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     return {"inForce": min(one["inForce"] for one in known), "problem": problem}
 
 
-def merged_metrics(texts: Mapping[int, str]) -> str:
+def merge_metrics(texts: Mapping[int, str]) -> str:
     """Return the metrics of all processes, each sample with its process's number as the label `process`."""
     families: dict[str, list[str]] = {}
     for number, text in texts.items():
@@ -214,13 +214,13 @@ def merged_metrics(texts: Mapping[int, str]) -> str:
                 if first:
                     families[family].append(line)
                 continue
-            families[family].append(labelled(line, number))
+            families[family].append(add_process_label(line, number))
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-def labelled(sample: str, number: int) -> str:
+def add_process_label(sample: str, number: int) -> str:
     """Return a sample of a process with its number."""
-    match = SAMPLE.match(sample)
+    match = SAMPLE_LINE.match(sample)
     if match is None:
         return sample
     name, labels = match.groups()

@@ -12,8 +12,8 @@ import msgspec
 
 from mizzen.common.json_log import set_up_logging
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.http.processes import follow_parent
-from mizzen.gateway.main import calm_collector, serve
+from mizzen.gateway.http.processes import exit_with_parent
+from mizzen.gateway.main import serve, tune_garbage_collector
 
 
 def main(arguments: list[str]) -> int:
@@ -22,12 +22,12 @@ def main(arguments: list[str]) -> int:
 
     options, api, admin = arguments
     set_up_logging(program="gateway")
-    calm_collector()
+    tune_garbage_collector()
     config = msgspec.json.decode(options, type=GatewayConfig)
     sockets = socket.socket(fileno=int(api)), socket.socket(fileno=int(admin))
 
     async def run() -> int:
-        follow_parent()
+        exit_with_parent()
         return await serve(config, sockets)
 
     return uvloop.run(run())

@@ -15,7 +15,7 @@ from mizzen.gateway.errors import ApiError, invalid
 TIMEOUT_HEADER = b"x-request-timeout"
 
 
-class RequestTime:
+class RequestDeadline:
     """Ends the block at a request's deadline; an asynchronous context manager.
 
     The header x-request-timeout sets it, or the body's `timeout` (`bound`), the shorter one of both;
@@ -27,20 +27,20 @@ class RequestTime:
         self._scope = scope
         self._began = began
         self._seconds = 0.0
-        self._asked = False
+        self._set_by_client = False
         self._timeout = asyncio.timeout(None)
 
-    async def __aenter__(self) -> RequestTime:
+    async def __aenter__(self) -> RequestDeadline:
         """Begin.
 
         Raises:
             ApiError: 400 for a header that is no time.
         """
-        asked = header_seconds(self._scope)
+        asked = header_timeout(self._scope)
         await self._timeout.__aenter__()
         if asked is None and self._config.request_timeout_seconds:
             self._set(min(self._config.request_timeout_seconds, self._config.max_request_timeout_seconds))
-        self.bound(asked)
+        self.shorten(asked)
         return self
 
     async def __aexit__(
@@ -57,13 +57,13 @@ class RequestTime:
             text = f"the request did not end within its timeout of {self._seconds:g} s"
             raise ApiError(504, text, code="timeout") from None
 
-    def bound(self, seconds: float | None) -> None:
+    def shorten(self, seconds: float | None) -> None:
         """Let the request take so long at most, counted from its arrival; None changes nothing."""
         if seconds is None:
             return
         seconds = min(seconds, self._config.max_request_timeout_seconds)
-        if not self._asked or seconds < self._seconds:
-            self._asked = True
+        if not self._set_by_client or seconds < self._seconds:
+            self._set_by_client = True
             self._set(seconds)
 
     def _set(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class RequestTime:
         self._timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left))
 
 
-def header_seconds(scope: Scope) -> float | None:
+def header_timeout(scope: Scope) -> float | None:
     """Return what a request's header x-request-timeout asks for, such as 30, 1.5s or 500ms.
 
     Raises:

@@ -16,30 +16,30 @@ TRIM_SECONDS = 10.0
 """Memory goes back this long after, and no more often."""
 
 
-def trim() -> None:
+def trim_heap() -> None:
     """Return to the system what is free. It takes about 10 ms, and 0.1 s for a gigabyte."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:  # glibc has it
         give_back(0)
 
 
-class Trimmer:
+class MallocTrimmer:
     """Trims some time after a large body has ended. All on one event loop, but for the trimming."""
 
-    def __init__(self, work: Callable[[], None] = trim) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], None] = trim_heap) -> None:
+        self._trim = work
         self._timer: asyncio.TimerHandle | None = None
 
-    def freed(self, size: int) -> None:
+    def note_freed(self, size: int) -> None:
         """Note that a body of this size is worked on no more."""
         if size >= TRIM_BYTES and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._begin)
+            self._timer = asyncio.get_running_loop().call_later(TRIM_SECONDS, self._start_trim)
 
     def close(self) -> None:
         """Trim no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _begin(self) -> None:
+    def _start_trim(self) -> None:
         self._timer = None
-        asyncio.get_running_loop().run_in_executor(None, self._work)
+        asyncio.get_running_loop().run_in_executor(None, self._trim)

@@ -10,12 +10,12 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mizzen.gateway.auth.authentication import refuse, tenant_of
+from mizzen.gateway.auth.authentication import get_tenant, send_error
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.access_log import AccessLog
-from mizzen.gateway.telemetry.fast_metrics import OTHER
+from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
 from mizzen.gateway.telemetry.metrics import Metrics
-from mizzen.gateway.telemetry.request_record import NO_STATUS, SCOPE_KEY, Record
+from mizzen.gateway.telemetry.request_record import NO_STATUS, SCOPE_KEY, RequestRecord
 from mizzen.gateway.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -24,16 +24,16 @@ MAX_REQUEST_ID = 128
 INTERNAL_ERROR = "internal_error"
 
 
-class Readiness(Protocol):
+class ReadinessCheck(Protocol):
     """Knows whether requests are served; see `mizzen.gateway.gateway.Gateway`."""
 
     @property
-    def ready(self) -> str:
+    def not_ready_reason(self) -> str:
         """Why not; empty when they are."""
         ...
 
 
-class Front:
+class RequestMiddleware:
     """Outermost layer: request ids, records, and whoever reads them."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Front:
             return
         scope["path"] = scope["path"].rstrip("/") or "/"  # a redirect would lose keys and bodies
         headers = dict(scope["headers"])
-        request_id = usable(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
-        record = Record(request_id=request_id.decode(), method=scope["method"], path=scope["path"])
+        request_id = valid_request_id(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
+        record = RequestRecord(request_id=request_id.decode(), method=scope["method"], path=scope["path"])
         record.keeps_prompt = self._access_log is not None and self._access_log.prompts
         scope[SCOPE_KEY] = record
         root = self._tracing.begin(record, headers) if self._tracing else None
@@ -74,26 +74,26 @@ class Front:
             if record.status != NO_STATUS:  # it has begun: the server closes the connection
                 raise
             log.exception("a request failed", extra={"fields": {"id": record.request_id}})
-            await refuse(sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
+            await send_error(sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
         finally:
             record.ended = time.monotonic()
-            self._tell(record, scope)
+            self._publish(record, scope)
             if self._tracing:
-                self._tracing.end(record, root, endpoint(scope))
+                self._tracing.end(record, root, endpoint_path(scope))
 
-    def _tell(self, record: Record, scope: Scope) -> None:
-        tenant = tenant_of(scope)
+    def _publish(self, record: RequestRecord, scope: Scope) -> None:
+        tenant = get_tenant(scope)
         if tenant is not None:
             record.key = tenant.name
-        self._metrics.ended(record, endpoint(scope))
+        self._metrics.ended(record, endpoint_path(scope))
         if self._access_log is not None:
             self._access_log.write(record)
 
 
-class Health:
+class HealthEndpoint:
     """Answers `GET /health` of the API's port, as vLLM and SGLang do: for those that have no other to ask."""
 
-    def __init__(self, app: ASGIApp, gateway: Readiness) -> None:
+    def __init__(self, app: ASGIApp, gateway: ReadinessCheck) -> None:
         self._app = app
         self._gateway = gateway
 
@@ -102,16 +102,16 @@ class Health:
         if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        response = Response(status_code=503 if self._gateway.ready else 200)
+        response = Response(status_code=503 if self._gateway.not_ready_reason else 200)
         await response(scope, receive, send)
 
 
-def usable(given: bytes) -> bytes:
+def valid_request_id(given: bytes) -> bytes:
     """Return a client's request id, or nothing when it is none that may be repeated in headers and logs."""
     fits = 0 < len(given) <= MAX_REQUEST_ID and all(0x21 <= byte < 0x7F for byte in given)
     return given if fits else b""
 
 
-def endpoint(scope: Scope) -> str:
+def endpoint_path(scope: Scope) -> str:
     """Return the path of the API's that a request has matched, without what clients fill in; or `other`."""
-    return getattr(scope.get("route"), "path", OTHER)
+    return getattr(scope.get("route"), "path", OTHER_LABEL)

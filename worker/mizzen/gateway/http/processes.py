@@ -27,7 +27,7 @@ KILL_SECONDS = 15.0
 """Beyond its drain, a process gets this long before it is killed."""
 
 
-def program(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
+def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
     """Return the command line of one process, which gets its sockets as descriptors."""
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
@@ -40,7 +40,7 @@ def program(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> 
     ]
 
 
-class Processes:
+class GatewayProcesses:
     """The processes of one gateway."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -52,7 +52,7 @@ class Processes:
         for api, admin in sockets:
             self._running.append(
                 await asyncio.create_subprocess_exec(
-                    *program(self._config, api, admin),
+                    *child_command(self._config, api, admin),
                     stdin=asyncio.subprocess.PIPE,  # its end tells a process that the parent is gone
                     pass_fds=(api.fileno(), admin.fileno()),
                     start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which passes it on
@@ -67,13 +67,13 @@ class Processes:
             if process.returncode is None:
                 process.send_signal(number)
 
-    async def first_end(self) -> int:
+    async def wait_first_exit(self) -> int:
         """Return the exit status of the first process that ends."""
         waits = [asyncio.create_task(process.wait()) for process in self._running]
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return next(iter(done)).result()
 
-    async def end(self) -> list[int]:
+    async def wait_all(self) -> list[int]:
         """Wait until all have ended, each in the time that its drain may take; return their exit statuses."""
         try:
             async with asyncio.timeout(self._config.drain_timeout_seconds + KILL_SECONDS):
@@ -83,13 +83,15 @@ class Processes:
             return [await process.wait() for process in self._running]
 
 
-async def serve_all(config: GatewayConfig) -> int:
+async def serve_processes(config: GatewayConfig) -> int:
     """Run `config.processes` gateway processes until a signal; return the exit status.
 
     Raises:
         OSError: an address cannot be bound.
     """
-    from mizzen.gateway.http.admin_fanout import Gathered  # with httpx, which a single process does without
+    from mizzen.gateway.http.admin_fanout import (
+        AdminFanout,  # with httpx, which a single process does without
+    )
     from mizzen.gateway.http.server import listen, new_server
 
     admin_socket = listen(config.admin_host, config.admin_port)
@@ -98,10 +100,10 @@ async def serve_all(config: GatewayConfig) -> int:
     api += [listen(config.host, port, shared=True) for _ in range(config.processes - 1)]
     admin = [listen("127.0.0.1", 0) for _ in api]
     bodies = BodyBudget(config.max_bodies_bytes)
-    gathered = Gathered([one.getsockname()[1] for one in admin], bodies, config.max_body_bytes)
-    server = new_server(gathered.app(), 1)
+    admin_fanout = AdminFanout([one.getsockname()[1] for one in admin], bodies, config.max_body_bytes)
+    server = new_server(admin_fanout.app(), 1)
     serving = asyncio.create_task(server.serve([admin_socket]))
-    processes = Processes(dataclasses.replace(config, processes=1))
+    processes = GatewayProcesses(dataclasses.replace(config, processes=1))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -116,21 +118,21 @@ async def serve_all(config: GatewayConfig) -> int:
         processes.signal(signal.SIGTERM)
     fields = {"port": port, "admin_port": admin_socket.getsockname()[1], "processes": config.processes}
     log.info("processes started", extra={"fields": fields})
-    ended = asyncio.create_task(processes.first_end())
+    ended = asyncio.create_task(processes.wait_first_exit())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     if not stop.is_set():
         log.error("a gateway process has ended by itself", extra={"fields": {"status": ended.result()}})
         processes.signal(signal.SIGTERM)
-    statuses = await processes.end()
+    statuses = await processes.wait_all()
     stopped.cancel()
     server.should_exit = True
     await asyncio.gather(serving, ended, return_exceptions=True)
-    await gathered.close()
+    await admin_fanout.close()
     return 0 if stop.is_set() and not any(statuses) else 1
 
 
-def follow_parent() -> None:
+def exit_with_parent() -> None:
     """End in an orderly way once the parent is gone, which standard input tells. Needs a running loop."""
 
     def look() -> None:

@@ -13,7 +13,7 @@ from mizzen.gateway.errors import ApiError
 UNKNOWN_LENGTH = 1 << 62
 
 
-def whole_answer(error: ApiError) -> bytes:
+def raw_response(error: ApiError) -> bytes:
     """Return an error as all that goes over a connection before it ends."""
     body = error.body()
     lines = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
@@ -22,7 +22,7 @@ def whole_answer(error: ApiError) -> bytes:
     return b"\r\n".join(lines)
 
 
-def unframed(cycle: RequestResponseCycle) -> Callable[[Message], Awaitable[None]]:
+def unchunked_send(cycle: RequestResponseCycle) -> Callable[[Message], Awaitable[None]]:
     """Return how a response is sent whose end is the connection's, where it does not say its length.
 
     Clients of HTTP/1.0 know no chunks (RFC 9112, 6.1), and uvicorn sends them all the same.

@@ -9,12 +9,12 @@ from types import TracebackType
 
 from starlette.types import Receive, Scope
 
-from mizzen.gateway.auth.authentication import tenant_of
+from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import ApiError, unavailable
 
-BODY_SECONDS = 60.0
+BODY_TIMEOUT_SECONDS = 60.0
 """A body must be here whole after this long,"""
-STALL_SECONDS = 15.0
+BODY_STALL_SECONDS = 15.0
 """and some more of it after this long."""
 
 
@@ -34,51 +34,51 @@ class BodyBudget:
         """
         self._limit = limit
         self._freed = freed
-        self._share = max(limit // 2, largest)
-        self._held: Counter[str] = Counter()
+        self._tenant_limit = max(limit // 2, largest)
+        self._tenant_bytes: Counter[str] = Counter()
         self.used = 0
 
-    def take(self, size: int, holder: str = "") -> None:
+    def reserve(self, size: int, tenant: str = "") -> None:
         """Count bytes of a tenant's; without a name it is everyone.
 
         Raises:
             ApiError: 429 when they are too many of one tenant, 503 when they are too many beside the others.
         """
-        if holder and self._held[holder] + size > self._share:
-            text = f"requests in work of the key {holder} hold {self._held[holder]} bytes of at most"
-            text = f"{text} {self._share} (half of --max-bodies-bytes)"
+        if tenant and self._tenant_bytes[tenant] + size > self._tenant_limit:
+            text = f"requests in work of the key {tenant} hold {self._tenant_bytes[tenant]} bytes of at most"
+            text = f"{text} {self._tenant_limit} (half of --max-bodies-bytes)"
             raise ApiError(429, text, code="bodies_too_large", retry_after_seconds=1.0)
         if self.used + size > self._limit:
             text = f"requests in work hold {self.used} bytes of at most {self._limit} (--max-bodies-bytes)"
             raise unavailable(text, code="bodies_too_large")
         self.used += size
-        self._held[holder] += size
+        self._tenant_bytes[tenant] += size
 
-    def give(self, size: int, holder: str = "") -> None:
+    def release(self, size: int, tenant: str = "") -> None:
         """End the count of bytes."""
         self.used -= size
-        self._held[holder] -= size
-        if not self._held[holder]:
-            del self._held[holder]
+        self._tenant_bytes[tenant] -= size
+        if not self._tenant_bytes[tenant]:
+            del self._tenant_bytes[tenant]
         self._freed(size)
 
 
-class Body:
+class RequestBody:
     """One body; a context manager: what was read of it counts in the budget until it ends."""
 
     def __init__(self, budget: BodyBudget, limit: int) -> None:
         self._budget = budget
         self._limit = limit
         self._size = 0
-        self._holder = ""
+        self._tenant = ""
 
-    def __enter__(self) -> Body:
+    def __enter__(self) -> RequestBody:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.give(self._size, self._holder)
+        self._budget.release(self._size, self._tenant)
         self._size = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
@@ -90,36 +90,36 @@ class Body:
         """
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._limit:
-            raise too_large(self._limit)
-        tenant = tenant_of(scope)
-        self._holder = tenant.name if tenant is not None else ""
+            raise body_too_large(self._limit)
+        tenant = get_tenant(scope)
+        self._tenant = tenant.name if tenant is not None else ""
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while await self._part(receive, body):
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+                while await self._read_part(receive, body):
                     pass
         except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+            raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s") from None
         return bytes(body)
 
-    async def _part(self, receive: Receive, body: bytearray) -> bool:
+    async def _read_part(self, receive: Receive, body: bytearray) -> bool:
         """Add the next part; tell whether there are more."""
         try:
-            async with asyncio.timeout(STALL_SECONDS):
+            async with asyncio.timeout(BODY_STALL_SECONDS):
                 message = await receive()
         except TimeoutError:
-            raise ApiError(408, f"nothing more of the body arrived for {STALL_SECONDS:g} s") from None
+            raise ApiError(408, f"nothing more of the body arrived for {BODY_STALL_SECONDS:g} s") from None
         if message["type"] == "http.disconnect":
             raise ClientGone("the client closed the connection while it sent its request")
         part = message.get("body", b"")
         if len(body) + len(part) > self._limit:
-            raise too_large(self._limit)
-        self._budget.take(len(part), self._holder)
+            raise body_too_large(self._limit)
+        self._budget.reserve(len(part), self._tenant)
         self._size += len(part)
         body += part
         return bool(message.get("more_body"))
 
 
-def too_large(limit: int) -> ApiError:
+def body_too_large(limit: int) -> ApiError:
     """Return a 413."""
     return ApiError(413, f"the body is longer than {limit} bytes (--max-body-bytes)", code="body_too_large")

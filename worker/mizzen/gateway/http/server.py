@@ -13,7 +13,7 @@ from mizzen.gateway.http.connection import BoundedProtocol
 from mizzen.gateway.http.tls import ServerTls
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """A uvicorn server that leaves signals to the process."""
 
     @contextlib.contextmanager
@@ -27,9 +27,9 @@ def new_server(
     shutdown_seconds: int,
     tls: ServerTls | None = None,
     http: type[BoundedProtocol] = BoundedProtocol,
-) -> Server:
+) -> UvicornServer:
     """Return a server that is not listening yet; open connections get `shutdown_seconds` at its end."""
-    return Server(
+    return UvicornServer(
         uvicorn.Config(
             app,
             http=http,

@@ -15,7 +15,7 @@ RELOAD_SECONDS = 2.0
 """How often the files are looked at for changes."""
 
 
-class CertificateUnusable(ValueError):
+class InvalidCertificate(ValueError):
     """The certificate or its key cannot be read, or they do not belong together."""
 
 
@@ -33,12 +33,12 @@ class ServerTls:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
-        self._seen = self._load()
+        self._loaded = self._load()
 
     @property
-    def expires(self) -> float:
+    def expires_at(self) -> float:
         """Unix time at which the certificate runs out; the first of the chain is the server's own."""
-        return load_pem_x509_certificate(self._seen[0]).not_valid_after_utc.timestamp()
+        return load_pem_x509_certificate(self._loaded[0]).not_valid_after_utc.timestamp()
 
     async def watch(self) -> None:
         """Take changes of the files until cancelled. Files that cannot be used change nothing."""
@@ -46,11 +46,11 @@ class ServerTls:
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                if self._read() != self._seen:
-                    self._seen = self._load()
+                if self._read() != self._loaded:
+                    self._loaded = self._load()
                     log.info("the certificate was read again", extra={"fields": {"file": str(self._cert)}})
                 problem = ""
-            except CertificateUnusable as error:
+            except InvalidCertificate as error:
                 if str(error) != problem:  # said once, not every time
                     log.error("the certificate cannot be read", extra={"fields": {"reason": str(error)}})
                 problem = str(error)
@@ -64,7 +64,7 @@ class ServerTls:
             except (OSError, ValueError) as error:  # SSLError; or a file has gone since it was read
                 reason = getattr(error, "reason", None) or str(error)
                 text = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
-                raise CertificateUnusable(text) from None
+                raise InvalidCertificate(text) from None
         return content
 
     def _read(self) -> tuple[bytes, bytes]:
@@ -73,7 +73,7 @@ class ServerTls:
             try:
                 contents.append(path.read_bytes())
             except OSError as error:
-                raise CertificateUnusable(f"{name} {path} cannot be read: {error.strerror}") from error
+                raise InvalidCertificate(f"{name} {path} cannot be read: {error.strerror}") from error
         return contents[0], contents[1]
 
 

@@ -16,9 +16,10 @@ from mizzen.gateway.openai.decode_body import decode, refuse_unserved
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
-from mizzen.gateway.requests.fan_out import count_placed, each_job, new_jobs
-from mizzen.gateway.requests.generation_request import Prompt, Wish
-from mizzen.gateway.routing.dispatcher import Embedded, Job
+from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
+from mizzen.gateway.requests.generation_request import GenerationRequest, Prompt
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.dispatcher import EmbeddingResult
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -30,11 +31,11 @@ HARMLESS: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/embeddings."""
 
-    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
+    model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     input: Annotated[
         str | list[Any],
         Meta(
-            description="Text, token ids, or a list of up to 2,048 of either; one vector for each.",
+            description="Text, token ids, or a list of up to 2,048 of either; each gets one vector.",
             extra_json_schema={"anyOf": PROMPTS},
         ),
     ]
@@ -44,21 +45,21 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     dimensions: Annotated[
         Count | None,
         doc(
-            "Keep the first so many numbers, scaled to length 1 again: for models trained so (Matryoshka)."
-            " More than the model has is 400."
+            "Keep this number of leading components and rescale to length 1, for models "
+            "trained that way (Matryoshka). More than the model has gets 400."
         ),
     ] = None
     pooling: Annotated[
         Literal["last", "mean"] | None,
-        doc("The last token's state, or the mean over all tokens; by default what the model was made for."),
+        doc("State of the last token, or mean over all tokens; by default as the model was trained."),
     ] = None
-    normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default).")] = None
+    normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default: true).")] = None
     add_special_tokens: Annotated[
-        bool | None, doc("Let the tokenizer add its BOS, say, to texts (default).")
+        bool | None, doc("Add the tokenizer's special tokens, such as BOS, to texts (default: true).")
     ] = None
     priority: Annotated[Priority | None, doc("As in completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
-    truncate_prompt_tokens: Annotated[Any, doc("Refused by name.")] = None
+    truncate_prompt_tokens: Annotated[Any, doc("Not supported.")] = None
 
 
 class EmbeddingItem(msgspec.Struct):
@@ -91,9 +92,9 @@ class Embeddings:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
-        request, wishes = await self._gateway.reader.read(body, self._read, scope)
+        request, generations = await self._gateway.body_reader.parse_body(body, self._read, scope)
         normalize = request.normalize is not False
-        vectors = await embed(self._gateway, scope, wishes, request.pooling, normalize)
+        vectors = await embed(self._gateway, scope, generations, request.pooling, normalize)
         size = len(vectors[0].vector)
         if request.dimensions is not None and request.dimensions > size:
             text = f"dimensions must be at most {size}, the model's, not {request.dimensions}"
@@ -105,7 +106,7 @@ class Embeddings:
         tokens = sum(one.prompt_tokens for one in vectors)
         return EmbeddingResponse(items, request.model, InputUsage(tokens, tokens))
 
-    def _read(self, body: bytes) -> tuple[EmbeddingRequest, list[Wish]]:
+    def _read(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
         request = decode(self._decoder, body)
         refuse_unserved(request, HARMLESS)
         found = prompts(request.input, "input")
@@ -115,9 +116,9 @@ class Embeddings:
         return request, [wish_of(request, one) for one in found]
 
 
-def wish_of(request: EmbeddingRequest, prompt: Prompt) -> Wish:
+def wish_of(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
     """Return what a request asks for with one of its inputs."""
-    return Wish(
+    return GenerationRequest(
         model=request.model,
         prompt=prompt,
         prompt_field="input",
@@ -128,23 +129,23 @@ def wish_of(request: EmbeddingRequest, prompt: Prompt) -> Wish:
 
 
 async def embed(
-    gateway: Gateway, scope: Scope, wishes: list[Wish], pooling: str | None, normalize: bool
-) -> list[Embedded]:
+    gateway: Gateway, scope: Scope, generations: list[GenerationRequest], pooling: str | None, normalize: bool
+) -> list[EmbeddingResult]:
     """Return the vectors of prompts, in their order; `pooling` None is the model's own.
 
     Raises:
         ApiError: one of them cannot be had.
     """
-    dispatcher = gateway.service_of(wishes[0].model, scope).dispatcher
+    dispatcher = gateway.open_service(generations[0].model, scope).dispatcher
 
-    async def one(job: Job) -> Embedded:
-        gateway.wait_from_now(job.ticket)
-        found = await dispatcher.embed(job, pooling, normalize)
-        count_placed(gateway, job)
-        gateway.metrics.of(job.wish.model).cached_tokens.inc(found.cached_tokens)
+    async def one(routed: RoutedRequest) -> EmbeddingResult:
+        gateway.restart_queue_timeout(routed.queue_entry)
+        found = await dispatcher.embed(routed, pooling, normalize)
+        count_placement(gateway, routed)
+        gateway.metrics.of(routed.generation.model).cached_tokens.inc(found.cached_tokens)
         return found
 
-    return await each_job(dispatcher, new_jobs(gateway, scope, wishes), one)
+    return await run_each(dispatcher, new_routed_requests(gateway, scope, generations), one)
 
 
 def shortened(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:

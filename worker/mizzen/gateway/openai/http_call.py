@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.http.connection import OUTPUT, Output
-from mizzen.gateway.http.deadlines import RequestTime
-from mizzen.gateway.http.request_bodies import Body, ClientGone
-from mizzen.gateway.telemetry.request_record import record_of
+from mizzen.gateway.http.connection import WRITER_KEY, ConnectionWriter
+from mizzen.gateway.http.deadlines import RequestDeadline
+from mizzen.gateway.http.request_bodies import RequestBody, ClientGone
+from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -48,21 +48,21 @@ class Call(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request; a client that goes away ends it, and aborts it in the engine."""
         self._scope, self._send = scope, send
-        self._output: Output | None = scope.get(OUTPUT)
+        self._output: ConnectionWriter | None = scope.get(WRITER_KEY)
         try:
             try:
-                async with RequestTime(self._gateway.config, scope, self._began) as self._time:
+                async with RequestDeadline(self._gateway.config, scope, self._began) as self._time:
                     await self._read_and_serve(scope, receive)
             except ApiError as error:
                 await self._error(error)
         except ClientGone as error:
-            record_of(scope).error = "client_gone"
+            get_record(scope).error = "client_gone"
             self._gateway.metrics.aborts.labels("client").inc()
             log.debug("client gone", extra={"fields": {"reason": str(error)}})
 
     async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
         gateway = self._gateway
-        with Body(gateway.bodies, gateway.config.max_body_bytes) as body:
+        with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
             work = asyncio.create_task(self._serve(await body.read(scope, receive)))
             gone = asyncio.create_task(disconnected(receive))
             try:
@@ -96,7 +96,7 @@ class Call(Response):
     def _cut(self) -> None:
         """End the connection at once, whatever waits for the client."""
         if self._output is not None:
-            self._output.cut()
+            self._output.abort()
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         """Send a part of the response.
@@ -112,7 +112,7 @@ class Call(Response):
 
     async def _error(self, error: ApiError) -> None:
         """Answer with an error; once a stream has begun, with an event that ends it."""
-        record_of(self._scope).error = error.code or error.kind
+        get_record(self._scope).error = error.code or error.error_type
         if self._started:
             await self._write(self._failed(error), more=False)
             return

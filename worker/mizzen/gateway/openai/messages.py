@@ -17,14 +17,16 @@ UNSERVED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
 class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a message's content."""
 
-    type: Annotated[str, Meta(description="`text`, or `refusal` of an assistant; others are refused.")]
+    type: Annotated[
+        str, Meta(description="`text`, or `refusal` in an assistant's message; other types are rejected.")
+    ]
     text: str | None = None
     refusal: str | None = None
-    image_url: Annotated[Any, Meta(description="Refused by name.")] = None
-    input_audio: Annotated[Any, Meta(description="Refused by name.")] = None
-    audio_url: Annotated[Any, Meta(description="Refused by name.")] = None
-    video_url: Annotated[Any, Meta(description="Refused by name.")] = None
-    file: Annotated[Any, Meta(description="Refused by name.")] = None
+    image_url: Annotated[Any, Meta(description="Not supported.")] = None
+    input_audio: Annotated[Any, Meta(description="Not supported.")] = None
+    audio_url: Annotated[Any, Meta(description="Not supported.")] = None
+    video_url: Annotated[Any, Meta(description="Not supported.")] = None
+    file: Annotated[Any, Meta(description="Not supported.")] = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -32,25 +34,25 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     role: Annotated[
         Literal["system", "developer", "user", "assistant", "tool", "function"],
-        Meta(description="Who speaks; `developer` is given to templates as `system`."),
+        Meta(description="Author of the message; templates receive `developer` as `system`."),
     ]
     content: Annotated[
         str | list[Part] | None, Meta(description="Text, or text parts, which are joined by line breaks.")
     ] = None
-    name: Annotated[str | None, Meta(description="Given to the template.")] = None
+    name: Annotated[str | None, Meta(description="Passed to the template.")] = None
     tool_calls: Annotated[
-        list[ToolCall] | None, Meta(description="Calls of an assistant; it may then have no content.")
+        list[ToolCall] | None, Meta(description="Calls made by the assistant; `content` may then be missing.")
     ] = None
-    tool_call_id: Annotated[str | None, Meta(description="Which call a tool's message answers.")] = None
-    reasoning_content: Annotated[str | None, Meta(description="An assistant's reasoning.")] = None
-    reasoning: Annotated[str | None, Meta(description="The same.")] = None
-    refusal: Annotated[
-        str | None, Meta(description="An assistant's refusal; its content if it has none.")
-    ] = None
-    function_call: Annotated[CalledFunction | None, Meta(description="The older form of `tool_calls`.")] = (
+    tool_call_id: Annotated[str | None, Meta(description="Id of the call that a tool message answers.")] = (
         None
     )
-    audio: Annotated[Any, Meta(description="Refused by name.")] = None
+    reasoning_content: Annotated[str | None, Meta(description="Reasoning of the assistant.")] = None
+    reasoning: Annotated[str | None, Meta(description="Same as `reasoning_content`.")] = None
+    refusal: Annotated[
+        str | None, Meta(description="Refusal of the assistant, used as content if there is no other.")
+    ] = None
+    function_call: Annotated[CalledFunction | None, Meta(description="Older form of `tool_calls`.")] = None
+    audio: Annotated[Any, Meta(description="Not supported.")] = None
     annotations: Annotated[Any, Meta(description="Accepted, not used.")] = None
 
 
@@ -154,32 +156,6 @@ def arguments(given: str | dict[str, Any] | None) -> str | dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         return given
     return read if isinstance(read, dict) else {} if read is None else given
-
-
-def unread_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
-    """Return the place of the first call whose arguments are no object; None where there is none."""
-    for index, message in enumerate(messages):
-        for place, call in enumerate(message.get("tool_calls", ())):
-            if isinstance(call["function"]["arguments"], str):
-                return f"messages[{index}].tool_calls[{place}].function.arguments"
-    return None
-
-
-def with_empty_arguments(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return messages with empty arguments where those of a call are no object."""
-
-    def readable(call: dict[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        if not isinstance(function["arguments"], str):
-            return call
-        return {**call, "function": {**function, "arguments": {}}}
-
-    return tuple(
-        {**message, "tool_calls": [readable(call) for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else message
-        for message in messages
-    )
 
 
 def unserved(name: str) -> ApiError:

@@ -14,8 +14,8 @@ from mizzen.gateway.openai.output_form import FamilyOptions, output_form
 from mizzen.gateway.openai.sampling_fields import sampling
 from mizzen.gateway.openai.schemas import ChatRequest, Common, CompletionRequest, StreamOptions
 from mizzen.gateway.openai.structured_output import grammar
-from mizzen.gateway.requests.body_reader import pieces
-from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, Prompt, Wish
+from mizzen.gateway.requests.body_reader import split_pieces
+from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.routing.session import bounded
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -58,7 +58,7 @@ class Parser:
         self._chat = msgspec.json.Decoder(ChatRequest)
         self._completion = msgspec.json.Decoder(CompletionRequest)
 
-    def chat(self, body: bytes) -> Wish:
+    def chat(self, body: bytes) -> GenerationRequest:
         """Return what a chat request asks for.
 
         Raises:
@@ -66,7 +66,7 @@ class Parser:
         """
         return self.chat_wish(decode(self._chat, body))
 
-    def chat_wish(self, request: ChatRequest) -> Wish:
+    def chat_wish(self, request: ChatRequest) -> GenerationRequest:
         """Return what a decoded chat request asks for.
 
         Raises:
@@ -82,13 +82,13 @@ class Parser:
         opens = opens_turn(request)
         most = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         field, made = grammar(request) or ("tools", None)
-        return Wish(
+        return GenerationRequest(
             **common(request),
             messages=tuple(conversation(request.messages)),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
             continue_final_message=bool(request.continue_final_message),
-            form=output_form(request, self._families),
+            output_form=output_form(request, self._families),
             prompt_field="messages",
             grammar_field=field,
             sampling=sampling(
@@ -102,7 +102,20 @@ class Parser:
             best_of=request.n or 1,
         )
 
-    def completion(self, body: bytes) -> Wish:
+    def chat_or_completion(self, body: bytes) -> GenerationRequest:
+        """Parse the body of a chat request, which has `messages`, or else of a completion request.
+
+        Raises:
+            ApiError: 400, which names the field.
+        """
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            text = f"the body must be that of a chat or completion request: {error}"
+            raise invalid(text, code="invalid_json") from None
+        return self.chat(body) if "messages" in fields else self.completion(body)
+
+    def completion(self, body: bytes) -> GenerationRequest:
         """Return what a completion request asks for; `max_tokens` is 16 by default, as in OpenAI's API.
 
         Raises:
@@ -129,7 +142,7 @@ class Parser:
         logprobs = None if request.logprobs is False else request.logprobs
         most = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         field, made = grammar(request) or ("", None)
-        return Wish(
+        return GenerationRequest(
             **common(request),
             grammar_field=field,
             prompt=found[0],
@@ -244,7 +257,7 @@ def token_ids(given: list[Any], name: str) -> array[int]:
     if not given:
         raise invalid(f"{name} is empty; give text or token ids", name)
     found = array("i")
-    for piece in pieces(given):
+    for piece in split_pieces(given):
         kinds = set(map(type, piece))
         if kinds != {int} and kinds <= {int, float}:
             piece = [whole(one) for one in piece]

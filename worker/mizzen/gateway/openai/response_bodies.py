@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from mizzen.gateway.requests.usage import TokenUsage
+
 
 class PromptTokensDetails(msgspec.Struct):
     """Of a prompt's tokens, those that came from the prefix cache."""
@@ -30,6 +32,19 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+def usage_body(usage: TokenUsage) -> Usage:
+    """Return token counts in OpenAI's JSON shape."""
+    body = Usage(
+        usage.prompt_tokens,
+        usage.output_tokens,
+        usage.prompt_tokens + usage.output_tokens,
+        PromptTokensDetails(usage.cached_tokens),
+    )
+    if usage.reasoning_tokens:
+        body.completion_tokens_details = CompletionTokensDetails(usage.reasoning_tokens)
+    return body
+
+
 class InputUsage(msgspec.Struct):
     """Counts of tokens of a request that generates nothing."""
 
@@ -42,7 +57,9 @@ class TopLogprob(msgspec.Struct):
 
     token: str
     logprob: float
-    bytes: Annotated[list[int], Meta(description="UTF-8, also where the token is part of a character.")]
+    bytes: Annotated[
+        list[int], Meta(description="UTF-8 bytes, even if the token is only part of a character.")
+    ]
 
 
 class TokenLogprob(msgspec.Struct):
@@ -64,13 +81,13 @@ class ChatLogprobs(msgspec.Struct):
 class TextLogprobs(msgspec.Struct):
     """Log probabilities of a choice's tokens, in columns."""
 
-    text_offset: Annotated[list[int], Meta(description="Where each token's text begins, in characters.")]
+    text_offset: Annotated[list[int], Meta(description="Position of each token's text, in characters.")]
     token_logprobs: Annotated[
-        list[float | None], Meta(description="null for a prompt's first token, which nothing predicts.")
+        list[float | None], Meta(description="null for the first token of a prompt, which has no prediction.")
     ]
     tokens: list[str]
     top_logprobs: Annotated[
-        list[dict[str, float] | None], Meta(description="The token itself is always among them.")
+        list[dict[str, float] | None], Meta(description="Always includes the token itself.")
     ]
 
 
@@ -124,7 +141,7 @@ class AnsweredFunction(msgspec.Struct):
     """A function as the model calls it."""
 
     name: str
-    arguments: Annotated[str, Meta(description="JSON text, as the model wrote it.")]
+    arguments: Annotated[str, Meta(description="JSON text as written by the model.")]
 
 
 class AnsweredCall(msgspec.Struct):
@@ -138,7 +155,7 @@ class AnsweredCall(msgspec.Struct):
 class AnswerMessage(msgspec.Struct):
     """The answer of a chat."""
 
-    content: Annotated[str | None, Meta(description="null when there are tool calls and no text.")]
+    content: Annotated[str | None, Meta(description="null if there are tool calls and no text.")]
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET

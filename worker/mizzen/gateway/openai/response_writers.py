@@ -28,11 +28,13 @@ from mizzen.gateway.openai.response_bodies import (
     TextLogprobs,
     ToolCallChunk,
     Usage,
+    usage_body,
 )
-from mizzen.gateway.requests.answer import Piece
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.answer import AnswerPiece
+from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.requests.output import OutputDelta, ToolCallDelta
-from mizzen.gateway.requests.sequence import Echo
+from mizzen.gateway.requests.sequence import EchoedPrompt
+from mizzen.gateway.requests.usage import TokenUsage
 
 DONE = b"data: [DONE]\n\n"
 SLOT = "\u0000mizzen\u0000"
@@ -50,23 +52,23 @@ class Choice:
     """A whole choice."""
 
     index: int
-    piece: Piece
-    echo: Echo | None
+    piece: AnswerPiece
+    echo: EchoedPrompt | None
     prompt: list[int]
 
 
 class Writer(Protocol):
     """Writes one response."""
 
-    def first(self, index: int, echo: Echo | None) -> bytes:
+    def first(self, index: int, echo: EchoedPrompt | None) -> bytes:
         """Return the events that a choice begins with."""
         ...
 
-    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
         """Return the events for more of a choice, or for its end; `usage` is that of the choice so far."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """Return the event that holds the usage alone."""
         ...
 
@@ -74,7 +76,7 @@ class Writer(Protocol):
         """Return the events that a stream ends with."""
         ...
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
         """Return the response of a request without stream."""
         ...
 
@@ -96,13 +98,13 @@ class Template:
 class _Writer:
     prefix = ""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, generation: GenerationRequest) -> None:
         self._id = self.prefix + uuid.uuid4().hex
         self._created = int(time.time())
-        self._wish = wish
-        self._model = wish.model
-        self._no_usage: UnsetType | None = None if wish.include_usage else UNSET
-        self._plain = not (wish.logprobs or wish.return_token_ids or wish.continuous_usage)
+        self._generation = generation
+        self._model = generation.model
+        self._no_usage: UnsetType | None = None if generation.include_usage else UNSET
+        self._plain = not (generation.logprobs or generation.return_token_ids or generation.continuous_usage)
         """Whether the events of a choice differ in their text alone, but for the last."""
         self._templates: dict[int, Template] = {}
 
@@ -111,7 +113,7 @@ class _Writer:
         return DONE
 
     def _ids(self, ids: list[int]) -> list[int] | UnsetType:
-        return ids if self._wish.return_token_ids else UNSET
+        return ids if self._generation.return_token_ids else UNSET
 
 
 class ChatWriter(_Writer):
@@ -119,41 +121,41 @@ class ChatWriter(_Writer):
 
     prefix = "chatcmpl-"
 
-    def first(self, index: int, echo: Echo | None) -> bytes:
+    def first(self, index: int, echo: EchoedPrompt | None) -> bytes:
         """See `Writer`."""
         return self._chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
-    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
         """See `Writer`."""
         given = piece.delta
-        if self._plain and piece.reason is None and not given.reasoning and not given.tool_calls:
+        if self._plain and piece.finish_reason is None and not given.reasoning and not given.tool_calls:
             return self._template(index).fill(given.content)
         logprobs, events = self._logprobs(piece), b""
-        told = logprobs is not None or (self._wish.return_token_ids and piece.ids)
+        told = logprobs is not None or (self._generation.return_token_ids and piece.token_ids)
         if piece.delta or told:
-            choice = ChunkChoice(delta(piece.delta), None, index, logprobs, self._ids(piece.ids))
+            choice = ChunkChoice(delta(piece.delta), None, index, logprobs, self._ids(piece.token_ids))
             events = self._chunk(choice, usage)
-        if piece.reason is not None:
-            events += self._chunk(ChunkChoice(Delta(), piece.reason, index), usage)
+        if piece.finish_reason is not None:
+            events += self._chunk(ChunkChoice(Delta(), piece.finish_reason, index), usage)
         return events
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """See `Writer`."""
-        return event(_encode(Chunk(self._id, self._created, self._model, [], usage=usage)))
+        return event(_encode(Chunk(self._id, self._created, self._model, [], usage=usage_body(usage))))
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
         """See `Writer`."""
         written = [
             ChatChoice(
                 message(choice.piece.delta),
-                choice.piece.reason or "stop",
+                choice.piece.finish_reason or "stop",
                 choice.index,
                 self._logprobs(choice.piece),
-                self._ids(choice.piece.ids),
+                self._ids(choice.piece.token_ids),
             )
             for choice in choices
         ]
-        response = ChatResponse(self._id, self._created, self._model, written, usage)
+        response = ChatResponse(self._id, self._created, self._model, written, usage_body(usage))
         response.prompt_token_ids = self._ids(choices[0].prompt)
         return _encode(response)
 
@@ -164,13 +166,13 @@ class ChatWriter(_Writer):
             found = self._templates[index] = Template(event)
         return found
 
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        if not piece.scored or not self._wish.logprobs:
+    def _logprobs(self, piece: AnswerPiece) -> ChatLogprobs | None:
+        if not piece.logprobs or not self._generation.logprobs:
             return None
-        return chat_logprobs(piece.scored, self._wish.tokens_as_ids)
+        return chat_logprobs(piece.logprobs, self._generation.tokens_as_ids)
 
-    def _chunk(self, choice: ChunkChoice, usage: Usage | None) -> bytes:
-        told = self._no_usage if usage is None else usage
+    def _chunk(self, choice: ChunkChoice, usage: TokenUsage | None) -> bytes:
+        told = self._no_usage if usage is None else usage_body(usage)
         return event(_encode(Chunk(self._id, self._created, self._model, [choice], usage=told)))
 
 
@@ -179,40 +181,44 @@ class CompletionWriter(_Writer):
 
     prefix = "cmpl-"
 
-    def first(self, index: int, echo: Echo | None) -> bytes:
+    def first(self, index: int, echo: EchoedPrompt | None) -> bytes:
         """See `Writer`."""
         if echo is None:
             return b""
-        logprobs = text_logprobs(echo.scored, self._wish.tokens_as_ids) if self._wish.logprobs else None
+        logprobs = (
+            text_logprobs(echo.logprobs, self._generation.tokens_as_ids)
+            if self._generation.logprobs
+            else None
+        )
         return self._event(TextChoice(echo.text, None, index, logprobs, self._ids([])), None)
 
-    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
         """See `Writer`."""
-        if self._plain and piece.reason is None:
+        if self._plain and piece.finish_reason is None:
             return self._template(index).fill(piece.delta.content)
         choice = TextChoice(
-            piece.delta.content, piece.reason, index, self._logprobs(piece, None), self._ids(piece.ids)
+            piece.delta.content, piece.finish_reason, index, self._logprobs(piece, None), self._ids(piece.token_ids)
         )
         return self._event(choice, usage)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """See `Writer`."""
-        return event(_encode(self._response([], usage)))
+        return event(_encode(self._response([], usage_body(usage))))
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
         """See `Writer`."""
         written = [
             TextChoice(
                 (choice.echo.text if choice.echo else "") + choice.piece.delta.content,
-                choice.piece.reason,
+                choice.piece.finish_reason,
                 choice.index,
                 self._logprobs(choice.piece, choice.echo),
-                self._ids(choice.piece.ids),
+                self._ids(choice.piece.token_ids),
                 self._ids(choice.prompt),
             )
             for choice in choices
         ]
-        return _encode(self._response(written, usage))
+        return _encode(self._response(written, usage_body(usage)))
 
     def _template(self, index: int) -> Template:
         found = self._templates.get(index)
@@ -220,13 +226,17 @@ class CompletionWriter(_Writer):
             found = self._templates[index] = Template(self._event(TextChoice(SLOT, None, index), None))
         return found
 
-    def _logprobs(self, piece: Piece, echo: Echo | None) -> TextLogprobs | None:
-        if not self._wish.logprobs:
+    def _logprobs(self, piece: AnswerPiece, echo: EchoedPrompt | None) -> TextLogprobs | None:
+        if not self._generation.logprobs:
             return None
-        return text_logprobs([*(echo.scored if echo else ()), *piece.scored], self._wish.tokens_as_ids)
+        return text_logprobs(
+            [*(echo.logprobs if echo else ()), *piece.logprobs], self._generation.tokens_as_ids
+        )
 
-    def _event(self, choice: TextChoice, usage: Usage | None) -> bytes:
-        return event(_encode(self._response([choice], self._no_usage if usage is None else usage)))
+    def _event(self, choice: TextChoice, usage: TokenUsage | None) -> bytes:
+        return event(
+            _encode(self._response([choice], self._no_usage if usage is None else usage_body(usage)))
+        )
 
     def _response(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> CompletionResponse:
         return CompletionResponse(self._id, self._created, self._model, choices, usage=usage)

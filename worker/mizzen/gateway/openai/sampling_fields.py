@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from mizzen.core.sampling_params import MAX_LOGIT_BIAS, Grammar, SamplingParams
+from mizzen.core.sampling_params import MAX_LOGIT_BIAS, PARAMETERS, Grammar, SamplingParams
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.schemas import Common
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
+PLAIN_FIELDS = tuple((entry.name, entry.default) for entry in PARAMETERS if entry.request_field)
+"""Fields of requests that set the parameter of the same name, with its default."""
 
 
 def sampling(
@@ -28,34 +31,30 @@ def sampling(
     """
     if request.seed is not None and not -(2**63) <= request.seed < 2**64:
         raise invalid("seed must be a 64-bit integer", "seed", "out_of_range")
-    one = request.top_p == 0  # a nucleus holds at least the most probable token
+    values = {name: given_or_default(getattr(request, name), default) for name, default in PLAIN_FIELDS}
+    greedy = request.top_p == 0  # the smallest set of tokens holds at least the most probable one
+    values |= {
+        "top_k": 1 if greedy else max(0, request.top_k or 0),
+        "top_p": 1.0 if greedy else given_or_default(request.top_p, 1.0),
+        "max_tokens": max_tokens,
+        "min_tokens": least(request.min_tokens or 0, max_tokens),
+        "ignore_eos": bool(request.ignore_eos),
+        "stop_token_ids": stop_tokens(request.stop_token_ids or []),
+        "stop": stops(request.stop),
+        "logit_bias": biases(request.logit_bias or {}),
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "grammar": grammar,
+    }
     try:
-        return SamplingParams(
-            temperature=or_default(request.temperature, 1.0),
-            top_k=1 if one else max(0, request.top_k or 0),
-            top_p=1.0 if one else or_default(request.top_p, 1.0),
-            min_p=request.min_p or 0.0,
-            seed=request.seed,
-            max_tokens=max_tokens,
-            min_tokens=least(request.min_tokens or 0, max_tokens),
-            ignore_eos=bool(request.ignore_eos),
-            stop_token_ids=stop_tokens(request.stop_token_ids or []),
-            stop=stops(request.stop),
-            frequency_penalty=request.frequency_penalty or 0.0,
-            presence_penalty=request.presence_penalty or 0.0,
-            repetition_penalty=or_default(request.repetition_penalty, 1.0),
-            logit_bias=biases(request.logit_bias or {}),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            grammar=grammar,
-        )
+        return SamplingParams(**values)
     except ValueError as error:
         raise invalid(str(error), str(error).partition(" ")[0], "out_of_range") from None
 
 
-def or_default(given: float | None, default: float) -> float:
-    """Return what is given, or the default."""
-    return default if given is None else given
+def given_or_default(given: Any, default: Any) -> Any:
+    """Return `given`, or the default if it is None or equal to it."""
+    return default if given is None or given == default else given
 
 
 def least(min_tokens: int, max_tokens: int | None) -> int:

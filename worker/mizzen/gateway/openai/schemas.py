@@ -1,4 +1,4 @@
-"""Bodies of generating requests. What fields say of themselves is OpenAPI's and docs/openai.md's text too."""
+"""Bodies of generating requests. The descriptions of fields are also used in OpenAPI and docs/openai.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def doc(text: str) -> Meta:
     return Meta(description=text)
 
 
-NOT_SERVED = "Refused by name."
+NOT_SERVED = "Not supported."
 
 MOST = 2**31 - 1
 
@@ -41,112 +41,135 @@ PROMPTS = [
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream holds besides text."""
+    """Additional content of a stream."""
 
     include_usage: Annotated[
-        bool | None, doc("A last event with the usage and no choices; the events before have `usage: null`.")
+        bool | None,
+        doc("Send a last event with the usage and no choices; all other events have `usage: null`."),
     ] = False
     continuous_usage_stats: Annotated[
-        bool | None, doc("The usage so far in every event (with `include_usage`).")
+        bool | None, doc("Send the usage so far in every event (with `include_usage`).")
     ] = False
     include_obfuscation: Annotated[bool | None, doc("Ignored: no padding is sent.")] = False
 
 
-class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that both generating endpoints have."""
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Sampling parameters that all generating requests have; see `mizzen.core.sampling_params.PARAMETERS`."""
 
-    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
-    stream: Annotated[bool | None, doc("Server-sent events as tokens come, ended by `[DONE]`.")] = False
-    stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
-    n: Annotated[Choices | None, doc("Choices of each prompt.")] = None
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, doc("1 by default; 0 takes the most probable token.")
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        doc("1 by default; 0 always selects the most probable token."),
     ] = None
     top_p: Annotated[
-        Share | None, doc("Draw from the smallest set whose probability reaches it; 0 is the first alone.")
+        Share | None,
+        doc(
+            "Sample from the smallest set of tokens whose total probability reaches this "
+            "value; 0 keeps only the most probable one."
+        ),
     ] = None
     top_k: Annotated[
         Annotated[int, Meta(ge=-1, le=MOST)] | None,
-        doc("Draw from the k most probable tokens; 0 and -1 from all."),
+        doc("Sample from the k most probable tokens; 0 and -1 mean all tokens."),
     ] = None
-    min_p: Annotated[Share | None, doc("Drop tokens less probable than `min_p` times the most probable.")] = (
-        None
-    )
+    min_p: Annotated[
+        Share | None, doc("Exclude tokens less probable than `min_p` times the most probable one.")
+    ] = None
     seed: Annotated[
         int | None,
         doc(
-            "64 bits; equal requests get equal answers, but for how other batches round. Choice i has a seed "
-            "of its own that follows from it."
+            "64-bit seed; equal requests get equal answers, apart from rounding in "
+            "different batches. Each choice i uses its own seed derived from it."
         ),
     ] = None
     frequency_penalty: Annotated[
-        Penalty | None, doc("Taken off a token's logit for each time that the answer holds it.")
+        Penalty | None, doc("Subtracted from a token's logit for each occurrence in the answer.")
     ] = None
     presence_penalty: Annotated[
-        Penalty | None, doc("Taken off the logits of tokens that the answer holds.")
+        Penalty | None, doc("Subtracted from the logits of tokens that occur in the answer.")
     ] = None
     repetition_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=10)] | None,
         doc(
-            "Divides positive and multiplies negative logits of tokens that prompt or answer hold; 1 is off."
+            "Divides positive and multiplies negative logits of tokens that occur in the "
+            "prompt or answer; 1 is off."
         ),
     ] = None
     logit_bias: Annotated[
-        dict[str, Bias] | None, doc("Token ids (as text) to what is added to their logits; -100 bans one.")
-    ] = None
-    max_tokens: Annotated[
-        Count | None,
-        doc("Output tokens at most; by default what the context holds."),
-    ] = None
-    priority: Annotated[
-        Priority | None,
-        doc("Each step doubles the share while requests wait; up to the API key's own, the default."),
-    ] = None
-    timeout: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        doc("Seconds after which the request ends with an error; also the header `x-request-timeout`."),
-    ] = None
-    min_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST)] | None,
-        doc("End tokens cannot come before so many output tokens."),
+        dict[str, Bias] | None,
+        doc("Map of token ids (as strings) to values added to their logits; -100 bans a token."),
     ] = None
     stop: Annotated[
         str | list[str] | None,
         doc(
-            "Up to 16 strings of up to 1,024 characters; the answer ends before the first in its content. In"
-            " reasoning and in tool calls they end nothing."
+            "Up to 16 strings of up to 1,024 characters; the answer ends before the first "
+            "occurrence in its content. They have no effect in reasoning and tool calls."
         ),
     ] = None
     stop_token_ids: Annotated[list[TokenId] | None, doc("Up to 1,024 tokens that end the answer.")] = None
-    ignore_eos: Annotated[bool | None, doc("Go on after the model's own end tokens.")] = False
-    skip_special_tokens: Annotated[bool | None, doc("Leave special tokens out of the text (default).")] = True
+    ignore_eos: Annotated[bool | None, doc("Continue after the model's own end tokens.")] = False
+
+
+class Common(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """Fields common to both generating endpoints."""
+
+    model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
+    stream: Annotated[
+        bool | None, doc("Stream server-sent events as tokens are generated; `[DONE]` ends the stream.")
+    ] = False
+    stream_options: Annotated[StreamOptions | None, doc("Only with `stream`.")] = None
+    n: Annotated[Choices | None, doc("Number of choices per prompt.")] = None
+    max_tokens: Annotated[
+        Count | None,
+        doc("Maximum number of output tokens; by default as many as fit into the context."),
+    ] = None
+    priority: Annotated[
+        Priority | None,
+        doc(
+            "Each step doubles the request's share while requests wait. The API key's "
+            "priority is the default and the maximum."
+        ),
+    ] = None
+    timeout: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        doc(
+            "Seconds after which the request ends with an error; can also be set by the "
+            "header `x-request-timeout`."
+        ),
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=MOST)] | None,
+        doc("Minimum number of output tokens before an end token."),
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, doc("Leave special tokens out of the text (default: true).")
+    ] = True
     spaces_between_special_tokens: Annotated[bool | None, doc("Only `true`, the default.")] = True
     include_stop_str_in_output: Annotated[bool | None, doc("Only `false`, the default.")] = False
     return_token_ids: Annotated[
-        bool | None, doc("Add `token_ids` to choices, and `prompt_token_ids` to whole responses.")
+        bool | None, doc("Add `token_ids` to choices, and `prompt_token_ids` to non-streamed responses.")
     ] = False
     return_tokens_as_token_ids: Annotated[
-        bool | None, doc("Tokens of `logprobs` as `token_id:<id>` in place of text.")
+        bool | None, doc("Show tokens in `logprobs` as `token_id:<id>` instead of text.")
     ] = False
     response_format: Annotated[
         ResponseFormat | None,
-        doc("`text`, `json_object`, or `json_schema` with a schema that the answer conforms to."),
+        doc("Format of the answer: `text`, `json_object`, or `json_schema` with a schema."),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, doc("vLLM's form of the constraints below; one of them.")
+        StructuredOutputs | None, doc("vLLM's form of the constraints below; exactly one of them.")
     ] = None
     guided_json: Annotated[
-        str | dict[str, Any] | bool | None, doc("A JSON schema (object or text), as vLLM's.")
+        str | dict[str, Any] | bool | None, doc("JSON schema (object or text), as in vLLM.")
     ] = None
-    guided_regex: Annotated[str | None, doc("A regular expression for the whole answer, as vLLM's.")] = None
-    guided_choice: Annotated[list[str] | None, doc("The answer is one of these texts, as vLLM's.")] = None
-    guided_grammar: Annotated[str | None, doc("An EBNF grammar (GBNF's form), as vLLM's.")] = None
+    guided_regex: Annotated[str | None, doc("Regular expression for the whole answer, as in vLLM.")] = None
+    guided_choice: Annotated[list[str] | None, doc("The answer is one of these texts, as in vLLM.")] = None
+    guided_grammar: Annotated[str | None, doc("EBNF grammar (GBNF syntax), as in vLLM.")] = None
     json_schema: Annotated[
-        str | dict[str, Any] | bool | None, doc("A JSON schema (text or object), as SGLang's.")
+        str | dict[str, Any] | bool | None, doc("JSON schema (text or object), as in SGLang.")
     ] = None
-    regex: Annotated[str | None, doc("A regular expression for the whole answer, as SGLang's.")] = None
-    ebnf: Annotated[str | None, doc("An EBNF grammar (GBNF's form), as SGLang's.")] = None
-    user: Annotated[str | None, doc("Requests of one user prefer one engine.")] = None
+    regex: Annotated[str | None, doc("Regular expression for the whole answer, as in SGLang.")] = None
+    ebnf: Annotated[str | None, doc("EBNF grammar (GBNF syntax), as in SGLang.")] = None
+    user: Annotated[str | None, doc("Requests of the same user prefer the same engine.")] = None
     metadata: Annotated[dict[str, str] | None, doc("Accepted, not used.")] = None
     service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
     store: Annotated[Any, doc("Only `false`: nothing is stored.")] = None
@@ -158,38 +181,43 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ChatRequest(Common, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], doc("The conversation; at least one message.")]
-    max_completion_tokens: Annotated[Count | None, doc("The same as `max_tokens`; one of them.")] = None
-    logprobs: Annotated[bool | None, doc("Report each output token's log probability.")] = None
+    messages: Annotated[list[Message], doc("The chat; at least one message.")]
+    max_completion_tokens: Annotated[Count | None, doc("Same as `max_tokens`; set only one of them.")] = None
+    logprobs: Annotated[bool | None, doc("Return the log probability of each output token.")] = None
     top_logprobs: Annotated[
-        Top | None, doc("And those of so many most probable tokens; needs `logprobs`.")
+        Top | None,
+        doc("Number of most probable tokens to return with their log probabilities; needs `logprobs`."),
     ] = None
     tools: Annotated[list[Tool] | None, doc("Functions that the model may call.")] = None
     tool_choice: Annotated[
-        ToolChoice | None, doc("`none`, `auto`, `required`, a function that must be called, `allowed_tools`.")
+        ToolChoice | None,
+        doc("`none`, `auto`, `required`, `allowed_tools`, or a function that must be called."),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, doc("Whether one answer may hold several calls (default).")
+        bool | None, doc("Whether an answer may contain several calls (default: true).")
     ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, doc("Variables for the chat template, `enable_thinking` for example.")
+        dict[str, Any] | None, doc("Variables for the chat template, for example `enable_thinking`.")
     ] = None
     add_generation_prompt: Annotated[
-        bool | None, doc("Whether the prompt opens the assistant's turn (default).")
+        bool | None, doc("Whether the prompt opens the assistant's turn (default: true).")
     ] = None
     continue_final_message: Annotated[
         bool | None, doc("Continue the last message instead; `add_generation_prompt` must be false.")
     ] = None
     add_special_tokens: Annotated[
-        bool | None, doc("Let the tokenizer add its BOS, say, to what the template gave (not by default).")
+        bool | None,
+        doc(
+            "Add the tokenizer's special tokens, such as BOS, to the output of the template (default: false)."
+        ),
     ] = None
-    echo: Annotated[bool | None, doc("Only `false`; completions have it.")] = None
+    echo: Annotated[bool | None, doc("Only `false`; use completions for it.")] = None
     reasoning_effort: Annotated[
-        str | None, doc("A variable of the chat template; `none` also sets `enable_thinking: false`.")
+        str | None, doc("Passed to the chat template; `none` also sets `enable_thinking: false`.")
     ] = None
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
-    prompt_cache_key: Annotated[str | None, doc("Requests with one key prefer one engine.")] = None
-    functions: Annotated[Any, doc("Refused by name; use `tools`.")] = None
+    prompt_cache_key: Annotated[str | None, doc("Requests with the same key prefer the same engine.")] = None
+    functions: Annotated[Any, doc("Not supported; use `tools`.")] = None
     function_call: Annotated[Any, doc("Only `none` and `auto`; use `tool_choice`.")] = None
     modalities: Annotated[Any, doc('Only `["text"]`.')] = None
     audio: Annotated[Any, doc(NOT_SERVED)] = None
@@ -207,26 +235,37 @@ class CompletionRequest(Common, forbid_unknown_fields=True, kw_only=True):
     prompt: Annotated[
         str | list[Any],
         Meta(
-            description="Text, token ids, or a list of either. Choices of a prompt follow one another.",
+            description="Text, token ids, or a list of either. The choices of a prompt are "
+            "consecutive in the response.",
             extra_json_schema={"anyOf": PROMPTS},
         ),
     ]
     max_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MOST)] | None,
-        doc("Output tokens at most, 16 by default; 0 only reads the prompt, for `echo` with `logprobs`."),
+        doc(
+            "Maximum number of output tokens, 16 by default; 0 only evaluates the prompt, for "
+            "`echo` with `logprobs`."
+        ),
     ] = None
     best_of: Annotated[
         Choices | None,
-        doc("Sequences of each prompt; the `n` with the highest mean log probability come back. No stream."),
+        doc(
+            "Sequences sampled per prompt; the `n` with the highest mean log probability "
+            "are returned. Cannot be streamed."
+        ),
     ] = None
     logprobs: Annotated[
         Top | bool | None,
-        doc("Report log probabilities of tokens, and of so many most probable ones; `false` is none."),
+        doc(
+            "Return the log probabilities of the tokens and of this number of most probable "
+            "tokens; `false` turns them off."
+        ),
     ] = None
     echo: Annotated[
-        bool | None, doc("Begin with the prompt; with `logprobs`, the prompt's tokens have theirs too.")
+        bool | None,
+        doc("Return the prompt before the answer; with `logprobs`, its log probabilities are included."),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, doc("Let the tokenizer add its BOS, say, to the prompt (default).")
+        bool | None, doc("Add the tokenizer's special tokens, such as BOS, to the prompt (default: true).")
     ] = None
-    suffix: Annotated[Any, doc("Refused by name: the models served here do not fill in.")] = None
+    suffix: Annotated[Any, doc("Not supported: the served models cannot fill in the middle.")] = None

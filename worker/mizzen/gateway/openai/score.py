@@ -20,9 +20,10 @@ from mizzen.gateway.openai.embeddings import embed
 from mizzen.gateway.openai.parse import prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
-from mizzen.gateway.requests.fan_out import count_placed, each_job, new_jobs
-from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, Prompt, Wish
-from mizzen.gateway.routing.dispatcher import Dispatcher, Job
+from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
+from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
@@ -37,30 +38,36 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/score, in one of two forms."""
 
-    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
+    model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     text_1: Annotated[
         str | list[str] | None,
-        doc("vLLM's form: a text, or as many as `text_2`. Scores are cosines of their embeddings."),
+        doc(
+            "vLLM's format: one text, or as many as `text_2`. Scores are cosine similarities "
+            "of the embeddings."
+        ),
     ] = None
-    text_2: Annotated[str | list[str] | None, doc("The texts beside them, up to 1,024.")] = None
+    text_2: Annotated[str | list[str] | None, doc("Texts to compare with `text_1`, up to 1,024.")] = None
     query: Annotated[
         str | list[Any] | None,
-        Meta(description="SGLang's form: how each prompt begins.", extra_json_schema={"anyOf": PROMPTS[:2]}),
+        Meta(
+            description="SGLang's format: the beginning of each prompt.",
+            extra_json_schema={"anyOf": PROMPTS[:2]},
+        ),
     ] = None
     items: Annotated[
         str | list[Any] | None,
         Meta(
-            description="How each prompt goes on: texts, or token ids where `query` is token ids.",
+            description="Continuations of the prompts: texts, or token ids if `query` is token ids.",
             extra_json_schema={"anyOf": PROMPTS},
         ),
     ] = None
     label_token_ids: Annotated[
-        list[TokenId] | None, doc("Up to 256 tokens whose probabilities to come next are the scores.")
+        list[TokenId] | None, doc("Up to 256 tokens; their probabilities as the next token are the scores.")
     ] = None
     apply_softmax: Annotated[
-        bool | None, doc("Scale each prompt's scores to a sum of 1 (not by default).")
+        bool | None, doc("Scale the scores of each prompt to a sum of 1 (default: false).")
     ] = None
-    item_first: Annotated[bool | None, doc("Put items before the query (not by default).")] = None
+    item_first: Annotated[bool | None, doc("Put items before the query (default: false).")] = None
     priority: Annotated[Priority | None, doc("As in completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
 
@@ -106,12 +113,12 @@ class Scores:
         Raises:
             ApiError: the request is wrong, or cannot be served.
         """
-        request, wishes = await self._gateway.reader.read(body, self._read, scope)
+        request, generations = await self._gateway.body_reader.parse_body(body, self._read, scope)
         if request.items is not None:
-            return await self._labels(request, wishes, scope)
-        return await self._pairs(request, wishes, scope)
+            return await self._labels(request, generations, scope)
+        return await self._pairs(request, generations, scope)
 
-    def _read(self, body: bytes) -> tuple[ScoreRequest, list[Wish]]:
+    def _read(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest]]:
         """Return a request with what engines are asked for it.
 
         Raises:
@@ -133,8 +140,10 @@ class Scores:
                 raise invalid(f"{name} does not belong beside {form[0]}: the forms are two", name)
         return request, pair_wishes(request) if form is pairs else label_wishes(request)
 
-    async def _pairs(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> PairsResponse:
-        found = await embed(self._gateway, scope, wishes, None, normalize=True)
+    async def _pairs(
+        self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
+    ) -> PairsResponse:
+        found = await embed(self._gateway, scope, generations, None, normalize=True)
         left = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
         first, second = found[:left], found[left:]
         scores = [
@@ -145,33 +154,39 @@ class Scores:
         name = f"score-{secrets.token_hex(12)}"
         return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
 
-    async def _labels(self, request: ScoreRequest, wishes: list[Wish], scope: Scope) -> LabelsResponse:
-        dispatcher = self._gateway.service_of(request.model, scope).dispatcher
-        jobs = new_jobs(self._gateway, scope, wishes)
-        found = await each_job(dispatcher, jobs, lambda job: self._label_scores(job, dispatcher))
+    async def _labels(
+        self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
+    ) -> LabelsResponse:
+        dispatcher = self._gateway.open_service(request.model, scope).dispatcher
+        routed_requests = new_routed_requests(self._gateway, scope, generations)
+        found = await run_each(
+            dispatcher, routed_requests, lambda routed: self._label_scores(routed, dispatcher)
+        )
         scores = [scaled(logprobs, bool(request.apply_softmax)) for logprobs, _ in found]
         tokens = sum(count for _, count in found)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
 
-    async def _label_scores(self, job: Job, dispatcher: Dispatcher) -> tuple[tuple[float, ...], int]:
+    async def _label_scores(
+        self, routed: RoutedRequest, dispatcher: Dispatcher
+    ) -> tuple[tuple[float, ...], int]:
         """Return the labels' log probabilities to come next, and how many tokens the prompt has."""
-        self._gateway.wait_from_now(job.ticket)
-        running = await dispatcher.place(job)
-        count_placed(self._gateway, job)
+        self._gateway.restart_queue_timeout(routed.queue_entry)
+        running = await dispatcher.place(routed)
+        count_placement(self._gateway, routed)
         try:
-            tokens, _ = await running.next()
-            self._gateway.metrics.of(job.wish.model).output_tokens.inc(len(tokens))
-            if job.record is not None:
-                job.record.prompt_tokens += len(job.prompt)
-                job.record.completion_tokens += len(tokens)
-            return running.take_logprobs()[0].asked, len(job.prompt)
+            tokens, _ = await running.next_tokens()
+            self._gateway.metrics.of(routed.generation.model).output_tokens.inc(len(tokens))
+            if routed.record is not None:
+                routed.record.prompt_tokens += len(routed.prompt)
+                routed.record.completion_tokens += len(tokens)
+            return running.take_logprobs()[0].asked, len(routed.prompt)
         except (StreamLost, EngineRefused) as error:
             raise unavailable(str(error), code="engine_lost") from error
         finally:
             running.close()
 
 
-def pair_wishes(request: ScoreRequest) -> list[Wish]:
+def pair_wishes(request: ScoreRequest) -> list[GenerationRequest]:
     """Return what is embedded for vLLM's form: first all of `text_1`, then all of `text_2`.
 
     Raises:
@@ -184,7 +199,7 @@ def pair_wishes(request: ScoreRequest) -> list[Wish]:
     return [wish_of(request, one, GREEDY) for one in [*left, *right]]
 
 
-def label_wishes(request: ScoreRequest) -> list[Wish]:
+def label_wishes(request: ScoreRequest) -> list[GenerationRequest]:
     """Return what is asked for SGLang's form, an item each.
 
     Raises:
@@ -245,9 +260,9 @@ def mixed() -> ApiError:
     return invalid("items must be texts when query is one, and token ids when query is token ids", "items")
 
 
-def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> Wish:
+def wish_of(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> GenerationRequest:
     """Return what a request asks for with one prompt."""
-    return Wish(
+    return GenerationRequest(
         model=request.model,
         prompt=prompt,
         prompt_field="text_1" if request.items is None else "items",

@@ -17,9 +17,9 @@ from mizzen.gateway.openai.messages import Message, conversation
 from mizzen.gateway.openai.output_form import ChatForm, FamilyOptions
 from mizzen.gateway.openai.parse import check_arguments, opens_turn
 from mizzen.gateway.openai.schemas import TokenId, doc
-from mizzen.gateway.requests.engine_request import prompt_ids
-from mizzen.gateway.requests.fan_out import each
-from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, Wish
+from mizzen.gateway.requests.engine_request import tokenize_prompt
+from mizzen.gateway.requests.fan_out import map_concurrently
+from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest
 from mizzen.gateway.services import Service
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.tools.tool_choice import chosen
@@ -36,17 +36,21 @@ NOTHING = SamplingParams(temperature=0.0, max_tokens=1)
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /tokenize: `prompt` or `messages`."""
 
-    model: Annotated[str | None, doc("A name of `/v1/models`; the first there by default.")] = None
-    prompt: Annotated[str | list[str] | None, doc("A text, or up to 1,024 of them.")] = None
-    messages: Annotated[list[Message] | None, doc("A conversation, for the chat template.")] = None
-    tools: Annotated[list[Tool] | None, doc("With `messages`: given to the template.")] = None
+    model: Annotated[str | None, doc("A name listed in `/v1/models`; by default the first.")] = None
+    prompt: Annotated[str | list[str] | None, doc("A text, or up to 1,024 texts.")] = None
+    messages: Annotated[list[Message] | None, doc("A chat, rendered by the chat template.")] = None
+    tools: Annotated[list[Tool] | None, doc("With `messages`: passed to the template.")] = None
     add_special_tokens: Annotated[
-        bool | None, doc("Let the tokenizer add its BOS, say: by default with `prompt`, not with `messages`.")
+        bool | None,
+        doc(
+            "Add the tokenizer's special tokens, such as BOS (default: true with `prompt`, "
+            "false with `messages`)."
+        ),
     ] = None
     add_generation_prompt: Annotated[bool | None, doc("As in chat completions.")] = None
     continue_final_message: Annotated[bool | None, doc("As in chat completions.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, doc("As in chat completions.")] = None
-    return_token_strs: Annotated[bool | None, doc("Add `token_strs`: each token's text.")] = None
+    return_token_strs: Annotated[bool | None, doc("Add `token_strs`, the text of each token.")] = None
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -61,10 +65,10 @@ class TokenizeResponse(msgspec.Struct):
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /detokenize."""
 
-    model: Annotated[str | None, doc("A name of `/v1/models`; the first there by default.")] = None
-    tokens: Annotated[list[TokenId], doc("Token ids; those that the tokenizer lacks stand for nothing.")]
+    model: Annotated[str | None, doc("A name listed in `/v1/models`; by default the first.")] = None
+    tokens: Annotated[list[TokenId], doc("Token ids; ids unknown to the tokenizer produce no text.")]
     skip_special_tokens: Annotated[
-        bool | None, doc("Leave special tokens out of the text (not by default).")
+        bool | None, doc("Leave special tokens out of the text (default: false).")
     ] = None
 
 
@@ -72,7 +76,7 @@ class DetokenizeResponse(msgspec.Struct):
     """Response of POST /detokenize."""
 
     prompt: str
-    text: Annotated[str, Meta(description="The same, as SGLang names it.")]
+    text: Annotated[str, Meta(description="The same text, under SGLang's name.")]
 
 
 class Texts:
@@ -90,13 +94,13 @@ class Texts:
         Raises:
             ApiError: the request is wrong, or no engine is there to say how its model tokenizes.
         """
-        request, asked = await self._gateway.reader.read(body, self._read, scope)
+        request, asked = await self._gateway.body_reader.parse_body(body, self._read, scope)
         service, text = self._model(request.model, scope)
 
-        async def one(wish: Wish) -> list[int]:
-            return (await prompt_ids(wish, text)).tolist()
+        async def one(generation: GenerationRequest) -> list[int]:
+            return (await tokenize_prompt(generation, text)).tolist()
 
-        found = await each(asked, one, at_once=1)
+        found = await map_concurrently(asked, one, at_once=1)
         context = service.table.longest_context(text)
         several = isinstance(request.prompt, list)
         counts = [len(ids) for ids in found]
@@ -113,32 +117,32 @@ class Texts:
         Raises:
             ApiError: as `tokenize`.
         """
-        request = await self._gateway.reader.read(body, partial(decode, self._detokenize), scope)
+        request = await self._gateway.body_reader.parse_body(body, partial(decode, self._detokenize), scope)
         _, text = self._model(request.model, scope)
         work = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
         found = await asyncio.to_thread(work) if len(request.tokens) > MANY_TOKENS else work()
         return DetokenizeResponse(found, found)
 
-    def _read(self, body: bytes) -> tuple[TokenizeRequest, list[Wish]]:
+    def _read(self, body: bytes) -> tuple[TokenizeRequest, list[GenerationRequest]]:
         request = decode(self._tokenize, body)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        return request, wishes(request, self._families)
+        return request, generations(request, self._families)
 
     def _model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
         if name is None:
-            names = [one for one, _ in self._gateway.models_of(scope)]
+            names = [one for one, _ in self._gateway.models_for(scope)]
             if not names:
                 raise unavailable("no model is served yet")
             name = names[0]
-        service = self._gateway.service_of(name, scope)
-        text = service.table.choose_text(None, ())
+        service = self._gateway.open_service(name, scope)
+        text = service.table.choose_text_model(None, ())
         if text is None:
-            raise unavailable(service.table.why_closed())
+            raise unavailable(service.table.unavailable_reason())
         return service, text
 
 
-def wishes(request: TokenizeRequest, families: FamilyOptions) -> list[Wish]:
+def generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:
     """Return what is to be tokenized, as generating requests would ask for it.
 
     Tools are named to the template whether or not the model could choose one of them.
@@ -153,13 +157,13 @@ def wishes(request: TokenizeRequest, families: FamilyOptions) -> list[Wish]:
         if tools is not None:
             arguments["tools"] = tools.for_template()
         return [
-            Wish(
+            GenerationRequest(
                 model=model,
                 sampling=NOTHING,
                 prompt_field="messages",
                 messages=tuple(conversation(request.messages)),
                 template_arguments=arguments,
-                form=ChatForm(tools=None, options=families),
+                output_form=ChatForm(tools=None, options=families),
                 add_generation_prompt=opens_turn(request),
                 continue_final_message=bool(request.continue_final_message),
                 add_special_tokens=bool(request.add_special_tokens),
@@ -172,7 +176,10 @@ def wishes(request: TokenizeRequest, families: FamilyOptions) -> list[Wish]:
     if not 0 < len(given) <= MAX_SEQUENCES:
         raise invalid(f"prompt must hold 1 to {MAX_SEQUENCES} texts", "prompt")
     special = request.add_special_tokens is not False
-    return [Wish(model=model, sampling=NOTHING, prompt=one, add_special_tokens=special) for one in given]
+    return [
+        GenerationRequest(model=model, sampling=NOTHING, prompt=one, add_special_tokens=special)
+        for one in given
+    ]
 
 
 def token_texts(text: TextModel, ids: list[int]) -> list[str]:

@@ -11,152 +11,152 @@ from collections import Counter, deque
 from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from mizzen.gateway.openai.response_bodies import Usage
-from mizzen.gateway.requests.answer import Piece, whole
+from mizzen.gateway.requests.answer import AnswerPiece, join_pieces
+from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
 
 PART_TOKENS = 256
 """Pieces are joined to parts of about so many tokens, each of which is one write."""
-MAX_UNTAKEN = 1 << 20
+MAX_UNREAD = 1 << 20
 """Tokens, and log probabilities beside them, that wait for all clients together."""
 
 K = TypeVar("K")
 
 
-class Connection(Protocol):
+class AbortableConnection(Protocol):
     """What can be ended at once; see `mizzen.gateway.http.connection.Output`."""
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End it."""
         ...
 
 
-class Client:
+class StreamClient:
     """Whom parts wait for: one request's client."""
 
-    def __init__(self, tenant: str, connection: Connection | None) -> None:
+    def __init__(self, tenant: str, connection: AbortableConnection | None) -> None:
         self.tenant = tenant
         self._connection = connection
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End its connection."""
         if self._connection is not None:
-            self._connection.cut()
+            self._connection.abort()
 
 
-class Untaken:
+class UnreadOutput:
     """Counts what waits for all clients. Beyond the limit, whoever has most loses its largest answer."""
 
-    def __init__(self, limit: int = MAX_UNTAKEN) -> None:
+    def __init__(self, limit: int = MAX_UNREAD) -> None:
         self._limit = limit
-        self._held: Counter[Client] = Counter()
-        self._tenants: Counter[str] = Counter()
+        self._client_entries: Counter[StreamClient] = Counter()
+        self._tenant_entries: Counter[str] = Counter()
         self.total = 0
 
-    def change(self, client: Client, entries: int) -> None:
+    def adjust(self, client: StreamClient, entries: int) -> None:
         """Count what waits for a client from now on, or below 0 what does so no more."""
-        change(self._held, client, entries)
-        change(self._tenants, client.tenant, entries)
+        add_to_count(self._client_entries, client, entries)
+        add_to_count(self._tenant_entries, client.tenant, entries)
         self.total += entries
         if entries > 0 and self.total > self._limit:
-            tenant = self._tenants.most_common(1)[0][0]
-            mine = (one for one in self._held if one.tenant == tenant)
-            max(mine, key=lambda one: self._held[one]).cut()
+            tenant = self._tenant_entries.most_common(1)[0][0]
+            mine = (one for one in self._client_entries if one.tenant == tenant)
+            max(mine, key=lambda one: self._client_entries[one]).abort()
 
 
-def change(counts: Counter[K], key: K, amount: int) -> None:
+def add_to_count(counts: Counter[K], key: K, amount: int) -> None:
     """Add to one of some counts, and drop it at 0."""
     counts[key] += amount
     if not counts[key]:
         del counts[key]
 
 
-class Part(NamedTuple):
+class OutputPart(NamedTuple):
     """Some of an answer, as one event tells it."""
 
-    piece: Piece
-    usage: Usage | None
+    piece: AnswerPiece
+    usage: TokenUsage | None
     """Of the answer up to its end, where events hold it."""
 
 
-class Parts:
+class OutputQueue:
     """What waits of one sequence of a request, in its order, and who sends it. `close` must be called."""
 
-    def __init__(self, untaken: Untaken, client: Client) -> None:
-        self._untaken, self._client = untaken, client
-        self._parts: deque[tuple[list[Piece], Usage | None]] = deque()
+    def __init__(self, unread_output: UnreadOutput, client: StreamClient) -> None:
+        self._untaken, self._client = unread_output, client
+        self._parts: deque[tuple[list[AnswerPiece], TokenUsage | None]] = deque()
         self._last = 0
         """Tokens of the last part."""
         self._tokens = 0
-        self._sending: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
 
     @property
-    def behind(self) -> bool:
+    def is_sending(self) -> bool:
         """Whether something is being sent, which new pieces wait for; raises what went wrong with it."""
-        if self._sending is None:
+        if self._send_task is None:
             return False
-        if self._sending.done():
-            self._sending.result()
+        if self._send_task.done():
+            self._send_task.result()
             return False
         return True
 
-    def send(self, work: Coroutine[Any, Any, None]) -> None:
+    def start_sending(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something sent, and then all that has been added meanwhile."""
-        self._sending = asyncio.create_task(work)
+        self._send_task = asyncio.create_task(work)
 
-    async def sent(self) -> None:
+    async def wait_sent(self) -> None:
         """Wait until all is sent.
 
         Raises:
             ClientGone: the client does not take it.
         """
-        if self._sending is not None:
-            await self._sending
+        if self._send_task is not None:
+            await self._send_task
 
     async def close(self) -> None:
         """Send nothing more, and forget what waits."""
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-            self._sending = None
+        if self._send_task is not None:
+            self._send_task.cancel()
+            await asyncio.gather(self._send_task, return_exceptions=True)
+            self._send_task = None
         while self._parts:
-            self.take()
+            self.pop()
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def add(self, piece: Piece, usage: Usage | None) -> None:
+    def push(self, piece: AnswerPiece, usage: TokenUsage | None) -> None:
         """Put a piece behind the others.
 
         Raises:
             StreamLost: they are too many.
         """
-        if self._tokens + len(piece.ids) > MAX_UNREAD_TOKENS:
+        if self._tokens + len(piece.token_ids) > MAX_UNREAD_TOKENS:
             raise StreamLost("slow", f"more than {MAX_UNREAD_TOKENS} tokens wait for a slow client")
         if self._parts and self._last < PART_TOKENS:
             pieces = self._parts.pop()[0]
         else:
-            self._shrink()
+            self._join_last()
             pieces, self._last = [], 0
         pieces.append(piece)
         self._parts.append((pieces, usage))
-        self._last += len(piece.ids)
+        self._last += len(piece.token_ids)
         self._count(piece, 1)
 
-    def take(self) -> Part:
+    def pop(self) -> OutputPart:
         """Return the first part, which waits no more."""
         pieces, usage = self._parts.popleft()
         for piece in pieces:
             self._count(piece, -1)
-        return Part(pieces[0] if len(pieces) == 1 else whole(pieces), usage)
+        return OutputPart(pieces[0] if len(pieces) == 1 else join_pieces(pieces), usage)
 
-    def _shrink(self) -> None:
+    def _join_last(self) -> None:
         """Join the last part's pieces: it gets no more of them, and one takes less memory than many."""
         if self._parts:
             pieces, usage = self._parts[-1]
-            self._parts[-1] = ([whole(pieces)], usage)
+            self._parts[-1] = ([join_pieces(pieces)], usage)
 
-    def _count(self, piece: Piece, sign: int) -> None:
-        beside = sum(1 + len(token.top) for token in piece.scored)
-        self._tokens += sign * len(piece.ids)
-        self._untaken.change(self._client, sign * (len(piece.ids) + beside))
+    def _count(self, piece: AnswerPiece, sign: int) -> None:
+        beside = sum(1 + len(token.top) for token in piece.logprobs)
+        self._tokens += sign * len(piece.token_ids)
+        self._untaken.adjust(self._client, sign * (len(piece.token_ids) + beside))

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.types import Scope
 
-from mizzen.gateway.admission.fair_mutex import Turns
-from mizzen.gateway.auth.authentication import tenant_of
+from mizzen.gateway.admission.fair_mutex import FairMutex
+from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import invalid
 
 SMALL_BYTES = 64 * 1024
 """A body up to this long is read at once."""
 MAX_CONTAINERS = 100_000
 """Lists and objects of one body."""
-PIECE = 32_768
+PIECE_ITEMS = 32_768
 """Items of a list that are looked at in one go: about a millisecond."""
 PIECE_BYTES = 65_536
 """Of a body that are looked at in one go: about a millisecond too."""
@@ -43,9 +43,9 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "mizzen-body")
-        self._turns = Turns()
+        self._mutex = FairMutex()
 
-    async def read(self, body: bytes, parse: Callable[[bytes], R], scope: Scope) -> R:
+    async def parse_body(self, body: bytes, parse: Callable[[bytes], R], scope: Scope) -> R:
         """Return what `parse` makes of the body of a request.
 
         Raises:
@@ -58,22 +58,22 @@ class BodyReader:
             check_containers(body)
             return parse(body)
 
-        tenant = tenant_of(scope)
-        return await self._in_turn(work, "" if tenant is None else tenant.name)
+        tenant = get_tenant(scope)
+        return await self._run_in_pool(work, "" if tenant is None else tenant.name)
 
-    async def _in_turn(self, work: Callable[[], R], group: str) -> R:
+    async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
         """Return what the work gives. Its turn ends with the work, which a request that goes does not end."""
-        await self._turns.take(group)
+        await self._mutex.take(group)
         loop = asyncio.get_running_loop()
 
         def end() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._turns.give, group)
+                loop.call_soon_threadsafe(self._mutex.give, group)
 
         try:
             running = self._pool.submit(work)
         except RuntimeError:  # the gateway has ended
-            self._turns.give(group)
+            self._mutex.give(group)
             raise
         running.add_done_callback(lambda _: end())
         return await asyncio.wrap_future(running)
@@ -96,7 +96,7 @@ def check_containers(body: bytes, most: int = MAX_CONTAINERS, piece: int = PIECE
     found, in_string, run = 0, 0, 0
     for begin in range(0, len(body), piece):
         part = np.frombuffer(body, np.uint8, min(piece, len(body) - begin), begin)
-        quotes, run = ends_of_strings(part, run)
+        quotes, run = find_quotes(part, run)
         inside = (np.cumsum(quotes, dtype=np.uint8) + np.uint8(in_string)) & 1  # it wraps at an even number
         in_string = int(inside[-1])
         found += int(np.count_nonzero(((part == BRACKET) | (part == BRACE)) & (inside == 0)))
@@ -105,7 +105,7 @@ def check_containers(body: bytes, most: int = MAX_CONTAINERS, piece: int = PIECE
             raise invalid(text, code="body_too_complex")
 
 
-def ends_of_strings(part: Bytes, run: int) -> tuple[Bools, int]:
+def find_quotes(part: Bytes, run: int) -> tuple[Bools, int]:
     """Return where strings begin or end in a part of JSON text: at quotes that no backslash escapes.
 
     `run` says how many backslashes stand before the part; the other value is that of the next part.
@@ -119,7 +119,7 @@ def ends_of_strings(part: Bytes, run: int) -> tuple[Bools, int]:
     return quotes & (runs[:-1] % 2 == 0), int(runs[-1])
 
 
-def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
+def split_pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield a sequence in pieces."""
-    for begin in range(0, len(values), PIECE):
-        yield values[begin : begin + PIECE]
+    for begin in range(0, len(values), PIECE_ITEMS):
+        yield values[begin : begin + PIECE_ITEMS]

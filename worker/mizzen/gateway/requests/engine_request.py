@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 
 from mizzen.core.request import Int32, Pooling
+from mizzen.core.sampling_params import sent_values
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.openai.messages import unread_arguments, with_empty_arguments
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.tool_arguments import clear_unparsed_arguments, find_unparsed_arguments
 from mizzen.gateway.text.model import NoChatTemplate, TextModel, TooManyTokens
 from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
@@ -21,59 +22,59 @@ _KEYWORD = re.compile(r'"([^"]+)" at (/.{0,2000})', re.DOTALL)
 """A keyword of a schema that an engine does not enforce, and the way to it; what is wrong follows."""
 
 
-async def prompt_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
+async def tokenize_prompt(generation: GenerationRequest, text: TextModel, most: int = 0) -> Int32:
     """Return the token ids [n] of a request's prompt.
 
     Raises:
         ApiError: 400 when the chat template refuses the messages, or the prompt is empty.
         TooManyTokens: there are more than `most` (not 0), which was clear before they were made.
     """
-    if wish.messages is not None:
-        ids = await chat_ids(wish, text, most)
-    elif isinstance(wish.prompt, str):
-        ids = await text.text_prompt(wish.prompt, wish.add_special_tokens, most)
+    if generation.messages is not None:
+        ids = await tokenize_chat(generation, text, most)
+    elif isinstance(generation.prompt, str):
+        ids = await text.text_prompt(generation.prompt, generation.add_special_tokens, most)
     else:
-        ids = given_ids(wish.prompt)
+        ids = prompt_array(generation.prompt)
     if not len(ids):
-        raise invalid("the prompt is empty", wish.prompt_field)
+        raise invalid("the prompt is empty", generation.prompt_field)
     return ids
 
 
-def given_ids(prompt: array[int] | None) -> Int32:
+def prompt_array(prompt: array[int] | None) -> Int32:
     """Return token ids [n] as they are, not copied."""
     return np.frombuffer(prompt, dtype=np.int32) if prompt else np.empty(0, np.int32)
 
 
-async def chat_ids(wish: Wish, text: TextModel, most: int = 0) -> Int32:
+async def tokenize_chat(generation: GenerationRequest, text: TextModel, most: int = 0) -> Int32:
     """Return the token ids [n] of a conversation.
 
     Raises:
         ApiError: 400 when the template refuses the messages, or there is none.
         TooManyTokens: as in `prompt_ids`.
     """
-    arguments, messages = dict(wish.template_arguments), wish.messages or ()
-    if wish.form is not None:
-        arguments |= wish.form.template_arguments(text)
-        messages = wish.form.messages(text, messages)
+    arguments, messages = dict(generation.template_arguments), generation.messages or ()
+    if generation.output_form is not None:
+        arguments |= generation.output_form.template_arguments(text)
+        messages = generation.output_form.messages(text, messages)
     prompt = partial(
         text.chat_prompt,
         arguments=arguments,
-        add_generation_prompt=wish.add_generation_prompt,
-        continue_final_message=wish.continue_final_message,
-        add_special_tokens=wish.add_special_tokens,
+        add_generation_prompt=generation.add_generation_prompt,
+        continue_final_message=generation.continue_final_message,
+        add_special_tokens=generation.add_special_tokens,
         most=most,
     )
     try:
         return await prompt(messages)
     except (TemplateError, NoChatTemplate) as error:
-        place = unread_arguments(messages)
-        if place is not None and await renders(prompt(with_empty_arguments(messages))):
+        place = find_unparsed_arguments(messages)
+        if place is not None and await template_accepts(prompt(clear_unparsed_arguments(messages))):
             reason = "must be the text of a JSON object: the model's chat template takes nothing else"
             raise invalid(f"{place} {reason}", place, "invalid_json") from error
-        raise invalid(str(error), wish.prompt_field, "chat_template") from error
+        raise invalid(str(error), generation.prompt_field, "chat_template") from error
 
 
-async def renders(prompt: Awaitable[Int32]) -> bool:
+async def template_accepts(prompt: Awaitable[Int32]) -> bool:
     """Tell whether a chat template takes messages."""
     try:
         await prompt
@@ -84,29 +85,29 @@ async def renders(prompt: Awaitable[Int32]) -> bool:
     return True
 
 
-def refused(wish: Wish, text: str) -> ApiError:
+def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
     """Return the 400 of a request that every engine would refuse; `text` begins with the wire's field."""
     name, _, rest = text.partition(" ")
     name, colon = name.rstrip(":"), ":" if name.endswith(":") else ""
     fields = {
-        "prompt": wish.prompt_field,
-        "grammar": wish.grammar_field,
+        "prompt": generation.prompt_field,
+        "grammar": generation.grammar_field,
         "logprob_token_ids": "label_token_ids",
     }
     field = fields.get(name, name)
-    if name == "grammar" and (error := tool_fault(wish, rest)):
+    if name == "grammar" and (error := tool_schema_error(generation, rest)):
         return error
     return invalid(f"{field}{colon} {rest}", field, "invalid_request")
 
 
-def tool_fault(wish: Wish, reason: str) -> ApiError | None:
+def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | None:
     """Return the 400 of a keyword in a strict tool's schema, where that is what an engine has named."""
     found = _KEYWORD.match(reason)
-    if found is None or wish.form is None:
+    if found is None or generation.output_form is None:
         return None
     words = found[2].split(" ")
     for end in range(1, len(words) + 1):  # names of properties may hold blanks
-        place = wish.form.fault(found[1], " ".join(words[:end]))
+        place = generation.output_form.fault(found[1], " ".join(words[:end]))
         if place is not None:
             wrong = " ".join(words[end:])
             text = f"{place} {wrong}; without strict: true, the rest of the schema is enforced"
@@ -114,7 +115,7 @@ def tool_fault(wish: Wish, reason: str) -> ApiError | None:
     return None
 
 
-def wire_pooling(asked: str | None, text: TextModel | None) -> str:
+def choose_pooling(asked: str | None, text: TextModel | None) -> str:
     """Return the pooling that is asked for, or the model's own.
 
     Raises:
@@ -127,40 +128,24 @@ def wire_pooling(asked: str | None, text: TextModel | None) -> str:
     return asked or str(own)
 
 
-def wire_sampling(wish: Wish, text: TextModel, prompt: Int32) -> Sampling:
+def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int32) -> Sampling:
     """Return what the engine needs to know of a request's sampling; `prompt` holds its token ids [n].
 
     Raises:
         ApiError: 400 when the model cannot give the form that is asked for, or its grammar is too long.
     """
-    given = wish.sampling
+    given = generation.sampling
     grammar = given.grammar
-    if wish.form is not None:
+    if generation.output_form is not None:
         try:
-            grammar = wish.form.grammar(text, prompt, grammar)
+            grammar = generation.output_form.grammar(text, prompt, grammar)
         except (ValueError, RecursionError) as error:
-            name = wish.grammar_field
+            name = generation.grammar_field
             raise invalid(f"{name}: {error}", name, "unsupported_parameter") from None
     if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-        name = wish.grammar_field  # what it asks for may be longer than the field itself
+        name = generation.grammar_field  # what it asks for may be longer than the field itself
         reason = f"{name} makes a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
         raise invalid(reason, name, "grammar_too_large")
-    return Sampling(
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        seed=given.seed,
-        max_tokens=given.max_tokens,
-        ignore_eos=given.ignore_eos,
-        stop_token_ids=given.stop_token_ids,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        repetition_penalty=given.repetition_penalty,
-        min_tokens=given.min_tokens,
-        logit_bias=given.logit_bias,
-        logprobs=given.logprobs,
-        prompt_logprobs=given.prompt_logprobs,
-        logprob_token_ids=given.logprob_token_ids,
-        grammar=None if grammar is None else (str(grammar.kind), grammar.text),
-    )
+    values = sent_values(given)
+    values["grammar"] = None if grammar is None else (str(grammar.kind), grammar.text)
+    return Sampling(**values)

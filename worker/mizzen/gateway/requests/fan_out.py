@@ -9,80 +9,90 @@ from typing import TYPE_CHECKING, TypeVar
 from starlette.types import Scope
 
 from mizzen.common.tasks import together
-from mizzen.gateway.admission.admission import Ticket, reserve
-from mizzen.gateway.admission.sibling_sequences import Siblings
-from mizzen.gateway.requests.generation_request import Wish
-from mizzen.gateway.routing.dispatcher import Dispatcher, Job
-from mizzen.gateway.routing.session import session_of
-from mizzen.gateway.telemetry.request_record import record_of
+from mizzen.gateway.admission.queue_entry import QueueEntry, reserve
+from mizzen.gateway.admission.sibling_sequences import SiblingSequences
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.dispatcher import Dispatcher
+from mizzen.gateway.routing.session import get_session
+from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-SESSION = "mizzen.session"
+SESSION_KEY = "mizzen.session"
 """Where a request's scope holds its session, which is that of all its sequences."""
-AT_ONCE = 128
+MAX_CONCURRENT_SEQUENCES = 128
 """Sequences of one request that are in work at a time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def new_job(
-    gateway: Gateway, scope: Scope, wish: Wish, began: float | None = None, *, first: bool = True
-) -> Job:
+def new_routed_request(
+    gateway: Gateway,
+    scope: Scope,
+    generation: GenerationRequest,
+    began: float | None = None,
+    *,
+    first: bool = True,
+) -> RoutedRequest:
     """Return the job of one sequence of a request; only the `first` is charged for the prompt.
 
     Raises:
         ApiError: the tenant may not have it.
     """
-    ticket = gateway.ticket(scope, wish, began, first=first)
-    record = record_of(scope)
-    record.model, record.stream = wish.model, wish.stream
+    queue_entry = gateway.new_queue_entry(scope, generation, began, first=first)
+    record = get_record(scope)
+    record.model, record.stream = generation.model, generation.stream
     if record.keeps_prompt:
-        record.keep(wish.messages or wish.prompt)
-    if SESSION not in scope:
-        scope[SESSION] = session_of(scope["headers"], wish.session)
-    return Job(
-        wish=wish,
-        ticket=ticket,
-        priority=ticket.priority,
-        salt=ticket.tenant.grant.salt,
-        session=scope[SESSION],
+        record.keep(generation.messages or generation.prompt)
+    if SESSION_KEY not in scope:
+        scope[SESSION_KEY] = get_session(scope["headers"], generation.session)
+    return RoutedRequest(
+        generation=generation,
+        queue_entry=queue_entry,
+        priority=queue_entry.priority,
+        salt=queue_entry.tenant.grant.salt,
+        session=scope[SESSION_KEY],
         record=record,
     )
 
 
-def new_jobs(gateway: Gateway, scope: Scope, wishes: Sequence[Wish]) -> list[Job]:
+def new_routed_requests(
+    gateway: Gateway, scope: Scope, generations: Sequence[GenerationRequest]
+) -> list[RoutedRequest]:
     """Return the jobs of a request with several prompts; the tokens for all of them are reserved.
 
     Raises:
         ApiError: the tenant may not have them, or lacks the tokens for all of them: then none begins.
     """
-    jobs = [new_job(gateway, scope, wish) for wish in wishes]
-    tickets = [job.ticket for job in jobs]
-    relate(gateway, tickets)
-    reserve(tickets)
-    return jobs
+    routed_requests = [new_routed_request(gateway, scope, generation) for generation in generations]
+    entries = [routed.queue_entry for routed in routed_requests]
+    link_siblings(gateway, entries)
+    reserve(entries)
+    return routed_requests
 
 
-def relate(gateway: Gateway, tickets: Sequence[Ticket]) -> None:
+def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
     """Have the sequences of one request wait for one another."""
-    if len(tickets) > 1:
-        siblings = Siblings(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
-        for ticket in tickets:
-            ticket.siblings = siblings
+    if len(entries) > 1:
+        siblings = SiblingSequences(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
+        for queue_entry in entries:
+            queue_entry.siblings = siblings
 
 
-def count_placed(gateway: Gateway, job: Job) -> None:
+def count_placement(gateway: Gateway, routed: RoutedRequest) -> None:
     """Count a sequence that an engine has begun, by its model."""
-    counted = gateway.metrics.of(job.wish.model)
-    counted.queue_seconds.observe(job.ticket.waited)
-    counted.prompt_tokens.inc(len(job.prompt))
+    counted = gateway.metrics.of(routed.generation.model)
+    counted.queue_seconds.observe(routed.queue_entry.waited)
+    counted.prompt_tokens.inc(len(routed.prompt))
 
 
-async def each_job(
-    dispatcher: Dispatcher, jobs: Sequence[Job], work: Callable[[Job], Awaitable[R]]
+async def run_each(
+    dispatcher: Dispatcher,
+    routed_requests: Sequence[RoutedRequest],
+    work: Callable[[RoutedRequest], Awaitable[R]],
 ) -> list[R]:
     """Return what the work gives for each job, in their order, and end their time in work.
 
@@ -90,24 +100,26 @@ async def each_job(
         Exception: as `each`.
     """
 
-    async def one(job: Job) -> R:
+    async def one(routed: RoutedRequest) -> R:
         try:
-            found = await work(job)
+            found = await work(routed)
         finally:
-            dispatcher.leave(job)
-        if job.ticket.siblings is not None:  # each is short: it runs no longer than this moment
-            job.ticket.siblings.began()
-            job.ticket.siblings.ended()
+            dispatcher.leave(routed)
+        if routed.queue_entry.siblings is not None:  # each is short: it runs no longer than this moment
+            routed.queue_entry.siblings.began()
+            routed.queue_entry.siblings.ended()
         return found
 
     try:
-        return await each(jobs, one)
+        return await map_concurrently(routed_requests, one)
     finally:
-        for job in jobs:  # what was reserved for those that have not begun
-            dispatcher.leave(job)
+        for routed in routed_requests:  # what was reserved for those that have not begun
+            dispatcher.leave(routed)
 
 
-async def each(items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = AT_ONCE) -> list[R]:
+async def map_concurrently(
+    items: Sequence[T], work: Callable[[T], Awaitable[R]], at_once: int = MAX_CONCURRENT_SEQUENCES
+) -> list[R]:
     """Return what the work gives for each item, in their order; at most `at_once` are in work at a time.
 
     Raises:

@@ -12,7 +12,7 @@ from mizzen.gateway.requests.output import OutputForm
 
 MAX_SEQUENCES = 1024
 """Prompts times `best_of` of one request."""
-GOLDEN = 0x9E3779B97F4A7C15
+SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: odd, so that no two choices of a request get one seed."""
 
 Prompt: TypeAlias = "str | array[int]"
@@ -20,7 +20,7 @@ Prompt: TypeAlias = "str | array[int]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GenerationRequest:
     """What a request asks for; `sequences` splits it into what engines run one by one."""
 
     model: str
@@ -42,7 +42,7 @@ class Wish:
     """Variables of the chat template (`chat_template_kwargs`)."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    form: OutputForm | None = None
+    output_form: OutputForm | None = None
     """Tools and reasoning; None gives all text as content."""
 
     grammar_field: str = "tools"
@@ -79,7 +79,7 @@ class Wish:
         """Whether log probabilities are asked for."""
         return self.sampling.logprobs is not None
 
-    def sequences(self) -> list[Wish]:
+    def split_sequences(self) -> list[GenerationRequest]:
         """Return one wish a sequence: those of a prompt one after another, each with a seed of its own.
 
         The first of each prompt has the request's seed, so that it answers as it would alone.
@@ -89,21 +89,21 @@ class Wish:
         sampling = self.sampling
         if self.best_of > self.n and sampling.logprobs is None:  # the best are found by them
             sampling = replace(sampling, logprobs=0)
-        found: list[Wish] = []
+        found: list[GenerationRequest] = []
         for prompt in self.prompts or (self.prompt,):
             found += [
-                replace(self, prompt=prompt, prompts=(), sampling=seeded(sampling, index))
+                replace(self, prompt=prompt, prompts=(), sampling=with_seed_of(sampling, index))
                 for index in range(self.best_of)
             ]
         return found
 
 
-def seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+def with_seed_of(sampling: SamplingParams, index: int) -> SamplingParams:
     """Return the sampling of a prompt's sequence; a request without a seed gives none to its sequences.
 
     The first alone reports on the prompt: that runs it without the prefix cache.
     """
     if index == 0:
         return sampling
-    seed = None if sampling.seed is None else (sampling.seed + index * GOLDEN) % 2**64
+    seed = None if sampling.seed is None else (sampling.seed + index * SEED_STEP) % 2**64
     return replace(sampling, seed=seed, prompt_logprobs=None)

@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mizzen.gateway.admission.sibling_sequences import Siblings
+from mizzen.gateway.admission.sibling_sequences import SiblingSequences
 from mizzen.gateway.errors import ApiError, invalid, unavailable
-from mizzen.gateway.openai.logprobs import ScoredToken, scored_prompt
-from mizzen.gateway.requests.answer import Answer, Piece
-from mizzen.gateway.requests.attempt import Running
-from mizzen.gateway.requests.fan_out import count_placed
-from mizzen.gateway.requests.generation_request import Wish
-from mizzen.gateway.requests.routed_request import Job
+from mizzen.gateway.requests.answer import AnswerBuilder, AnswerPiece
+from mizzen.gateway.requests.attempt import Attempt
+from mizzen.gateway.requests.fan_out import count_placement
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.requests.token_logprobs import ScoredToken, decode_prompt_logprobs
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.telemetry.metrics import ModelMetrics
 from mizzen.gateway.text.model import TextModel
@@ -23,61 +23,61 @@ from mizzen.wire.messages import Finish
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-FINAL_SECONDS = 2.0
+FINISH_WAIT_SECONDS = 2.0
 """How long usage waits for an engine's count after an abort."""
 
 
-MAX_TOKENS_HELD = 1 << 21
+MAX_RESPONSE_TOKENS = 1 << 21
 """Tokens of all choices of a response that is not streamed."""
-MAX_LOGPROBS_HELD = 1 << 21
+MAX_RESPONSE_LOGPROBS = 1 << 21
 """Log probabilities, each about 120 bytes, that one response may hold before any of it is sent."""
 
 
-class Held:
+class ResponseBudget:
     """Counts what one response holds until it is sent: tokens, and log probabilities."""
 
     def __init__(self) -> None:
         self._count = 0
         self._tokens = 0
 
-    def answer(self, wish: Wish, tokens: int) -> None:
+    def add_tokens(self, generation: GenerationRequest, tokens: int) -> None:
         """Count tokens that have come of an answer.
 
         Raises:
             ApiError: 400, they are too many.
         """
         self._tokens += tokens
-        if self._tokens > MAX_TOKENS_HELD:
-            text = f"stream: without it a response holds at most {MAX_TOKENS_HELD} tokens"
+        if self._tokens > MAX_RESPONSE_TOKENS:
+            text = f"stream: without it a response holds at most {MAX_RESPONSE_TOKENS} tokens"
             raise invalid(
                 f"{text}: ask for a stream, or for shorter or fewer choices", "stream", "out_of_range"
             )
-        self.take(wish, tokens)
+        self.add_logprobs(generation, tokens)
 
-    def take(self, wish: Wish, tokens: int) -> None:
+    def add_logprobs(self, generation: GenerationRequest, tokens: int) -> None:
         """Count those of some tokens.
 
         Raises:
             ApiError: 400, they are too many.
         """
-        if wish.sampling.logprobs is None:
+        if generation.sampling.logprobs is None:
             return
-        self._count += tokens * (1 + wish.sampling.logprobs)
-        if self._count > MAX_LOGPROBS_HELD:
-            text = f"logprobs: the response would hold more than {MAX_LOGPROBS_HELD} log probabilities"
+        self._count += tokens * (1 + generation.sampling.logprobs)
+        if self._count > MAX_RESPONSE_LOGPROBS:
+            text = f"logprobs: the response would hold more than {MAX_RESPONSE_LOGPROBS} log probabilities"
             raise invalid(
                 f"{text}: ask for fewer, or for shorter or fewer choices", "logprobs", "out_of_range"
             )
 
 
-class Deliveries:
+class InterTokenTimer:
     """Counts an answer's tokens, and the time between their deliveries."""
 
     def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._last: float | None = None
 
-    def took(self, tokens: int) -> None:
+    def observe(self, tokens: int) -> None:
         """Note tokens that have just come."""
         now = time.monotonic()
         self._metrics.output_tokens.inc(tokens)
@@ -87,22 +87,28 @@ class Deliveries:
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
+class EchoedPrompt:
     """A prompt at the beginning of an answer."""
 
     text: str
-    scored: list[ScoredToken]
+    logprobs: list[ScoredToken]
     """Its tokens with log probabilities, where asked for."""
 
 
-class Sequence:
+class GeneratedSequence:
     """A sequence that engines run: placed, read piece by piece, closed. `close` must be called."""
 
     def __init__(
-        self, gateway: Gateway, dispatcher: Dispatcher, job: Job, index: int, began: float, held: Held
+        self,
+        gateway: Gateway,
+        dispatcher: Dispatcher,
+        routed: RoutedRequest,
+        index: int,
+        began: float,
+        budget: ResponseBudget,
     ) -> None:
-        self.wish = job.wish
-        self._held = held
+        self.generation = routed.generation
+        self._budget = budget
         self.index = index
         """Of the choice, in the response."""
         self.finish: Finish | None = None
@@ -111,27 +117,27 @@ class Sequence:
         self._gateway = gateway
         self._dispatcher = dispatcher
         self._began = began
-        self._job = job
-        self._running: Running | None = None
-        self._siblings: Siblings | None = None
+        self._routed = routed
+        self._attempt: Attempt | None = None
+        self._siblings: SiblingSequences | None = None
         """Those that count it as running."""
-        self._answer: Answer | None = None
+        self._answer: AnswerBuilder | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self.reason: str | None = None
+        self.finish_reason: str | None = None
         """OpenAI's finish_reason, once it has ended."""
-        self._metrics = gateway.metrics.of(job.wish.model)
-        self._times = Deliveries(self._metrics)
+        self._metrics = gateway.metrics.of(routed.generation.model)
+        self._token_timer = InterTokenTimer(self._metrics)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of a response: where the sequence went, and why."""
-        shown = self._job.route and self._gateway.config.route_header
-        return [(b"x-mizzen-route", self._job.route.encode())] if shown else []
+        shown = self._routed.route_header and self._gateway.config.route_header
+        return [(b"x-mizzen-route", self._routed.route_header.encode())] if shown else []
 
     @property
     def tenant(self) -> str:
         """The name of the key whose request this is."""
-        return self._job.ticket.tenant.name
+        return self._routed.queue_entry.tenant.name
 
     # ── the prompt ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,50 +148,52 @@ class Sequence:
         Raises:
             ApiError: 503, the sequence has not been placed.
         """
-        if self._job.text is None:
+        if self._routed.text_model is None:
             raise unavailable("no engine is ready")
-        return self._job.text
+        return self._routed.text_model
 
     @property
     def prompt(self) -> list[int]:
         """The prompt's token ids."""
-        return self._job.prompt.tolist()
+        return self._routed.prompt.tolist()
 
     @property
     def prompt_tokens(self) -> int:
         """How many tokens the prompt has."""
-        return len(self._job.prompt)
+        return len(self._routed.prompt)
 
     @property
     def prompt_text(self) -> str:
         """The prompt as text: what the client sent, or what its tokens say."""
-        if isinstance(self.wish.prompt, str):
-            return self.wish.prompt
-        return self.text.tokenizer.decode(self.prompt, self.wish.skip_special_tokens)
+        if isinstance(self.generation.prompt, str):
+            return self.generation.prompt
+        return self.text.tokenizer.decode(self.prompt, self.generation.skip_special_tokens)
 
     @property
-    def echo(self) -> Echo | None:
+    def echo(self) -> EchoedPrompt | None:
         """The prompt as the answer's beginning, where that is asked for."""
-        if not self.wish.echo:
+        if not self.generation.echo:
             return None
-        tokenizer, skip = self.text.tokenizer, self.wish.skip_special_tokens
-        scored = (
-            scored_prompt(tokenizer, self.prompt, self._prompt_logprobs, skip) if self.wish.logprobs else []
+        tokenizer, skip = self.text.tokenizer, self.generation.skip_special_tokens
+        logprobs = (
+            decode_prompt_logprobs(tokenizer, self.prompt, self._prompt_logprobs, skip)
+            if self.generation.logprobs
+            else []
         )
-        return Echo(self.prompt_text, scored)
+        return EchoedPrompt(self.prompt_text, logprobs)
 
-    def like(self, other: Sequence) -> None:
+    def copy_prompt(self, other: GeneratedSequence) -> None:
         """Take over the prompt of another sequence of the same request, which has been placed."""
-        given = other._job
-        self._job.text, self._job.prompt, self._job.blocks = given.text, given.prompt, given.blocks
+        given = other._routed
+        self._routed.text_model, self._routed.prompt, self._routed.block_hashes = given.text_model, given.prompt, given.block_hashes
         self._prompt_logprobs = other._prompt_logprobs
 
     # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def tokens(self) -> int:
+    def output_tokens(self) -> int:
         """Output tokens so far."""
-        return 0 if self._answer is None else self._answer.tokens
+        return 0 if self._answer is None else self._answer.output_tokens
 
     @property
     def reasoning_tokens(self) -> int:
@@ -195,7 +203,7 @@ class Sequence:
     @property
     def mean_logprob(self) -> float:
         """The mean log probability of its tokens, where they are asked for."""
-        return 0.0 if self._answer is None else self._answer.logprob / max(1, self._answer.tokens)
+        return 0.0 if self._answer is None else self._answer.total_logprob / max(1, self._answer.output_tokens)
 
     async def place(self) -> None:
         """Wait until an engine has given the first tokens, unless it has.
@@ -205,30 +213,30 @@ class Sequence:
         """
         if self._answer is not None:
             return
-        self._gateway.wait_from_now(self._job.ticket)
-        self._running = await self._dispatcher.place(self._job)
-        self._siblings, self._job.ticket.siblings = self._job.ticket.siblings, None
+        self._gateway.restart_queue_timeout(self._routed.queue_entry)
+        self._attempt = await self._dispatcher.place(self._routed)
+        self._siblings, self._routed.queue_entry.siblings = self._routed.queue_entry.siblings, None
         if self._siblings is not None:
             self._siblings.began()
-        count_placed(self._gateway, self._job)
-        self._begin()
-        if self.wish.echo:
-            self._held.take(self.wish, self.prompt_tokens)
+        count_placement(self._gateway, self._routed)
+        self._start_answer()
+        if self.generation.echo:
+            self._budget.add_logprobs(self.generation, self.prompt_tokens)
 
-    async def next(self) -> Piece:
+    async def next_piece(self) -> AnswerPiece:
         """Return the next piece; one with a reason is the last.
 
         Raises:
             StreamLost, EngineRefused: the engine has lost it.
         """
-        running, answer = self._placed()
-        tokens, finish = await running.next()
-        piece = answer.add(tokens, finish, running.take_logprobs() if self.wish.logprobs else [])
-        self._times.took(len(piece.ids))
-        self.reason = piece.reason
+        running, answer = self._require_placed()
+        tokens, finish = await running.next_tokens()
+        piece = answer.add(tokens, finish, running.take_logprobs() if self.generation.logprobs else [])
+        self._token_timer.observe(len(piece.token_ids))
+        self.finish_reason = piece.finish_reason
         return piece
 
-    async def collect(self) -> list[Piece]:
+    async def collect(self) -> list[AnswerPiece]:
         """Place it and return its whole answer. Nothing was sent yet: a lost engine costs only time.
 
         Raises:
@@ -236,59 +244,59 @@ class Sequence:
         """
         await self.place()
         while True:
-            running, _ = self._placed()
-            pieces: list[Piece] = []
+            running, _ = self._require_placed()
+            pieces: list[AnswerPiece] = []
             try:
-                while not pieces or pieces[-1].reason is None:
-                    pieces.append(await self.next())
-                    self._held.answer(self.wish, len(pieces[-1].ids))
+                while not pieces or pieces[-1].finish_reason is None:
+                    pieces.append(await self.next_piece())
+                    self._budget.add_tokens(self.generation, len(pieces[-1].token_ids))
             except (StreamLost, EngineRefused) as error:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
                 running.close()
-                self._dispatcher.lost(self._job, running.engine, lost)
-                self._running = await self._dispatcher.place(self._job)
-                self._begin()
+                self._dispatcher.lost(self._routed, running.engine, lost)
+                self._attempt = await self._dispatcher.place(self._routed)
+                self._start_answer()
             else:
-                await self.end()
+                await self.wait_finish()
                 return pieces
 
-    def broke_off(self, error: StreamLost | EngineRefused) -> ApiError:
+    def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
         """Return what a client is told when `next` has raised an error."""
-        return self._dispatcher.broke_off(error)
+        return self._dispatcher.stream_error(error)
 
-    async def end(self) -> None:
+    async def wait_finish(self) -> None:
         """Wait for the engine's end of it; one that a stop string has ended is aborted first."""
-        running, _ = self._placed()
+        running, _ = self._require_placed()
         if running.finish is None:
             running.stream.abort()
             self._gateway.metrics.aborts.labels("stop_string").inc()
-            running.finish = await running.stream.final(FINAL_SECONDS)
+            running.finish = await running.stream.final(FINISH_WAIT_SECONDS)
         self.finish = running.finish
         self.cached_tokens = running.cached_tokens
 
     def close(self) -> None:
         """Abort what still runs, and give its turn back."""
-        if self._running is not None:
-            self._running.close()
-            self.cached_tokens = self._running.cached_tokens
+        if self._attempt is not None:
+            self._attempt.close()
+            self.cached_tokens = self._attempt.cached_tokens
             self._metrics.cached_tokens.inc(self.cached_tokens)
-            self._running = None
+            self._attempt = None
         if self._siblings is not None:
             self._siblings.ended()
             self._siblings = None
-        self._job.ticket.output_tokens = (
-            self.tokens
+        self._routed.queue_entry.output_tokens = (
+            self.output_tokens
         )  # an engine may have given more than a stop string let by
-        self._dispatcher.leave(self._job)
+        self._dispatcher.leave(self._routed)
 
-    def _begin(self) -> None:
-        running = self._running
+    def _start_answer(self) -> None:
+        running = self._attempt
         if running is not None and running.prompt_logprobs:
             self._prompt_logprobs = running.prompt_logprobs
-        start = len(self.prompt_text) if self.wish.echo else 0
-        self._answer = Answer(self.wish, self.text, self._job.prompt, start)
+        start = len(self.prompt_text) if self.generation.echo else 0
+        self._answer = AnswerBuilder(self.generation, self.text, self._routed.prompt, start)
 
-    def _placed(self) -> tuple[Running, Answer]:
-        if self._running is None or self._answer is None:
+    def _require_placed(self) -> tuple[Attempt, AnswerBuilder]:
+        if self._attempt is None or self._answer is None:
             raise RuntimeError("the sequence has not been placed")
-        return self._running, self._answer
+        return self._attempt, self._answer

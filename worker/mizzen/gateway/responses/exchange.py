@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.exchange import Exchange
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.responses.parse import Asked, ResponsesParser, rename
 from mizzen.gateway.responses.response_writer import ResponsesWriter
 
@@ -22,16 +22,16 @@ class Reading:
         self.asked: Asked | None = None
         self.response: ResponsesWriter | None = None
 
-    def read(self, body: bytes) -> Wish:
+    def read(self, body: bytes) -> GenerationRequest:
         """Return what a body asks for.
 
         Raises:
             ApiError: it cannot be served.
         """
         self.asked = self._parser.read(body)
-        return self.asked.wish
+        return self.asked.generation
 
-    def write(self, wish: Wish) -> ResponsesWriter:
+    def write(self, generation: GenerationRequest) -> ResponsesWriter:
         """Return who writes the answer."""
         if self.asked is None:
             raise RuntimeError("the request has not been read")

@@ -12,10 +12,10 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.decode_body import decode, refuse_unserved
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.openai.structured_output import JsonSchema, ResponseFormat
-from mizzen.gateway.requests.generation_request import Wish
+from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.responses.input_items import conversation
 from mizzen.gateway.responses.schemas import (
-    SAMPLING_FIELDS,
+    CHAT_FIELDS,
     AllowedResponseTools,
     NamedResponseTool,
     ResponsesRequest,
@@ -75,7 +75,7 @@ class Asked:
     """A request, and what it means."""
 
     request: ResponsesRequest
-    wish: Wish
+    generation: GenerationRequest
 
 
 class ToolsAlone(msgspec.Struct):
@@ -87,7 +87,7 @@ class ToolsAlone(msgspec.Struct):
 class ResponsesParser:
     """Decodes bodies; the rest of the way is that of a chat."""
 
-    def __init__(self, chat: Callable[[ChatRequest], Wish]) -> None:
+    def __init__(self, chat: Callable[[ChatRequest], GenerationRequest]) -> None:
         self._decoder = msgspec.json.Decoder(ResponsesRequest)
         self._chat = chat
 
@@ -101,11 +101,11 @@ class ResponsesParser:
         check(request)
         chat = chat_request(request)
         try:
-            wish = self._chat(chat)
+            generation = self._chat(chat)
         except ApiError as error:
             rename(error)
             raise
-        return Asked(request, replace(wish, include_usage=True))
+        return Asked(request, replace(generation, include_usage=True))
 
     def _decoded(self, body: bytes) -> ResponsesRequest:
         try:
@@ -173,7 +173,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     check_functions(functions, "tools[{}]")
     reasoning = request.reasoning
     return ChatRequest(
-        **{name: getattr(request, name) for name in SAMPLING_FIELDS},
+        **{name: getattr(request, name) for name in CHAT_FIELDS},
         messages=conversation(request.input, request.instructions),
         max_completion_tokens=request.max_output_tokens,
         tools=[Tool("function", one) for one in functions] or None,

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai.response_bodies import Usage
 from mizzen.gateway.openai.response_writers import Choice, called
-from mizzen.gateway.requests.answer import Piece
+from mizzen.gateway.requests.answer import AnswerPiece
 from mizzen.gateway.requests.output import ToolCallDelta
-from mizzen.gateway.requests.sequence import Echo
+from mizzen.gateway.requests.sequence import EchoedPrompt
+from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.gateway.responses.parse import Asked
 from mizzen.gateway.responses.response_bodies import (
     Incomplete,
@@ -46,18 +46,18 @@ class ResponsesWriter:
         self._open: OutputItem | None = None
         self._pieces: list[str] = []
         self._cut = False
-        self._streams = asked.wish.stream
+        self._streams = asked.generation.stream
         self._events: list[bytes] = []
 
     # ── a stream ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def first(self, index: int, echo: Echo | None) -> bytes:
+    def first(self, index: int, echo: EchoedPrompt | None) -> bytes:
         """See `Writer`."""
         self._event("response.created", response=self._response)
         self._event("response.in_progress", response=self._response)
         return self._take()
 
-    def piece(self, index: int, piece: Piece, usage: Usage | None) -> bytes:
+    def piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
         """See `Writer`."""
         delta = piece.delta
         if delta.reasoning:
@@ -66,11 +66,11 @@ class ResponsesWriter:
             self._content(delta.content)
         for call in delta.tool_calls:
             self._call(call)
-        if piece.reason is not None:
-            self._end(piece.reason)
+        if piece.finish_reason is not None:
+            self._end(piece.finish_reason)
         return self._take()
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """Return the last event: the whole response, with its usage."""
         self._finish(usage)
         kind = "response.incomplete" if self._cut else "response.completed"
@@ -92,7 +92,7 @@ class ResponsesWriter:
 
     # ── a whole response ──────────────────────────────────────────────────────────────────────────────────
 
-    def whole(self, choices: list[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: list[Choice], usage: TokenUsage) -> bytes:
         """See `Writer`."""
         piece = choices[0].piece
         if piece.delta.reasoning:
@@ -101,7 +101,7 @@ class ResponsesWriter:
             self._content(piece.delta.content)
         for index, call in enumerate(called(piece.delta.tool_calls)):
             self._call(ToolCallDelta(index, call.id, call.function.name, call.function.arguments))
-        self._end(piece.reason or "stop")
+        self._end(piece.finish_reason or "stop")
         self._finish(usage)
         return _encode(self._response)
 
@@ -163,7 +163,7 @@ class ResponsesWriter:
         broken = isinstance(self._open, OutputCall) and reason != "tool_calls"
         self._close("incomplete" if self._cut or broken else "completed")
 
-    def _finish(self, usage: Usage) -> None:
+    def _finish(self, usage: TokenUsage) -> None:
         response = self._response
         response.status = "incomplete" if self._cut else "completed"
         response.incomplete_details = Incomplete("max_output_tokens") if self._cut else None
@@ -194,22 +194,20 @@ def new_id(prefix: str) -> str:
     return prefix + uuid.uuid4().hex
 
 
-def counted(usage: Usage) -> ResponseUsage:
+def counted(usage: TokenUsage) -> ResponseUsage:
     """Return counts of tokens under the names that responses have for them."""
-    details = usage.completion_tokens_details
-    reasoning = 0 if isinstance(details, msgspec.UnsetType) else details.reasoning_tokens
     return ResponseUsage(
         usage.prompt_tokens,
-        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
-        usage.completion_tokens,
-        OutputTokensDetails(reasoning),
-        usage.total_tokens,
+        InputTokensDetails(usage.cached_tokens),
+        usage.output_tokens,
+        OutputTokensDetails(usage.reasoning_tokens),
+        usage.prompt_tokens + usage.output_tokens,
     )
 
 
 def new_response(asked: Asked) -> ResponsesResponse:
     """Return a response that has just begun, with what was asked for."""
-    request, sampling = asked.request, asked.wish.sampling
+    request, sampling = asked.request, asked.generation.sampling
     reasoning, text = request.reasoning, request.text
     form = text.format if text is not None and text.format is not None else None
     return ResponsesResponse(

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses. What fields say of themselves is the documentation's text too."""
+"""Body of POST /v1/responses. The descriptions of fields are also used in OpenAPI and docs/openai.md."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mizzen.gateway.openai.schemas import NOT_SERVED, Bias, Count, Penalty, Share, TokenId, doc
+from mizzen.gateway.openai.schemas import NOT_SERVED, Count, SamplingFields, doc
 from mizzen.gateway.tools.tool_schemas import Function
 
 
 class ResponseTool(Function, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A tool of a response: the fields of chat's function, without its envelope."""
+    """A tool: the fields of `Function`, without the envelope that chat completions use."""
 
-    type: Annotated[str, doc("Only `function`: nothing is run here.")]
+    type: Annotated[str, doc("Only `function`: tools hosted by the server are not supported.")]
 
 
 class NamedResponseTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
@@ -24,7 +24,7 @@ class NamedResponseTool(msgspec.Struct, forbid_unknown_fields=True, tag="functio
 
 
 class AllowedResponseTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
-    """The tools that may be called, of those that the model is told of."""
+    """The subset of the tools that may be called."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedResponseTool]
@@ -34,17 +34,19 @@ ResponseToolChoice = Literal["none", "auto", "required"] | NamedResponseTool | A
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What form the text has."""
+    """Format of the text."""
 
-    type: Annotated[Literal["text", "json_object", "json_schema"], doc("Which form.")]
+    type: Annotated[Literal["text", "json_object", "json_schema"], doc("Format of the text.")]
     name: Annotated[str | None, doc("With `json_schema`: any name.")] = None
-    schema: Annotated[dict[str, Any] | None, doc("With `json_schema`: what the text conforms to.")] = None
+    schema: Annotated[
+        dict[str, Any] | None, doc("With `json_schema`: the schema that the text conforms to.")
+    ] = None
     strict: Annotated[bool | None, doc("As in chat completions.")] = None
     description: Annotated[str | None, doc("Accepted, not used.")] = None
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """How the text is written."""
+    """Settings for the text."""
 
     format: Annotated[TextFormat | None, doc("Text, a JSON object, or JSON that conforms to a schema.")] = (
         None
@@ -53,68 +55,77 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """How the model reasons."""
+    """Settings for reasoning."""
 
     effort: Annotated[
         str | None,
-        doc("A variable of the chat template; `none` also sets `enable_thinking: false`."),
+        doc("Passed to the chat template; `none` also sets `enable_thinking: false`."),
     ] = None
-    summary: Annotated[str | None, doc("Only `auto`: reasoning comes as it is, there are no summaries.")] = (
+    summary: Annotated[str | None, doc("Only `auto`: reasoning is returned as it is, without summaries.")] = (
         None
     )
-    generate_summary: Annotated[str | None, doc("The older name of `summary`.")] = None
+    generate_summary: Annotated[str | None, doc("Older name of `summary`.")] = None
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream holds besides."""
+    """Additional content of a stream."""
 
     include_obfuscation: Annotated[bool | None, doc("Ignored: no padding is sent.")] = False
 
 
-class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/responses."""
 
-    model: Annotated[str, doc("A name of `/v1/models`; another is 404.")]
+    model: Annotated[str, doc("A name listed in `/v1/models`; any other name gets 404.")]
     input: Annotated[
         str | list[dict[str, Any]],
         doc(
-            "A user's text, or the conversation as items: messages, `function_call`, `function_call_output`,"
-            " `reasoning`. The items of an earlier answer's `output` can be sent as they came."
+            "A user message as text, or the conversation as items: messages, "
+            "`function_call`, `function_call_output`, `reasoning`. Items from the "
+            "`output` of an earlier response can be sent back unchanged."
         ),
     ]
-    instructions: Annotated[str | None, doc("Goes before the conversation as a system message.")] = None
-    stream: Annotated[bool | None, doc("Server-sent events; the last is `response.completed`.")] = False
+    instructions: Annotated[str | None, doc("System message that precedes the conversation.")] = None
+    stream: Annotated[
+        bool | None, doc("Stream server-sent events; the last one is `response.completed`.")
+    ] = False
     stream_options: Annotated[ResponseStreamOptions | None, doc("Only with `stream`.")] = None
     max_output_tokens: Annotated[
-        Count | None, doc("Output tokens at most, those of reasoning included; what the context holds.")
+        Count | None,
+        doc(
+            "Maximum number of output tokens, including reasoning; by default as many as fit "
+            "into the context."
+        ),
     ] = None
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=2)] | None, doc("1 by default; 0 takes the most probable token.")
-    ] = None
-    top_p: Annotated[Share | None, doc("As in chat completions.")] = None
     tools: Annotated[list[ResponseTool] | None, doc("Functions that the model may call.")] = None
     tool_choice: Annotated[
-        ResponseToolChoice | None, doc("`none`, `auto`, `required`, a function, or `allowed_tools`.")
+        ResponseToolChoice | None,
+        doc("`none`, `auto`, `required`, `allowed_tools`, or a function that must be called."),
     ] = None
     parallel_tool_calls: Annotated[
-        bool | None, doc("Whether one answer may hold several calls (default).")
+        bool | None, doc("Whether an answer may contain several calls (default: true).")
     ] = None
-    text: Annotated[TextOptions | None, doc("The text's form.")] = None
-    reasoning: Annotated[ReasoningOptions | None, doc("How the model reasons.")] = None
-    metadata: Annotated[
-        dict[str, str] | None, doc("Up to 16 texts by name, which come back with the response.")
-    ] = None
-    store: Annotated[bool | None, doc("Only `false`: nothing is stored, also where it is left out.")] = None
-    previous_response_id: Annotated[Any, doc("Refused by name: send the earlier items in `input`.")] = None
-    conversation: Annotated[Any, doc("Refused by name: send the earlier items in `input`.")] = None
+    text: Annotated[TextOptions | None, doc("Format of the text.")] = None
+    reasoning: Annotated[ReasoningOptions | None, doc("Settings for reasoning.")] = None
+    metadata: Annotated[dict[str, str] | None, doc("Up to 16 named texts, returned with the response.")] = (
+        None
+    )
+    store: Annotated[bool | None, doc("Only `false`, which is the default: nothing is stored.")] = None
+    previous_response_id: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
+    conversation: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
     include: Annotated[
         list[str] | None,
-        doc("Only `reasoning.encrypted_content`, which says nothing more: reasoning comes in the open."),
+        doc(
+            "Only `reasoning.encrypted_content`, which has no effect, because reasoning is "
+            "returned unencrypted."
+        ),
     ] = None
-    truncation: Annotated[str | None, doc("Only `disabled`: a conversation that is too long is 400.")] = None
+    truncation: Annotated[str | None, doc("Only `disabled`: a conversation that is too long gets 400.")] = (
+        None
+    )
     background: Annotated[Any, doc("Only `false`.")] = None
     service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
-    top_logprobs: Annotated[Any, doc("Only 0; chat completions have log probabilities.")] = None
+    top_logprobs: Annotated[Any, doc("Only 0; use chat completions for log probabilities.")] = None
     max_tool_calls: Annotated[Any, doc(NOT_SERVED)] = None
     prompt: Annotated[Any, doc(NOT_SERVED)] = None
     image: Annotated[Any, doc(NOT_SERVED)] = None
@@ -123,32 +134,17 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     moderation: Annotated[Any, doc(NOT_SERVED)] = None
     prompt_cache_options: Annotated[Any, doc(NOT_SERVED)] = None
     prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
-    prompt_cache_key: Annotated[str | None, doc("Requests of one key go to one engine where they can.")] = (
-        None
-    )
+    prompt_cache_key: Annotated[str | None, doc("Requests with the same key prefer the same engine.")] = None
     safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
-    user: Annotated[str | None, doc("The same, where there is no `prompt_cache_key`.")] = None
+    user: Annotated[str | None, doc("Same as `prompt_cache_key`, used if that is not set.")] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, doc("Variables for the chat template, `enable_thinking` for example.")
+        dict[str, Any] | None, doc("Variables for the chat template, for example `enable_thinking`.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None, doc("As in chat completions.")] = None
-    min_p: Annotated[Share | None, doc("As in chat completions.")] = None
-    seed: Annotated[int | None, doc("As in chat completions.")] = None
-    frequency_penalty: Annotated[Penalty | None, doc("As in chat completions.")] = None
-    presence_penalty: Annotated[Penalty | None, doc("As in chat completions.")] = None
-    repetition_penalty: Annotated[
-        Annotated[float, Meta(ge=0.01, le=10)] | None, doc("As in chat completions.")
-    ] = None
-    logit_bias: Annotated[dict[str, Bias] | None, doc("As in chat completions.")] = None
-    stop: Annotated[str | list[str] | None, doc("As in chat completions.")] = None
-    stop_token_ids: Annotated[list[TokenId] | None, doc("As in chat completions.")] = None
-    ignore_eos: Annotated[bool | None, doc("As in chat completions.")] = False
     timeout: Annotated[Annotated[float, Meta(gt=0)] | None, doc("As in chat completions.")] = None
 
 
-SAMPLING_FIELDS = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty",
-    "presence_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos", "timeout",
-    "chat_template_kwargs", "parallel_tool_calls", "user", "prompt_cache_key",
+CHAT_FIELDS = (
+    *SamplingFields.__struct_fields__,
+    "model", "stream", "timeout", "chat_template_kwargs", "parallel_tool_calls", "user", "prompt_cache_key",
 )  # fmt: skip
-"""Fields that mean what they mean in chat completions."""
+"""Fields with the same meaning as in chat completions."""

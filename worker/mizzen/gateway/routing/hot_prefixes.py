@@ -21,14 +21,14 @@ from mizzen.core.kv.block_hashes import BLOCK_TOKENS
 from mizzen.core.request import Int32
 
 HALF_LIFE_SECONDS = 600.0
-MOST_BLOCKS = 256
+MAX_PROMPT_BLOCKS = 256
 """Of one prompt: what lies behind is a conversation's own."""
-REBASE = 2.0**64
+REBASE_WEIGHT = 2.0**64
 """Weights grow with time instead of shrinking; beyond this all are divided."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class HotPrefix:
     """A prefix that many prompts begin with."""
 
     tokens: Int32
@@ -38,7 +38,7 @@ class Prefix:
     """Of its blocks."""
 
 
-class _Block:
+class _PrefixBlock:
     """A block of a prefix."""
 
     __slots__ = ("parent", "prompts", "salt", "tokens", "weight")
@@ -59,7 +59,7 @@ class HotPrefixes:
         self._capacity = max(1, capacity)
         self._clock = clock
         self._start = clock()
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _PrefixBlock] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -73,18 +73,18 @@ class HotPrefixes:
             salt: the one that the names were made with.
         """
         weight, parent = self._weight_now(), None
-        for place, name in enumerate(names[:MOST_BLOCKS]):
+        for place, name in enumerate(names[:MAX_PROMPT_BLOCKS]):
             block = self._blocks.get(name)
             if block is None:
                 ids = prompt[place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
-                block = self._blocks[name] = _Block(parent, ids.astype("<i4", copy=False).tobytes(), salt)
+                block = self._blocks[name] = _PrefixBlock(parent, ids.astype("<i4", copy=False).tobytes(), salt)
             block.weight += weight
             block.prompts += 1
             parent = name
         if len(self._blocks) > self._capacity:
-            self._shrink()
+            self._evict()
 
-    def hottest(self, tokens: int) -> list[Prefix]:
+    def hottest(self, tokens: int) -> list[HotPrefix]:
         """Return the heaviest prefixes that two prompts at least had, of at most `tokens` tokens in all.
 
         None of them is the beginning of another. The heaviest come first.
@@ -97,7 +97,7 @@ class HotPrefixes:
         ends = sorted((weight, name) for name, weight in chosen.items() if name not in inner)
         return [self._prefix(name) for _, name in ends]
 
-    def _prefix(self, name: int) -> Prefix:
+    def _prefix(self, name: int) -> HotPrefix:
         names, parts = list[int](), list[bytes]()
         step: int | None = name
         while step is not None:
@@ -106,18 +106,18 @@ class HotPrefixes:
             parts.append(block.tokens)
             step = block.parent
         tokens = np.frombuffer(b"".join(reversed(parts)), dtype="<i4")
-        return Prefix(tokens, self._blocks[name].salt, tuple(reversed(names)))
+        return HotPrefix(tokens, self._blocks[name].salt, tuple(reversed(names)))
 
     def _weight_now(self) -> float:
         weight = 2.0 ** min(1000.0, (self._clock() - self._start) / HALF_LIFE_SECONDS)
-        if weight <= REBASE:
+        if weight <= REBASE_WEIGHT:
             return weight
         for block in self._blocks.values():
             block.weight /= weight
         self._start = self._clock()
         return 1.0
 
-    def _shrink(self) -> None:
+    def _evict(self) -> None:
         """Drop the lightest eighth; never a block before one that stays."""
         count = len(self._blocks) - self._capacity + self._capacity // 8
         order = sorted(

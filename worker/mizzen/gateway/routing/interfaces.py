@@ -14,7 +14,7 @@ EXPECTED_OUTPUT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ModelIdentity:
     """What gave an answer's first tokens: only the same can go on with it."""
 
     model: str
@@ -56,7 +56,7 @@ class Candidate(Protocol):
         ...
 
     @property
-    def pin(self) -> Pin:
+    def pin(self) -> ModelIdentity:
         """What it serves."""
         ...
 
@@ -67,7 +67,7 @@ class Candidate(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouteRequest:
+class RoutingQuery:
     """A request as routing sees it."""
 
     tokenizer_hash: str
@@ -80,7 +80,7 @@ class RouteRequest:
     """Names of the prompt's full blocks."""
     session: str = ""
     """What the client says belongs together; empty when it says nothing."""
-    pin: Pin | None = None
+    pin: ModelIdentity | None = None
     """Of an answer that has begun."""
     excluded: Collection[Candidate] = ()
     """Engines that have refused it or lost it."""
@@ -100,7 +100,7 @@ class Filter(Protocol):
 
     name: str
 
-    def keep(self, request: RouteRequest, engine: Candidate) -> bool:
+    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
         """Tell whether the engine stays."""
         ...
 
@@ -110,7 +110,7 @@ class Preference(Protocol):
 
     name: str
 
-    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
         """Tell for each engine whether it stays; when none would, all do."""
         ...
 
@@ -120,7 +120,7 @@ class Scorer(Protocol):
 
     name: str
 
-    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """Return a number in [0, 1] for each engine, 1 being best."""
         ...
 

@@ -25,24 +25,24 @@ BLOCK_BYTES = 112
 """At most: an entry of a dictionary that has just grown, and its 64-bit key."""
 DEFAULT_BLOCKS = 1 << 19
 """33 million tokens of prefixes, in 56 MiB."""
-LEAST_BLOCKS = 64
+MIN_ENGINE_BLOCKS = 64
 """Of one engine, however many there are."""
 
 
 class EnginePrefixes:
     """Blocks that one engine holds, or soon will. `capacity` may be changed at any time."""
 
-    __slots__ = ("_capacity", "_clock", "_names", "forgotten")
+    __slots__ = ("_capacity", "_clock", "_blocks", "forgotten")
 
     def __init__(self, capacity: int = DEFAULT_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._names: dict[int, float | None] = {}  # in order of use; None: confirmed, else when a guess ends
+        self._blocks: dict[int, float | None] = {}  # in order of use; None: confirmed, else when a guess ends
         self.forgotten = 0
         """Names that were dropped for want of room."""
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._blocks)
 
     @property
     def capacity(self) -> int:
@@ -52,11 +52,11 @@ class EnginePrefixes:
     @capacity.setter
     def capacity(self, blocks: int) -> None:
         self._capacity = blocks
-        self._shrink()
+        self._evict()
 
     def match(self, names: Sequence[int]) -> int:
         """Return how many blocks of a prompt, from its start, are held."""
-        held, now = self._names, None
+        held, now = self._blocks, None
         for count, name in enumerate(names):
             until = held.get(name, 0.0)
             if until is None:
@@ -69,35 +69,35 @@ class EnginePrefixes:
 
     def guess(self, names: Sequence[int]) -> None:
         """Note the blocks of a prompt that is on its way to the engine; those that it has are used anew."""
-        held, until = self._names, self._clock() + GUESS_SECONDS
+        held, until = self._blocks, self._clock() + GUESS_SECONDS
         for name in reversed(names):  # the first blocks become the newest: they are worth most
             held[name] = None if held.pop(name, until) is None else until
-        self._shrink()
+        self._evict()
 
     def doubt(self, names: Iterable[int]) -> None:
         """Take guesses back: the engine did not take the request."""
         for name in names:
-            if self._names.get(name) is not None:
-                del self._names[name]
+            if self._blocks.get(name) is not None:
+                del self._blocks[name]
 
     def event(self, stored: Sequence[int], evicted: Iterable[int], reset: bool = False) -> None:
         """Take a cache event; with `reset`, `stored` is all that the engine holds, and no guess stands."""
         if reset:
-            self._names = {}
-        held = self._names
+            self._blocks = {}
+        held = self._blocks
         for name in evicted:
             held.pop(name, None)
         for name in reversed(stored[-self._capacity :]):  # the first blocks of a prefix become the newest
             held.pop(name, None)
             held[name] = None
-        self._shrink()
+        self._evict()
 
     def clear(self) -> None:
         """Forget everything: the connection is lost, or the engine is another process."""
-        self._names = {}
+        self._blocks = {}
 
-    def _shrink(self) -> None:
-        held = self._names
+    def _evict(self) -> None:
+        held = self._blocks
         if len(held) <= self._capacity:
             return
         # Many at once: each search for the oldest passes over the gaps that those before it have left.
@@ -116,11 +116,11 @@ class PrefixBudget:
     def share(self, engines: Sequence[EnginePrefixes]) -> None:
         """Give each engine its part."""
         for one in engines:
-            part = max(LEAST_BLOCKS, self.blocks // len(engines))
+            part = max(MIN_ENGINE_BLOCKS, self.blocks // len(engines))
             if one.capacity != part:
                 one.capacity = part
 
 
-def names_of(column: bytes) -> list[int]:
+def decode_hashes(column: bytes) -> list[int]:
     """Return the names in a column of `mizzen.wire.messages.Blocks` (uint64, little-endian)."""
     return np.frombuffer(column, "<u8").tolist()

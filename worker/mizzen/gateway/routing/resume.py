@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.requests.attempt import Running
-from mizzen.gateway.requests.routed_request import Job
+from mizzen.gateway.requests.attempt import Attempt
+from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.telemetry.metrics import Metrics
 from mizzen.wire.client.stream import StreamLost
 
@@ -35,17 +35,17 @@ class ResumeLimits:
     """Engines that may be lost by one answer that has begun; 0 turns resuming off."""
     seconds: float = 60.0
     """How long an answer waits for room in the engines that serve."""
-    alone_seconds: float = 1.0
+    replacement_seconds: float = 1.0
     """How long it waits for a replacement when none serves."""
 
 
-class Resumes:
+class AnswerResumer:
     """Continues answers; `place` puts a job that has begun into another engine."""
 
     def __init__(
         self,
         limits: ResumeLimits,
-        place: Callable[[Job], Awaitable[Running]],
+        place: Callable[[RoutedRequest], Awaitable[Attempt]],
         serving: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
@@ -54,27 +54,29 @@ class Resumes:
         self._place = place
         self._metrics = metrics
 
-    async def resume(self, running: Running, lost: StreamLost) -> Running | None:
+    async def resume(self, running: Attempt, lost: StreamLost) -> Attempt | None:
         """Return the same answer in another engine; None when it may not go on.
 
         Raises:
             StreamLost: it was lost too often, or there is none in time.
         """
-        job, engine = running.job, running.engine
+        routed, engine = running.routed, running.engine
         leaving = engine.draining
         running.stream.abort()
         running.release(lost.cause)
         if not leaving and lost.cause not in FINAL_CAUSES:
-            engine.failed(running.period)
+            engine.failed(running.breaker_period)
         if not self.limits.resumes or lost.cause in FINAL_CAUSES:
             return None
-        self._count(job, lost, leaving)
+        self._count_loss(routed, lost, leaving)
         began = time.monotonic()
-        job.ticket.deadline = began + (self.limits.seconds if self._serving() else self.limits.alone_seconds)
-        job.tried[:] = [engine]
+        routed.queue_entry.deadline = began + (
+            self.limits.seconds if self._serving() else self.limits.replacement_seconds
+        )
+        routed.tried_engines[:] = [engine]
         self._metrics.resumes.labels("handover" if leaving else lost.cause).inc()
         try:
-            other = await self._place(job)
+            other = await self._place(routed)
         except ApiError as error:
             self._metrics.resume_failures.labels("no_engine").inc()
             text = f"{lost}; no engine has taken over: {error}"
@@ -85,25 +87,23 @@ class Resumes:
             "lost": engine.name,
             "cause": lost.cause,
             "engine": other.engine.name,
-            "tokens": len(job.given),
+            "tokens": len(routed.generated),
             "seconds": round(seconds, 3),
         }
         log.info("answer resumed", extra={"fields": fields})
         return other
 
-    def _count(self, job: Job, lost: StreamLost, leaving: bool) -> None:
+    def _count_loss(self, routed: RoutedRequest, lost: StreamLost, leaving: bool) -> None:
         """Count a loss.
 
         Raises:
             StreamLost: it was one too many.
         """
         if leaving:
-            job.handovers += 1
+            routed.handovers += 1
         else:
-            job.losses += 1
-        if job.losses > self.limits.resumes or job.handovers > MAX_HANDOVERS:
+            routed.losses += 1
+        if routed.losses > self.limits.resumes or routed.handovers > MAX_HANDOVERS:
             self._metrics.resume_failures.labels("too_many").inc()
-            text = (
-                f"the request was lost by {job.losses + job.handovers} engines, the last time because: {lost}"
-            )
+            text = f"the request was lost by {routed.losses + routed.handovers} engines, the last time because: {lost}"
             raise StreamLost(lost.cause, text)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from mizzen.gateway.routing.interfaces import Candidate, Filter, Picker, Preference, RouteRequest, Scorer
+from mizzen.gateway.routing.interfaces import Candidate, Filter, Picker, Preference, RoutingQuery, Scorer
 from mizzen.gateway.routing.scorers import (
-    BoundedLoad,
+    BoundedLoadPreference,
+    CompatibleFilter,
+    HealthyPreference,
     HomeScorer,
     LoadScorer,
     PrefixScorer,
-    SameText,
-    Serving,
+    ServingFilter,
     SessionScorer,
-    Trusted,
     TwoChoicesPicker,
 )
 
@@ -45,7 +45,7 @@ class Verdict(Generic[E]):
 
     engine: E
     matched_tokens: int
-    left_out_by: str = ""
+    excluded_by: str = ""
     """The filter or preference; empty for a candidate."""
     scores: dict[str, float] = field(default_factory=dict)
     """By scorer, weighted."""
@@ -71,16 +71,16 @@ class Router:
         self._scorers = scorers
         self._picker = picker
 
-    def route(self, request: RouteRequest, engines: Iterable[E]) -> Route[E] | None:
+    def route(self, request: RoutingQuery, engines: Iterable[E]) -> Route[E] | None:
         """Return the engine for a request; None when there is none at the moment."""
         kept = [e for e in engines if all(f.keep(request, e) for f in self._filters)]
         if not kept:
             return None
         for preference in self._preferences:
-            kept = _narrow(kept, preference.prefer(request, kept))
+            kept = _keep_preferred(kept, preference.prefer(request, kept))
         chosen, reason = 0, "only"
         if len(kept) > 1:
-            columns = self._columns(request, kept)
+            columns = self._weighted_scores(request, kept)
             sums = [sum(scores) for scores in zip(*columns, strict=True)] or [0.0] * len(kept)
             chosen = self._picker.pick(sums, kept)
             gains = [column[chosen] - sum(column) / len(kept) for column in columns]
@@ -88,26 +88,26 @@ class Router:
             reason = self._scorers[gains.index(best)][0].name if best > 1e-9 else "random"
         return Route(kept[chosen], reason, request.matched(kept[chosen]))
 
-    def explain(self, request: RouteRequest, engines: Iterable[E]) -> list[Verdict[E]]:
+    def explain(self, request: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
         """Return what `route` looks at, for each engine."""
         verdicts = [Verdict(e, request.matched(e)) for e in engines]
         for one in verdicts:
-            one.left_out_by = next((f.name for f in self._filters if not f.keep(request, one.engine)), "")
-        left = [one for one in verdicts if not one.left_out_by]
+            one.excluded_by = next((f.name for f in self._filters if not f.keep(request, one.engine)), "")
+        left = [one for one in verdicts if not one.excluded_by]
         for preference in self._preferences if left else ():
             stays = preference.prefer(request, [one.engine for one in left])
-            after = _narrow(left, stays)
+            after = _keep_preferred(left, stays)
             for one in left:
-                one.left_out_by = "" if one in after else preference.name
+                one.excluded_by = "" if one in after else preference.name
             left = after
         if left:
-            columns = self._columns(request, [one.engine for one in left])
+            columns = self._weighted_scores(request, [one.engine for one in left])
             for (scorer, _), column in zip(self._scorers, columns, strict=True):
                 for one, score in zip(left, column, strict=True):
                     one.scores[scorer.name] = score
         return verdicts
 
-    def _columns(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[list[float]]:
+    def _weighted_scores(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[list[float]]:
         return [
             [weight * score for score in scorer.score(request, engines)] for scorer, weight in self._scorers
         ]
@@ -116,7 +116,7 @@ class Router:
 T = TypeVar("T")
 
 
-def _narrow(candidates: list[T], stays: Sequence[bool]) -> list[T]:
+def _keep_preferred(candidates: list[T], stays: Sequence[bool]) -> list[T]:
     """Return those that stay; all when none would."""
     return [one for one, stay in zip(candidates, stays, strict=True) if stay] or candidates
 
@@ -124,8 +124,8 @@ def _narrow(candidates: list[T], stays: Sequence[bool]) -> list[T]:
 def default_router(load_factor_percent: int, generator: random.Random | None = None) -> Router:
     """Return the router of a gateway: cached prefixes, sessions and load, all within bounded load."""
     return Router(
-        (Serving(), SameText()),
-        (Trusted(), BoundedLoad(load_factor_percent / 100)),
+        (ServingFilter(), CompatibleFilter()),
+        (HealthyPreference(), BoundedLoadPreference(load_factor_percent / 100)),
         (
             (PrefixScorer(), PREFIX_WEIGHT),
             (SessionScorer(), SESSION_WEIGHT),

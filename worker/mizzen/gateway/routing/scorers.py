@@ -6,30 +6,30 @@ import random
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from mizzen.gateway.routing.interfaces import Candidate, RouteRequest
+from mizzen.gateway.routing.interfaces import Candidate, RoutingQuery
 
 SMALL_LOAD_TOKENS = 2048
 """An engine that would have less in work is never overloaded."""
-TIE = 0.05
+TIE_MARGIN = 0.05
 """Scores that differ by less are equal: loads are known to no better, and several gateways see old ones."""
 
 
-class Serving:
+class ServingFilter:
     """Keeps engines that take requests now."""
 
     name = "serving"
 
-    def keep(self, request: RouteRequest, engine: Candidate) -> bool:
+    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
         """See `Filter`."""
         return engine.serving and not engine.full and engine not in request.excluded
 
 
-class SameText:
+class CompatibleFilter:
     """Keeps engines whose tokenizer made the prompt, whose context it fits, and that can go on with it."""
 
     name = "text"
 
-    def keep(self, request: RouteRequest, engine: Candidate) -> bool:
+    def keep(self, request: RoutingQuery, engine: Candidate) -> bool:
         """See `Filter`."""
         if request.pin is not None and engine.pin != request.pin:
             return False
@@ -39,17 +39,17 @@ class SameText:
         )
 
 
-class Trusted:
+class HealthyPreference:
     """Prefers engines that are heard."""
 
     name = "trusted"
 
-    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
         """See `Preference`."""
         return [not engine.suspect for engine in engines]
 
 
-class BoundedLoad:
+class BoundedLoadPreference:
     """Prefers engines that the request would not lift above `factor` times the mean load.
 
     After consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016), so a hot prefix or a
@@ -61,7 +61,7 @@ class BoundedLoad:
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
-    def prefer(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[bool]:
+    def prefer(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[bool]:
         """See `Preference`."""
         loads = [engine.load for engine in engines]
         total, least = sum(loads), min(loads)
@@ -79,7 +79,7 @@ class PrefixScorer:
 
     name = "prefix"
 
-    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         if not request.blocks:
             return [0.0] * len(engines)
@@ -91,11 +91,11 @@ class SessionScorer:
 
     name = "session"
 
-    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         if not request.session:
             return [0.0] * len(engines)
-        return rendezvous(request.session.encode(errors="replace"), engines)
+        return rendezvous_scores(request.session.encode(errors="replace"), engines)
 
 
 class HomeScorer:
@@ -106,12 +106,12 @@ class HomeScorer:
 
     name = "home"
 
-    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         first = request.blocks[:1]
         if not first or any(request.matched(engine) for engine in engines):
             return [0.0] * len(engines)
-        return rendezvous(first[0].to_bytes(8, "little"), engines)
+        return rendezvous_scores(first[0].to_bytes(8, "little"), engines)
 
 
 class LoadScorer:
@@ -119,7 +119,7 @@ class LoadScorer:
 
     name = "load"
 
-    def score(self, request: RouteRequest, engines: Sequence[Candidate]) -> list[float]:
+    def score(self, request: RoutingQuery, engines: Sequence[Candidate]) -> list[float]:
         """See `Scorer`."""
         loads = [engine.load for engine in engines]
         scale = 2 * max(sum(loads) / len(loads), SMALL_LOAD_TOKENS / 2)
@@ -139,14 +139,14 @@ class TwoChoicesPicker:
     def pick(self, scores: Sequence[float], engines: Sequence[Candidate]) -> int:
         """See `Picker`."""
         best = max(scores)
-        equal = [i for i, score in enumerate(scores) if score >= best - TIE]
+        equal = [i for i, score in enumerate(scores) if score >= best - TIE_MARGIN]
         if len(equal) == 1:
             return equal[0]
         one, other = self._random.sample(equal, 2)
         return one if engines[one].load <= engines[other].load else other
 
 
-def rendezvous(key: bytes, engines: Sequence[Candidate]) -> list[float]:
+def rendezvous_scores(key: bytes, engines: Sequence[Candidate]) -> list[float]:
     """Return 1 for the engine that a key belongs to and 0 for the others (Thaler, Ravishankar, 1998).
 
     When an engine comes or goes, only keys of that engine move.

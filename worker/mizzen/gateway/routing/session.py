@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-HEADER = b"x-mizzen-session"
-LONGEST = 64
+SESSION_HEADER = b"x-mizzen-session"
+MAX_SESSION_CHARACTERS = 64
 """Characters of a session that is known by its own name, as OpenAI bounds `prompt_cache_key`."""
 
 
-def session_of(headers: Iterable[tuple[bytes, bytes]], hint: str) -> str:
+def get_session(headers: Iterable[tuple[bytes, bytes]], hint: str) -> str:
     """Return a request's session: the header's, else the hint of its body; empty when it has none.
 
     `hint` is `bounded` already.
     """
     for name, value in headers:
-        if name == HEADER and value:
+        if name == SESSION_HEADER and value:
             return bounded(value.decode("latin-1"))
     return hint
 
@@ -26,6 +26,6 @@ def bounded(name: str) -> str:
 
     Routing hashes it for each engine and each sequence, on the event loop: it has to be short there.
     """
-    if len(name) <= LONGEST:
+    if len(name) <= MAX_SESSION_CHARACTERS:
         return name
     return f"blake2b:{blake2b(name.encode(errors='replace'), digest_size=16).hexdigest()}"

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mizzen.core.request import Int32
-from mizzen.gateway.routing.hot_prefixes import HotPrefixes, Prefix
+from mizzen.gateway.routing.hot_prefixes import HotPrefix, HotPrefixes
 from mizzen.gateway.telemetry.metrics import Metrics
 from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, StreamLost
 from mizzen.wire.messages import Sampling
 
 if TYPE_CHECKING:
-    from mizzen.gateway.engines.engine import Engine
+    from mizzen.gateway.engines.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 
-TOKENIZERS = 2
+MAX_TOKENIZERS = 2
 """Whose prefixes are kept: that of the revision that serves, and of the one that follows."""
 PRIORITY = -8
 """The lowest: another gateway's requests may be in the engine already."""
-SPARE = 4
+STORE_FACTOR = 4
 """Blocks kept for each block that is replayed: what becomes hot is cold at first."""
 
 
@@ -43,7 +43,7 @@ class WarmLimits:
     """Prefixes in work."""
 
 
-class Warmer:
+class CacheWarmer:
     """Keeps one service's hottest prefixes, and fills caches with them."""
 
     def __init__(self, limits: WarmLimits, metrics: Metrics) -> None:
@@ -62,13 +62,13 @@ class Warmer:
             return
         store = self._stores.get(tokenizer)
         if store is None:
-            store = self._stores[tokenizer] = HotPrefixes(SPARE * self._limits.tokens // 64)
-            while len(self._stores) > TOKENIZERS:
+            store = self._stores[tokenizer] = HotPrefixes(STORE_FACTOR * self._limits.tokens // 64)
+            while len(self._stores) > MAX_TOKENIZERS:
                 self._stores.popitem(last=False)
         self._stores.move_to_end(tokenizer)
         store.saw(names, prompt, salt)
 
-    def prefixes(self, engine: Engine) -> list[Prefix]:
+    def prefixes(self, engine: EngineClient) -> list[HotPrefix]:
         """Return what an engine lacks of the hottest prefixes, the hottest first."""
         store = self._stores.get(engine.tokenizer_hash)
         if store is None:
@@ -77,7 +77,7 @@ class Warmer:
         hottest = [one for one in store.hottest(self._limits.tokens) if len(one.tokens) < context]
         return [one for one in hottest if engine.prefixes.match(one.names) < len(one.names)]
 
-    async def run(self, engine: Engine, needed: Callable[[], bool]) -> None:
+    async def run(self, engine: EngineClient, needed: Callable[[], bool]) -> None:
         """Fill an engine's cache, in the time that there is; never raises but when it is cancelled.
 
         Args:
@@ -87,7 +87,7 @@ class Warmer:
         began, result = time.monotonic(), "needed"
         prefixes = iter(self.prefixes(engine))
         workers = [
-            asyncio.create_task(self._work(engine, prefixes, needed)) for _ in range(self._limits.at_once)
+            asyncio.create_task(self._replay_rest(engine, prefixes, needed)) for _ in range(self._limits.at_once)
         ]
         try:
             async with asyncio.timeout(self._limits.seconds):
@@ -106,7 +106,9 @@ class Warmer:
             fields = {"engine": engine.name, "result": result, "seconds": round(time.monotonic() - began, 3)}
             log.info("engine warmed", extra={"fields": fields})
 
-    async def _work(self, engine: Engine, prefixes: Iterator[Prefix], needed: Callable[[], bool]) -> bool:
+    async def _replay_rest(
+        self, engine: EngineClient, prefixes: Iterator[HotPrefix], needed: Callable[[], bool]
+    ) -> bool:
         """Replay what is left; returns whether it stopped because the engine is needed."""
         for prefix in prefixes:
             if needed():
@@ -115,7 +117,7 @@ class Warmer:
             self._metrics.warmed_tokens.inc(len(prefix.tokens))
         return False
 
-    async def _replay(self, engine: Engine, prefix: Prefix) -> None:
+    async def _replay(self, engine: EngineClient, prefix: HotPrefix) -> None:
         """Have an engine compute a prefix, and throw its one token away.
 
         Raises:

@@ -15,15 +15,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from mizzen.gateway.telemetry.request_record import MAX_PROMPT_CHARACTERS, Record
+from mizzen.gateway.telemetry.request_record import MAX_PROMPT_CHARACTERS, RequestRecord
 
-WHOLE_BYTES = 4096
+ATOMIC_WRITE_BYTES = 4096
 """What Linux writes to a pipe in one piece (PIPE_BUF): several processes write to one output."""
-MAX_WAITING = 4096
+MAX_QUEUED_LINES = 4096
 """Lines that wait to be written."""
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class AccessLogLine(msgspec.Struct, omit_defaults=True):
     """A line of the access log."""
 
     time: str
@@ -64,11 +64,11 @@ class AccessLog:
         self.prompts = prompts
         self._stream = stream or sys.stdout.buffer
         self._encode = msgspec.json.Encoder().encode
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
         self._dropped = 0
         self._thread: threading.Thread | None = None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RequestRecord) -> None:
         """Have a request's line written."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -95,7 +95,7 @@ class AccessLog:
     def _run(self) -> None:
         together = b""
         while (line := self._waiting.get()) is not None:
-            if together and len(together) + len(line) > WHOLE_BYTES:
+            if together and len(together) + len(line) > ATOMIC_WRITE_BYTES:
                 self._put(together)
                 together = b""
             together += line
@@ -111,10 +111,10 @@ class AccessLog:
         except (OSError, ValueError):  # whoever read the log is gone: requests are served all the same
             pass
 
-    def _line(self, record: Record) -> Line:
+    def _line(self, record: RequestRecord) -> AccessLogLine:
         last = record.attempts[-1] if record.attempts else None
         first = record.first_token_seconds
-        return Line(
+        return AccessLogLine(
             time=timestamp(record.clock),
             event="request",
             id=record.request_id,

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-OTHER = "other"
+OTHER_LABEL = "other"
 """Label of everything beyond a metric's known values."""
 
 
-class Count:
+class FastCounter:
     """A number that grows."""
 
     __slots__ = ("value",)
@@ -29,7 +29,7 @@ class Count:
         self.value += amount
 
 
-class Spread:
+class FastHistogram:
     """A histogram: how many observations fell under which bound, and their sum."""
 
     __slots__ = ("_bounds", "counts", "total")
@@ -53,7 +53,7 @@ class Spread:
         return found
 
 
-class Family(Protocol):
+class MetricFamily(Protocol):
     """What the registry asks a metric with one label for."""
 
     name: str
@@ -63,11 +63,11 @@ class Family(Protocol):
         ...
 
 
-class CountFamily:
+class FastCounterFamily:
     """A counter by one label."""
 
     def __init__(
-        self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, Count]]]
+        self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastCounter]]]
     ) -> None:
         self.name, self._text, self._label, self._values = name, text, label, values
 
@@ -79,11 +79,11 @@ class CountFamily:
         yield family
 
 
-class SpreadFamily:
+class FastHistogramFamily:
     """A histogram by one label."""
 
     def __init__(
-        self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, Spread]]]
+        self, name: str, text: str, label: str, values: Callable[[], Iterable[tuple[str, FastHistogram]]]
     ) -> None:
         self.name, self._text, self._label, self._values = name, text, label, values
 

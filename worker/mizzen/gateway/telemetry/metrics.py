@@ -1,4 +1,4 @@
-"""The gateway's metrics. Labels take few values, whatever clients send: see `LABELS`."""
+"""Metrics of the gateway. The number of label values is bounded, whatever clients send: see `LABELS`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from prometheus_client import (
 )
 
 from mizzen import __version__
-from mizzen.gateway.telemetry.fast_metrics import OTHER, Count, CountFamily, Spread, SpreadFamily
-from mizzen.gateway.telemetry.request_record import Record
+from mizzen.gateway.telemetry.fast_metrics import (
+    OTHER_LABEL,
+    FastCounter,
+    FastCounterFamily,
+    FastHistogram,
+    FastHistogramFamily,
+)
+from mizzen.gateway.telemetry.request_record import RequestRecord
 
 FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 ADDED_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
@@ -25,10 +31,10 @@ BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
-"""The usual causes of answers that end in an error."""
+"""Common causes of answers that end with an error."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
-"""Names of models that become labels; further ones are `other`."""
+"""Maximum number of models with their own label value; further models are counted as `other`."""
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model": ("257", "names of served models, 256 at most, and `other`", "requested model"),
@@ -53,11 +59,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "state of an engine, as in the admin API",
     ),
 }
-"""Of each label: how many values it has at most, which ones, and its meaning."""
+"""Maximum number of values, the values, and the meaning of each label, for docs/metrics.md."""
 
 
 class ModelMetrics:
-    """What is counted for one model."""
+    """Counters and histograms of one model."""
 
     __slots__ = (
         "added_seconds", "between_tokens_seconds", "cached_tokens", "first_token_seconds", "output_tokens",
@@ -65,28 +71,28 @@ class ModelMetrics:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.prompt_tokens = Count()
-        self.cached_tokens = Count()
-        self.output_tokens = Count()
-        self.request_seconds = Spread(REQUEST_SECONDS)
-        self.first_token_seconds = Spread(FIRST_TOKEN_SECONDS)
-        self.between_tokens_seconds = Spread(BETWEEN_TOKENS_SECONDS)
-        self.queue_seconds = Spread(FIRST_TOKEN_SECONDS)
-        self.added_seconds = Spread(ADDED_SECONDS)
+        self.prompt_tokens = FastCounter()
+        self.cached_tokens = FastCounter()
+        self.output_tokens = FastCounter()
+        self.request_seconds = FastHistogram(REQUEST_SECONDS)
+        self.first_token_seconds = FastHistogram(FIRST_TOKEN_SECONDS)
+        self.between_tokens_seconds = FastHistogram(BETWEEN_TOKENS_SECONDS)
+        self.queue_seconds = FastHistogram(FIRST_TOKEN_SECONDS)
+        self.added_seconds = FastHistogram(ADDED_SECONDS)
 
 
 class Metrics:
-    """All metrics of one gateway process, in a registry of their own."""
+    """All metrics of one gateway process, in their own registry."""
 
     def __init__(self, models: Callable[[], Collection[str]] = tuple) -> None:
-        """Make them; `models` returns the names of models that are served."""
+        """Create all metrics; `models` returns the names of the served models."""
         self.registry = CollectorRegistry()
         self._served = models
-        self._models: dict[str, ModelMetrics] = {OTHER: ModelMetrics()}
+        self._models: dict[str, ModelMetrics] = {OTHER_LABEL: ModelMetrics()}
         self.requests = self._counter(
             "requests", "Requests by endpoint, status code and model", "path", "code", "model"
         )
-        self._of_models()
+        self._register_model_metrics()
         self.refusals = self._counter(
             "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
         )
@@ -140,14 +146,14 @@ class Metrics:
             "Unix time at which the TLS certificate of the API expires",
         )
         self.certificate.set(float("inf"))
-        self._from_the_start()
+        self._initialize_rare_counters()
         self._gauge("build_info", "Always 1; the label holds the version", "version").labels(__version__).set(
             1
         )
         ProcessCollector(registry=self.registry)
 
-    def _from_the_start(self) -> None:
-        """Begin rare counters at 0: a series that begins with its first event shows no growth for it."""
+    def _initialize_rare_counters(self) -> None:
+        """Create rare counters at 0, because `increase` ignores the first event of a new series."""
         for cause in LOSSES:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):
@@ -156,14 +162,14 @@ class Metrics:
             self.warmups.labels(result)
 
     def of(self, model: str) -> ModelMetrics:
-        """Return what is counted for a model; for all that are not served, one and the same."""
-        return self._models.get(model) or self._new(model)
+        """Return the counters of a model; all models that are not served share one instance."""
+        return self._models.get(model) or self._add_model(model)
 
-    def ended(self, record: Record, path: str) -> None:
-        """Count a request that has ended; `path` is one of the API's, or `other`."""
+    def ended(self, record: RequestRecord, path: str) -> None:
+        """Count a finished request; `path` is an API path or `other`."""
         model = record.model
         counted = self.of(model)
-        label = model if model in self._models else OTHER
+        label = model if model in self._models else OTHER_LABEL
         self.requests.labels(path, str(record.status), label).inc()
         if record.status in REFUSED and record.error:
             self.refusals.labels(record.error).inc()
@@ -177,16 +183,16 @@ class Metrics:
                 counted.added_seconds.observe(added)
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
-    def _new(self, model: str) -> ModelMetrics:
+    def _add_model(self, model: str) -> ModelMetrics:
         if len(self._models) > MAX_MODELS or model not in self._served():
-            return self._models[OTHER]
+            return self._models[OTHER_LABEL]
         found = self._models[model] = ModelMetrics()
         return found
 
-    def _of_models(self) -> None:
+    def _register_model_metrics(self) -> None:
         for field, name, text in (
             ("request_seconds", "request_seconds", "Time from a request's arrival to its last byte"),
             (
@@ -209,7 +215,7 @@ class Metrics:
             ("cached_tokens", "cached_prompt_tokens", "Prompt tokens found in the engines' prefix caches"),
             ("output_tokens", "output_tokens", "Tokens received from engines"),
         ):
-            family = CountFamily if field.endswith("_tokens") else SpreadFamily
+            family = FastCounterFamily if field.endswith("_tokens") else FastHistogramFamily
             values = partial(self._column, field)
             self.registry.register(family(PREFIX + name, text, "model", values))  # pyright: ignore
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 64
 
 
-class Echo(asyncio.DatagramProtocol):
+class PingProtocol(asyncio.DatagramProtocol):
     """Sends small datagrams back."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -37,7 +37,7 @@ async def answer_pings(host: str, port: int) -> asyncio.DatagramTransport | None
     """
     try:
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-            Echo, local_addr=(host, port)
+            PingProtocol, local_addr=(host, port)
         )
     except OSError as error:
         fields = {"host": host, "port": port, "reason": error.strerror}

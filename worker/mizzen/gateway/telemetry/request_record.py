@@ -19,7 +19,7 @@ MAX_ATTEMPTS = 32
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptRecord:
     """A request's time in one engine. Times are seconds of the monotonic clock."""
 
     engine: str
@@ -40,7 +40,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Phase:
+class RequestPhase:
     """A named part of a request's time, on the monotonic clock."""
 
     name: str
@@ -49,7 +49,7 @@ class Phase:
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class RequestRecord:
     """A request, from its arrival to its last byte."""
 
     request_id: str
@@ -79,10 +79,10 @@ class Record:
     """One a choice."""
     error: str = ""
     """What went wrong after the response had begun, or with the request: OpenAI's error code or a word."""
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
     tried: int = 0
     """Attempts in all."""
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[RequestPhase] = field(default_factory=list)
 
     def keep(self, prompt: Any) -> None:
         """Keep a prompt for the access log, of token ids no more than it may show."""
@@ -91,17 +91,17 @@ class Record:
     def phase(self, name: str, began: float) -> None:
         """Note a part of the request's time that ends now."""
         if len(self.phases) < MAX_ATTEMPTS:
-            self.phases.append(Phase(name, began, time.monotonic()))
+            self.phases.append(RequestPhase(name, began, time.monotonic()))
 
-    def attempt(self, engine: str, reason: str) -> Attempt:
+    def attempt(self, engine: str, reason: str) -> AttemptRecord:
         """Note that the request is sent to an engine; returns what the attempt fills."""
-        attempt = Attempt(engine, reason, time.monotonic())
+        attempt = AttemptRecord(engine, reason, time.monotonic())
         self.tried += 1
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(attempt)
         return attempt
 
-    def token(self, attempt: Attempt) -> None:
+    def token(self, attempt: AttemptRecord) -> None:
         """Note the first token of an attempt."""
         attempt.first_token = now = time.monotonic()
         if self.first_token is None:
@@ -126,10 +126,10 @@ class Record:
         return max(0.0, self.first_token - self.began - queued - self.attempts[0].engine_seconds)
 
 
-def record_of(scope: Scope) -> Record:
+def get_record(scope: Scope) -> RequestRecord:
     """Return the record of a request; one that nobody reads where no front made it."""
     record = scope.get(SCOPE_KEY)
-    if not isinstance(record, Record):
-        record = Record(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))
+    if not isinstance(record, RequestRecord):
+        record = RequestRecord(request_id="", method=scope.get("method", ""), path=scope.get("path", ""))
         scope[SCOPE_KEY] = record
     return record

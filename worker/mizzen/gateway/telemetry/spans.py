@@ -14,10 +14,12 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from mizzen import __version__
-from mizzen.gateway.telemetry.fast_metrics import OTHER
-from mizzen.gateway.telemetry.request_record import Attempt, Record
-from mizzen.gateway.telemetry.tracing import FLUSH_SECONDS, attributes, nanoseconds, parts
+from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
+from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
+from mizzen.gateway.telemetry.span_attributes import root_attributes, unix_nanoseconds, attempt_parts
 
+FLUSH_SECONDS = 3.0
+"""Time that the last spans get to be sent when the process ends."""
 MAX_HEADER_BYTES = 512
 """Of `traceparent` and `tracestate`; longer ones are no trace context."""
 
@@ -36,7 +38,7 @@ class OpenTelemetry:
         self._tracer = self._provider.get_tracer("mizzen.gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, record: Record, headers: Mapping[bytes, bytes]) -> Span:
+    def begin(self, record: RequestRecord, headers: Mapping[bytes, bytes]) -> Span:
         """See `Tracing`."""
         carrier: dict[str, str] = {}
         for name in ("traceparent", "tracestate"):
@@ -44,17 +46,17 @@ class OpenTelemetry:
             if 0 < len(value) <= MAX_HEADER_BYTES and value.isascii():
                 carrier[name] = value.decode()
         context = self._propagator.extract(carrier, Context())
-        start = nanoseconds(record, record.began)
+        start = unix_nanoseconds(record, record.began)
         root = self._tracer.start_span(record.method, context, SpanKind.SERVER, start_time=start)
         if root.is_recording():
             self._propagator.inject(carrier, set_span_in_context(root, Context()))
             record.traceparent = carrier["traceparent"]
         return root
 
-    def end(self, record: Record, root: Span, path: str) -> None:
+    def end(self, record: RequestRecord, root: Span, path: str) -> None:
         """See `Tracing`."""
         if root.is_recording():
-            if path != OTHER:  # what clients invent names no span: collectors count by names
+            if path != OTHER_LABEL:  # what clients invent names no span: collectors count by names
                 root.update_name(f"{record.method} {path}")
                 root.set_attribute("http.route", path)
             context = set_span_in_context(root, Context())
@@ -62,10 +64,10 @@ class OpenTelemetry:
                 self._span(record, phase.name, context, phase.began, phase.ended)
             for attempt in record.attempts:
                 self._attempt(record, attempt, context)
-            root.set_attributes(attributes(record))
+            root.set_attributes(root_attributes(record))
             if record.status >= 500 or record.error:
                 root.set_status(Status(StatusCode.ERROR, record.error or None))
-        root.end(nanoseconds(record, record.ended))
+        root.end(unix_nanoseconds(record, record.ended))
 
     def close(self) -> None:
         """See `Tracing`."""
@@ -74,24 +76,24 @@ class OpenTelemetry:
         last.start()
         last.join(FLUSH_SECONDS)
 
-    def _attempt(self, record: Record, attempt: Attempt, context: Context) -> None:
+    def _attempt(self, record: RequestRecord, attempt: AttemptRecord, context: Context) -> None:
         ended = record.ended if attempt.ended is None else attempt.ended
         span = self._tracer.start_span(
             "engine",
             context,
             SpanKind.CLIENT,
             {"engine.name": attempt.engine, "route.reason": attempt.reason},
-            start_time=nanoseconds(record, attempt.sent),
+            start_time=unix_nanoseconds(record, attempt.sent),
         )
         inside = set_span_in_context(span, Context())
-        for name, began, end in parts(record, attempt):
+        for name, began, end in attempt_parts(record, attempt):
             self._span(record, name, inside, began, end)
         if attempt.engine_seconds > 0:
             span.set_attribute("engine.first_token_seconds", attempt.engine_seconds)
         if attempt.error:
             span.set_status(Status(StatusCode.ERROR, attempt.error))
-        span.end(nanoseconds(record, ended))
+        span.end(unix_nanoseconds(record, ended))
 
-    def _span(self, record: Record, name: str, context: Context, began: float, ended: float) -> None:
-        span = self._tracer.start_span(name, context, start_time=nanoseconds(record, began))
-        span.end(nanoseconds(record, ended))
+    def _span(self, record: RequestRecord, name: str, context: Context, began: float, ended: float) -> None:
+        span = self._tracer.start_span(name, context, start_time=unix_nanoseconds(record, began))
+        span.end(unix_nanoseconds(record, ended))

@@ -9,20 +9,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the parent of several processes has no services
-    from mizzen.gateway.auth.authentication import Tenants
-    from mizzen.gateway.engines.engine import Engine
+    from mizzen.gateway.auth.authentication import TenantRegistry
+    from mizzen.gateway.engines.engine_client import EngineClient
     from mizzen.gateway.services import Service
 
-MOST_WAITING = 64
+MAX_WAITERS = 64
 """Requests of the admin API that may wait for a change at once; one more is answered at once."""
 LONGEST_WAIT_SECONDS = 600.0
-LOOK_SECONDS = 15.0
+DISCONNECT_CHECK_SECONDS = 15.0
 """How often it is seen whether a client that waits is still there."""
-PAUSE_SECONDS = 0.1
+COMPARE_PAUSE_SECONDS = 0.1
 """A busy gateway's table is compared no more often than this for each client that waits."""
 
 
-class News:
+class TableWatch:
     """Wakes those who wait for a change of routing."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class News:
             changed: compares what the client knows with what is.
             gone: tells whether the client has left.
         """
-        if len(self._waiting) >= MOST_WAITING or self._closed:
+        if len(self._waiting) >= MAX_WAITERS or self._closed:
             return changed()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(seconds, LONGEST_WAIT_SECONDS)
@@ -60,9 +60,9 @@ class News:
                 left = deadline - loop.time()
                 if self._closed or left <= 0 or await gone():
                     return False
-                if await _set(event, min(left, LOOK_SECONDS)) and not changed():
+                if await _set(event, min(left, DISCONNECT_CHECK_SECONDS)) and not changed():
                     event.clear()
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    await asyncio.sleep(COMPARE_PAUSE_SECONDS)
             return True
         finally:
             self._waiting.discard(event)
@@ -77,11 +77,11 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def version(services: Iterable[Service], synced: bool, tenants: Tenants) -> str:
+def version(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> str:
     """Name of what a routing table says, but for how much there is to do: equal names mean equal tables."""
     parts = [str(synced), str(_api_keys(tenants))]
     for service in services:
-        parts.append(f"{service.name} {service.waiting > 0} {service.table.keys}")
+        parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.keys}")
         parts += sorted(
             f"{one.found.uid} {one.name} {one.state} {one.revision} {one.keys} {one.problem}"
             for one in service.table
@@ -89,7 +89,7 @@ def version(services: Iterable[Service], synced: bool, tenants: Tenants) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def table(services: Iterable[Service], synced: bool, tenants: Tenants) -> dict[str, Any]:
+def table(services: Iterable[Service], synced: bool, tenants: TenantRegistry) -> dict[str, Any]:
     """Return the routing table of some services, and how it is about the gateway's API keys."""
     chosen = list(services)
     return {
@@ -97,7 +97,7 @@ def table(services: Iterable[Service], synced: bool, tenants: Tenants) -> dict[s
         "version": version(chosen, synced, tenants),
         "apiKeys": _api_keys(tenants),
         "keys": sorted({name for service in chosen for name in service.table.keys}),
-        "waiting": sum(service.waiting for service in chosen),
+        "waiting": sum(service.waiting_requests for service in chosen),
         "queued": sum(len(service.admission) for service in chosen),
         "inFlight": sum(service.admission.in_flight for service in chosen),
         "idleSeconds": round(min((service.admission.idle_seconds for service in chosen), default=0.0), 1),
@@ -120,12 +120,12 @@ def table(services: Iterable[Service], synced: bool, tenants: Tenants) -> dict[s
     }
 
 
-def _api_keys(tenants: Tenants) -> dict[str, Any] | None:
+def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
     """How many API keys are accepted, and what is wrong with the files; None where nobody needs one."""
     return None if tenants.open else {"inForce": tenants.in_force, "problem": tenants.problem}
 
 
-def _stats(engine: Engine) -> dict[str, int] | None:
+def _stats(engine: EngineClient) -> dict[str, int] | None:
     """What an engine said of its load last; None before it did."""
     stats = engine.link.stats
     if stats is None:
@@ -139,7 +139,7 @@ def _stats(engine: Engine) -> dict[str, int] | None:
     }
 
 
-def seconds_of(text: str | None) -> float:
+def parse_wait(text: str | None) -> float:
     """Return the seconds of the option `wait`; 0 without, or for what is no number of seconds."""
     try:
         seconds = float(text or 0)

@@ -9,7 +9,7 @@ TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_DEPTH = 128
 """Levels of objects and lists within one another."""
 
-Found = tuple[str, str] | None
+DiscoveredEngine = tuple[str, str] | None
 """Path below the schema, and what is wrong there."""
 
 
@@ -29,7 +29,7 @@ def _inner(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def schema_error(schema: object) -> Found:
+def schema_error(schema: object) -> DiscoveredEngine:
     """Return the first thing that is wrong with a schema: where, and what; None when nothing is.
 
     The schema must not be `too_deep`.
@@ -47,7 +47,7 @@ def schema_error(schema: object) -> Found:
     return None
 
 
-def _type(value: object) -> Found:
+def _type(value: object) -> DiscoveredEngine:
     given = value if isinstance(value, list) else [value]
     if given and all(one in TYPES for one in given if isinstance(one, str)) and _texts(given):
         return None
@@ -58,7 +58,7 @@ def _texts(values: list[Any]) -> bool:
     return all(isinstance(one, str) for one in values)
 
 
-def _named(value: object) -> Found:
+def _named(value: object) -> DiscoveredEngine:
     """Check an object of schemas."""
     if not isinstance(value, dict):
         return "", "must be an object whose values are schemas"
@@ -69,7 +69,7 @@ def _named(value: object) -> Found:
     return None
 
 
-def _listed(value: object) -> Found:
+def _listed(value: object) -> DiscoveredEngine:
     """Check a list of schemas."""
     if not isinstance(value, list) or not value:
         return "", "must be a list of schemas, with one at least"
@@ -80,41 +80,41 @@ def _listed(value: object) -> Found:
     return None
 
 
-def _items(value: object) -> Found:
+def _items(value: object) -> DiscoveredEngine:
     return _listed(value) if isinstance(value, list) else schema_error(value)
 
 
-def _required(value: object) -> Found:
+def _required(value: object) -> DiscoveredEngine:
     if isinstance(value, list) and _texts(value):
         return None
     return "", "must be a list of property names"
 
 
-def _alternatives(value: object) -> Found:
+def _alternatives(value: object) -> DiscoveredEngine:
     return None if isinstance(value, list) and value else ("", "must be a list of values, with one at least")
 
 
-def _text(value: object) -> Found:
+def _text(value: object) -> DiscoveredEngine:
     return None if isinstance(value, str) else ("", "must be text")
 
 
-def _number(value: object) -> Found:
+def _number(value: object) -> DiscoveredEngine:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return None
     return "", "must be a number"
 
 
-def _count(value: object) -> Found:
+def _count(value: object) -> DiscoveredEngine:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and value % 1 == 0:
         return None
     return "", "must be a whole number, 0 or more"
 
 
-def _flag(value: object) -> Found:
+def _flag(value: object) -> DiscoveredEngine:
     return None if isinstance(value, bool) else ("", "must be true or false")
 
 
-_CHECKS: dict[str, Callable[[object], Found]] = {
+_CHECKS: dict[str, Callable[[object], DiscoveredEngine]] = {
     "type": _type,
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _named),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _listed),

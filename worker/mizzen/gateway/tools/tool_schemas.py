@@ -26,7 +26,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """Names a function."""
+    """Name of a function."""
 
     name: str
 
@@ -38,14 +38,14 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
 
 
 class AllowedSet(msgspec.Struct, forbid_unknown_fields=True):
-    """Some of the tools."""
+    """A subset of the tools."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
 
 
 class AllowedTools(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
-    """The tools that may be called, of those that the model is told of."""
+    """The subset of the tools that may be called."""
 
     allowed_tools: AllowedSet
 
@@ -54,16 +54,16 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """A function as it was called."""
+    """A called function with its arguments."""
 
     name: str
     arguments: Annotated[
-        str | dict[str, Any] | None, Meta(description="JSON text, as an answer has it, or the object itself.")
+        str | dict[str, Any] | None, Meta(description="JSON text, as in an answer, or the object itself.")
     ] = None
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A call in an assistant's message, or in an answer."""
+    """A call in an assistant's message or in an answer."""
 
     function: CalledFunction
     id: str | None = None

@@ -92,7 +92,7 @@ def kernels(
     }  # fmt: skip
 
 
-def tiling_of(rows: int, cache: torch.Tensor) -> Tiling:
+def select_tiling(rows: int, cache: torch.Tensor) -> Tiling:
     """Choose how to cut a batch over a layer's keys [cells, kv_heads, size]."""
     kv_heads, size = cache.shape[1:]
     processors = torch.cuda.get_device_properties(cache.device).multi_processor_count

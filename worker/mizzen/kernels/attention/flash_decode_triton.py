@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.launch import overlapped
+from mizzen.kernels.launch import pdl_launch_options
 
 LOG2E = 1.4426950408889634
 ROWS = 16
@@ -295,5 +295,5 @@ def attend(
         KV=kv_heads, GROUP=group, PADDED=triton.next_power_of_2(group), HALF=half, PAGE=cache.page_size,
         WINDOW=window or 0, NORM=norm, PROJECTED=projections is not None, SPLITS=tiling.splits,
         BLOCK=tiling.block, ROWS=ROWS, STAGES=tiling.stages, num_warps=tiling.warps,
-        **overlapped(q),
+        **pdl_launch_options(q),
     )  # fmt: skip

@@ -12,7 +12,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageLists:
+class PageIndices:
     """The pages of a batch's rows, int32."""
 
     starts: torch.Tensor
@@ -23,16 +23,16 @@ class PageLists:
     """[at least starts[-1]]."""
 
     @classmethod
-    def allocate(cls, rows: int, pages: int, device: torch.device) -> PageLists:
+    def allocate(cls, rows: int, pages: int, device: torch.device) -> PageIndices:
         """Allocate lists for so many rows and pages in all."""
         starts, last, listed = (
             torch.empty(size, dtype=torch.int32, device=device) for size in (rows + 1, rows, pages)
         )
         return cls(starts=starts, last=last, pages=listed)
 
-    def head(self, rows: int) -> PageLists:
+    def head(self, rows: int) -> PageIndices:
         """Return lists of the first rows, in the same memory."""
-        return PageLists(starts=self.starts[: rows + 1], last=self.last[:rows], pages=self.pages)
+        return PageIndices(starts=self.starts[: rows + 1], last=self.last[:rows], pages=self.pages)
 
 
 @triton.jit
@@ -57,8 +57,8 @@ def _list_pages_kernel(
             tl.store(starts + rows, start + count)
 
 
-def list_pages(
-    slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, into: PageLists
+def build_page_indices(
+    slots: torch.Tensor, lengths: torch.Tensor, table: torch.Tensor, page_size: int, into: PageIndices
 ) -> None:
     """List the pages that hold the first `lengths` (1 at least) tokens of rows.
 

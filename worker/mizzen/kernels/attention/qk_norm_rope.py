@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.launch import overlapped
+from mizzen.kernels.launch import pdl_launch_options
 
 HEADS_A_PROGRAM = 8
 
@@ -55,7 +55,7 @@ def _prepare_heads_kernel(
     tl.store(k_into + HALF, second.to(keys.dtype.element_ty), inside & is_k)
 
 
-def prepare_heads(
+def qk_norm_rope(
     qkv: torch.Tensor,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     epsilon: float,
@@ -90,6 +90,6 @@ def prepare_heads(
         qkv, q_weight, k_weight, cos, sin, cells, q, keys, values, epsilon,
         Q=heads, KV=kv_heads, HALF=size // 2, NORM=norms is not None,
         HEADS=together, BLOCK=triton.next_power_of_2(size // 2), num_warps=2,
-        **overlapped(q),
+        **pdl_launch_options(q),
     )  # fmt: skip
     return q

@@ -63,14 +63,14 @@ class Cut:
 
 
 @functools.cache
-def uneven_cut(rows: int, kv_heads: int, processors: int, resident: int) -> Cut:
+def make_schedule(rows: int, kv_heads: int, processors: int, resident: int) -> Cut:
     """Return how rows are cut on so many multiprocessors, each of which holds `resident` small blocks."""
     parts, warps = cut_of(rows * kv_heads, processors, resident)
     slots = processors * (resident if warps == 4 else 1)
     return Cut(rows, parts, warps, max(1, slots // kv_heads))
 
 
-def partial_results(kv_heads: int, processors: int, resident: int) -> int:
+def max_partial_results(kv_heads: int, processors: int, resident: int) -> int:
     """Return how many partial results the plans of any batch have at most, those of all KV heads.
 
     Where the plain cut has several parts, its blocks run all at once, and long rows add `shares` at most.

@@ -53,7 +53,7 @@ def serves(x: torch.Tensor) -> bool:
     return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
 
 
-class ReduceNorm:
+class AllReduceRMSNorm:
     """The kernel for rows of one length, over regions of the ranks' memory that begin with zeros."""
 
     def __init__(

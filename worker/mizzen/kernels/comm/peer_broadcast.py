@@ -41,7 +41,7 @@ class _Shared:
         self.calls = torch.zeros(calls, dtype=torch.int32, device=device)
 
 
-class ShareTokens(_Shared):
+class TokenBroadcast(_Shared):
     """Rank 0's int64 numbers to all, in place."""
 
     def __init__(self, regions: Sequence[int], rank: int, room: int, device: torch.device) -> None:

@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from mizzen.kernels.gemm.hopper import ALIGNMENT, COLUMNS, kernel_text, tensor_map, weight_map
+from mizzen.kernels.gemm.hopper import ALIGNMENT, COLUMNS, kernel_source, make_tensor_map, make_weight_map
 from mizzen.kernels.nvrtc import Kernel, compiled, launch
 
 HEIGHT = 128
@@ -43,7 +43,7 @@ library and a kernel for SiLU: then it was, by 2 to 4 % with an 8B's weights, by
 
 def kernel() -> Kernel:
     """Return what the product of any shape is compiled from."""
-    return kernel_text("gate_up_swiglu", BATCH), "gated", DEFINITIONS
+    return kernel_source("gate_up_swiglu", BATCH), "gated", DEFINITIONS
 
 
 def serves(weight: torch.Tensor) -> bool:
@@ -85,13 +85,13 @@ def gated(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None
     if out is None:
         out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     function = compiled(*kernel(), x.device.index or 0)
-    inputs = tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, BATCH // SHARE))
+    inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, BATCH // SHARE))
     pairs, blocks = pieces(rows, len(x))
     launch(
         function,
         (SHARE * min(clusters(x.device), pairs * blocks), 1, 1),
         384,
-        (weight_map(weight, HEIGHT, gate=True), inputs, out, size, len(x), columns // COLUMNS, pairs, blocks),
+        (make_weight_map(weight, HEIGHT, gate=True), inputs, out, size, len(x), columns // COLUMNS, pairs, blocks),
         cluster=(SHARE, 1, 1),
         shared=SHARED,
     )

@@ -35,7 +35,7 @@ class Norm:
     """[1, columns], added to the input before the norm."""
 
 
-def row_share(columns: int, loads: int = LOADS) -> int:
+def warps_for_columns(columns: int, loads: int = LOADS) -> int:
     """Return how many warps compute one output together, so that none holds more than `loads` loads of it."""
     share = 1
     while share < WARPS and columns > 8 * 32 * share * loads:
@@ -45,7 +45,7 @@ def row_share(columns: int, loads: int = LOADS) -> int:
 
 def share_of(columns: int, gate: bool) -> int:
     """Return how many warps compute one output together."""
-    return row_share(columns, LOADS // 2 if gate else LOADS)
+    return warps_for_columns(columns, LOADS // 2 if gate else LOADS)
 
 
 def definitions(columns: int, *, gate: bool, norm: bool, add: bool) -> tuple[tuple[str, int], ...]:
@@ -56,7 +56,7 @@ def definitions(columns: int, *, gate: bool, norm: bool, add: bool) -> tuple[tup
     return (*sizes, ("GATE", int(gate)), ("NORM", int(norm)), ("ADD", int(add)))
 
 
-def longest_row(gate: bool) -> int:
+def max_columns(gate: bool) -> int:
     """Return how many columns a block can hold in flight."""
     return 8 * 32 * WARPS * (LOADS // 2 if gate else LOADS)
 
@@ -69,7 +69,7 @@ def serves(weight: torch.Tensor, *, gate: bool = False) -> bool:
     columns = weight.shape[1]
     if not hopper(weight.device) or weight.dtype != torch.bfloat16:
         return False
-    if columns % 8 or columns > longest_row(gate):
+    if columns % 8 or columns > max_columns(gate):
         return False
     defines = definitions(columns, gate=False, norm=False, add=False)
     return runs(SOURCE, "gemv", defines, weight.device, "decodes of one request use general matrix products")

@@ -32,7 +32,7 @@ def wgmma(name: str, batch: int) -> str:
 
 
 @functools.cache
-def kernel_text(name: str, batch: int) -> str:
+def kernel_source(name: str, batch: int) -> str:
     """Return the whole source of a kernel whose blocks multiply so many rows of x at a time."""
     half = wgmma("wgmma_half", batch // 2) if batch % 16 == 0 else ""
     instructions = "typedef unsigned long long u64;\n" + wgmma("wgmma", batch) + half
@@ -40,7 +40,7 @@ def kernel_text(name: str, batch: int) -> str:
 
 
 @functools.lru_cache(8192)
-def tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+def make_tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
     """Describe bfloat16 numbers to the copy engine.
 
     Args:
@@ -69,14 +69,14 @@ def tensor_map(address: int, dims: tuple[int, ...], strides: tuple[int, ...], bo
     )
 
 
-def weight_map(weight: torch.Tensor, height: int, *, gate: bool) -> Any:
+def make_weight_map(weight: torch.Tensor, height: int, *, gate: bool) -> Any:
     """Describe weights [rows, columns], of which `height` rows are fetched at a time.
 
     With `gate` these are eight gates and the eight rows beside them in turn.
     """
     rows, columns = weight.shape
     if not gate:
-        return tensor_map(weight.data_ptr(), (columns, rows), (columns,), (COLUMNS, height))
+        return make_tensor_map(weight.data_ptr(), (columns, rows), (columns,), (COLUMNS, height))
     half = rows // 2
     dims, strides = (columns, 8, 2, half // 8), (columns, half * columns, 8 * columns)
-    return tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, height // 16))
+    return make_tensor_map(weight.data_ptr(), dims, strides, (COLUMNS, 8, 2, height // 16))

@@ -19,9 +19,9 @@ from mizzen.kernels.gemm.hopper import (
     ALIGNMENT,
     COLUMNS,
     SHARED_BYTES,
-    kernel_text,
-    tensor_map,
-    weight_map,
+    kernel_source,
+    make_tensor_map,
+    make_weight_map,
 )
 from mizzen.kernels.gemm.tile_configs import CUTS, WIDEST
 from mizzen.kernels.nvrtc import Kernel, compiled, launch
@@ -159,7 +159,7 @@ def definitions(
 def kernel(columns: int, batch: int, cut: Cut, *, gate: bool, late: bool) -> Kernel:
     """Return what a product is compiled from."""
     stages = cut.stages(batch, columns // COLUMNS // cut.split)
-    return kernel_text("swap_ab", batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
+    return kernel_source("swap_ab", batch), "wide", definitions(batch, cut, stages, gate=gate, late=late)
 
 
 def kernels(
@@ -198,14 +198,14 @@ def wide(
     if out is None:
         out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
     function = compiled(*kernel(columns, batch, cut, gate=gate, late=late), x.device.index or 0)
-    inputs = tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
+    inputs = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), (COLUMNS, batch // cut.share))
     tiles = -(-rows // cut.rows)
     tiles = -(-tiles // cut.share) * cut.share
     launch(
         function,
         (tiles, cut.split, 1),
         128 * (1 if cut.rows == 64 else 2) + 128,
-        (weight_map(weight, cut.rows, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
+        (make_weight_map(weight, cut.rows, gate=gate), inputs, out, outputs, len(x), columns // COLUMNS),
         cluster=(cut.share, cut.split, 1),
         shared=cut.shared_bytes(batch, columns // COLUMNS // cut.split),
     )

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.kernels.sampling.draw import Processing
+from mizzen.kernels.sampling.sample import Processing
 from mizzen.kernels.sampling.penalties import penalized
 
 BLOCK = 4096

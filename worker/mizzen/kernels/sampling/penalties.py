@@ -15,12 +15,12 @@ _OUTPUT = tl.constexpr((1 << 30) - 1)
 
 
 class Penalties(Protocol):
-    """Rows and their penalties, [n] on the device; see `mizzen.engine.sampling.slot_params.Penalties`."""
+    """Rows and their penalties, [n] on the device; see `mizzen.engine.sampling.logits_params.BatchPenalties`."""
 
     @property
     def rows(self) -> torch.Tensor: ...  # noqa: D102
     @property
-    def counts(self) -> torch.Tensor: ...  # noqa: D102
+    def count_rows(self) -> torch.Tensor: ...  # noqa: D102
     @property
     def frequency(self) -> torch.Tensor: ...  # noqa: D102
     @property
@@ -57,6 +57,6 @@ def penalize(logits: torch.Tensor, penalties: Penalties, counts: torch.Tensor) -
     """Penalise rows of logits (float32 [rows, vocab], contiguous) in place; `counts` are int32 [n, vocab]."""
     vocab = logits.shape[1]
     _penalize_kernel[(len(penalties.rows), triton.cdiv(vocab, BLOCK))](
-        logits, penalties.rows, penalties.counts, counts, penalties.frequency, penalties.presence,
+        logits, penalties.rows, penalties.count_rows, counts, penalties.frequency, penalties.presence,
         penalties.repetition, vocab, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

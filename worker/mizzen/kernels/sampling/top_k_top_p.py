@@ -14,7 +14,7 @@ import torch
 
 from mizzen.kernels.launch import hopper
 from mizzen.kernels.nvrtc import compiled, launch, runs, source
-from mizzen.kernels.sampling.draw import Processing
+from mizzen.kernels.sampling.sample import Processing
 
 SOURCE = source("sampling/top_k_top_p")
 PARTS = 8
@@ -28,7 +28,7 @@ LOGITS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
 class Parameters(Protocol):
-    """How slots draw, each [slots] on the device; see `mizzen.engine.execution.slot_state.Drawing`."""
+    """How slots draw, each [slots] on the device; see `mizzen.engine.execution.slot_state.SamplingTensors`."""
 
     @property
     def temperature(self) -> torch.Tensor:
@@ -82,7 +82,7 @@ def serves(vocab: int, dtype: torch.dtype, device: torch.device) -> bool:
     return runs(SOURCE, "filters", defines, device, otherwise, shared=shared_bytes(defines))
 
 
-def draw_filtered(
+def sample_top_k_top_p(
     logits: torch.Tensor,
     rows: torch.Tensor,
     slots: torch.Tensor,

@@ -53,7 +53,7 @@ def follow(rank: int, links: Links, options: EngineOptions, keys: str, status: P
     gc.freeze()  # a collection over all of torch would hold up a step
     pulse.serves()
     status.phase(Phase.SERVING)
-    follower.run(plans, pulse)
+    follower.run_plans(plans, pulse)
     pulse.close()
     follower.close()
     status.phase(Phase.ENDED)

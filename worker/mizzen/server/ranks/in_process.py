@@ -10,7 +10,7 @@ import sys
 import time
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.tp_worker import Lead
+from mizzen.engine.execution.tp_worker import FollowerRanks
 from mizzen.engine.loading.placement import local_place
 from mizzen.parallel.process_group import Group, RanksFailed
 from mizzen.server.failed_rank import culprit
@@ -51,12 +51,12 @@ class LocalRanks:
         self._processes = self._starter.made
         self._guard = LaunchGuard(lambda: self._look(time.monotonic()))
 
-    def lead(self) -> Lead:
+    def lead(self) -> FollowerRanks:
         """Return how rank 0 reaches the others."""
         self._pulse.start()
         self._pulse.serves()
         plans = RingWriter(self._links.ring)
-        return Lead(join=self._join, plans=plans, pulse=self._pulse, check=self.check, guard=self._guard)
+        return FollowerRanks(join_group=self._join, plans=plans, heartbeat=self._pulse, raise_if_rank_failed=self.check, launch_guard=self._guard)
 
     def check(self) -> None:
         """Look after the other ranks, a few times a second at most.

@@ -202,7 +202,7 @@ def import_engine(links: Links | None) -> Load[EngineConfig]:
         return lambda config, startup: _traceable(
             config, load_engine(config, startup.report, startup.progress)
         )
-    from mizzen.engine.execution.tp_worker import Lead
+    from mizzen.engine.execution.tp_worker import FollowerRanks
     from mizzen.engine.loading.placement import local_place, take_processors
     from mizzen.parallel.process_group import Group
 
@@ -212,7 +212,7 @@ def import_engine(links: Links | None) -> Load[EngineConfig]:
         pulse = PulseWriter(links.pulses, 0)
         pulse.start()
         plans = open_plans(config, links)
-        lead = Lead(join=lambda: Group(place), plans=plans, pulse=pulse)
+        lead = FollowerRanks(join_group=lambda: Group(place), plans=plans, heartbeat=pulse)
         engine = load_engine(config, startup.report, startup.progress, lead=lead)
         plans.wait(place.timeout_seconds)
         pulse.serves()

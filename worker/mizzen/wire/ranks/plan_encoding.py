@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.step_plan import Asks, PageWrites, PrefillChunk, SlotStart, StepPlan
+from mizzen.core.step_plan import SlotOptions, PageWrites, PrefillChunk, SlotStart, StepPlan
 
 MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
 NONE = -1
@@ -150,7 +150,7 @@ def _column(values: Int32) -> bytes:
 
 
 def _start_row(start: SlotStart) -> tuple[int, ...]:
-    asks = start.asks
+    asks = start.options
     if asks is None:
         return start.slot, start.length, 0, NONE, 0, False
     logprobs = NONE if asks.prompt_logprobs is None else asks.prompt_logprobs
@@ -164,7 +164,7 @@ def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
             length=length,
             sampling=GREEDY,
             seed=0,
-            asks=Asks(
+            options=SlotOptions(
                 tokens=np.broadcast_to(np.int32(0), prompt_tokens),
                 prompt_tokens=prompt_tokens,
                 prompt_logprobs=None if logprobs == NONE else logprobs,

@@ -67,9 +67,9 @@ class Outbox:
         """Send what a step gave; return the seconds from arrival of requests that got their first token."""
         waits = self._start(output, now) if self.table.unstarted else NO_WAITS
         parts = list(split(output, self.table))  # before ends free the handles
-        logprobs = self._logprobs(output.reports.logprobs) if output.reports.logprobs else {}
-        if output.reports.vectors:
-            self._embeddings(output.reports.vectors)
+        logprobs = self._logprobs(output.side_outputs.logprobs) if output.side_outputs.logprobs else {}
+        if output.side_outputs.vectors:
+            self._embeddings(output.side_outputs.vectors)
         ends = self._end(output.finished) if output.finished else {}
         for owner, columns in parts:
             self._outputs(owner, output.step, columns, ends.pop(owner, ()), logprobs.pop(owner, ()))
@@ -93,8 +93,8 @@ class Outbox:
 
     def _start(self, output: StepOutput, now: float) -> NDArray[np.float64]:
         rids = output.rids
-        if output.reports.vectors:  # an embedding is what those who ask for one wait for
-            rids = np.concatenate((rids, [vector.rid for vector in output.reports.vectors]))
+        if output.side_outputs.vectors:  # an embedding is what those who ask for one wait for
+            rids = np.concatenate((rids, [vector.rid for vector in output.side_outputs.vectors]))
         first = rids[~self.table.started[rids]]
         if not len(first):
             return NO_WAITS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mizzen.core.request import Int32, Pooling, Request
-from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
 from mizzen.core.validation import generated_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
 
@@ -109,27 +109,15 @@ class Intake:
             raise InvalidRequest(
                 f"stop_token_ids has {len(stops)} entries; at most {MAX_STOP_TOKENS} are allowed"
             )
-        most = sampling.max_tokens
+        values, most = sent_values(sampling), sampling.max_tokens
+        values |= {
+            "top_k": min(sampling.top_k, self.vocab_size),  # more than all is all
+            "max_tokens": None if most is None else min(most, self.context_length),
+            "min_tokens": min(sampling.min_tokens, self.context_length),
+            "grammar": _grammar(sampling.grammar),
+        }
         try:
-            params = SamplingParams(
-                temperature=sampling.temperature,
-                top_k=min(sampling.top_k, self.vocab_size),  # more than all is all
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                seed=sampling.seed,
-                max_tokens=None if most is None else min(most, self.context_length),
-                ignore_eos=sampling.ignore_eos,
-                stop_token_ids=stops,
-                frequency_penalty=sampling.frequency_penalty,
-                presence_penalty=sampling.presence_penalty,
-                repetition_penalty=sampling.repetition_penalty,
-                min_tokens=min(sampling.min_tokens, self.context_length),
-                logit_bias=sampling.logit_bias,
-                logprobs=sampling.logprobs,
-                prompt_logprobs=sampling.prompt_logprobs,
-                logprob_token_ids=sampling.logprob_token_ids,
-                grammar=_grammar(sampling.grammar),
-            )
+            params = SamplingParams(**values)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
         if fault := params.token_fault(self.vocab_size):

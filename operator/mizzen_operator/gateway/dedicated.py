@@ -1,0 +1,49 @@
+"""Applies the gateway that serves a single InferenceService. `reconcile.py` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.gateway.api_key_secrets import LabelledSecrets
+from mizzen_operator.keys.rotation import require_ours
+from mizzen_operator.kube.apply import Applier
+from mizzen_operator.kube.apply_cache import ApplyCache
+from mizzen_operator.pods.observe import ObservedState
+from mizzen_operator.resources.gateway_deployment import gateway_account, gateway_manifests
+from mizzen_operator.resources.gateway_spec import dedicated
+from mizzen_operator.resources.pod_disruption_budget import gateway_budget
+
+
+class DedicatedGateways:
+    """Gateways of services that do not share one."""
+
+    def __init__(
+        self, config: OperatorConfig, labelled: LabelledSecrets, applier: Applier, applied: ApplyCache
+    ) -> None:
+        self._config = config
+        self._labelled = labelled
+        self._applier = applier
+        self._applied = applied
+
+    async def apply(self, service: InferenceService, observed: ObservedState) -> Mapping[str, Any]:
+        """Apply the gateway's manifests that differ from the live objects; return the live Deployment.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else.
+            KubeError: the API server failed or found a manifest invalid.
+        """
+        seen = {"Deployment": observed.deployment, "Service": observed.gateway_service}
+        front = dedicated(service)
+        front = replace(front, labelled=await self._labelled.find(front))
+        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        wanted, fresh = front.disruption_budgets, not service.status
+        account = await self._applier.identity(gateway_account(front), digests, require, fresh=fresh)
+        manifests = gateway_manifests(replace(front, account=account), self._config)
+        live = await self._applier.apply(manifests, seen, digests, require, fresh=fresh)
+        await self._applier.keep([gateway_budget(front)], digests, require, wanted=wanted, fresh=fresh)
+        return live

@@ -1,0 +1,60 @@
+"""Caches each service's keys between reconciles. `gateway` asks it for them before it applies a gateway."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.keys.rotation import KeyKeeper, Keys
+from mizzen_operator.kube.apply_cache import AppliedChildren, ApplyCache
+
+
+class _SyncedKeys(NamedTuple):
+    keys: Keys
+    gateway_public: tuple[str, ...]
+    """Public keys of the shared gateway that the Secrets were written for."""
+
+
+class KeyCache:
+    """Keys of all services; an entry lives as long as the service's record in the apply cache."""
+
+    def __init__(self, keeper: KeyKeeper, applied: ApplyCache) -> None:
+        self._keeper = keeper
+        self._applied = applied
+        self._synced: WeakKeyDictionary[AppliedChildren, _SyncedKeys] = WeakKeyDictionary()
+
+    async def sync(self, service: InferenceService, gateway_public: tuple[str, ...] = ()) -> Keys:
+        """Create missing Secrets of a service, and rotate its keys if a rotation is due.
+
+        Args:
+            service: the owner of the Secrets.
+            gateway_public: public keys of the shared gateway: the present one, and perhaps the next; empty
+                if the service has a gateway of its own.
+
+        Raises:
+            Refused: a Secret of the name belongs to something else, or lacks a required value.
+            KubeError: the API server failed.
+        """
+        record = self._applied.record(service)
+        synced = self._synced.pop(record, None)
+        if synced is not None and synced.gateway_public == gateway_public and self._current(service, synced):
+            self._synced[record] = synced
+            return synced.keys
+        keys = await self._keeper.sync(service, gateway_public)
+        self._synced[record] = _SyncedKeys(keys, gateway_public)
+        return keys
+
+    def _current(self, service: InferenceService, synced: _SyncedKeys) -> bool:
+        return not (synced.keys.rotating or self._keeper.due(service, synced.keys, datetime.now(UTC)))
+
+    async def drop_previous(self, service: InferenceService) -> None:
+        """Drop the previous generation of keys once nothing uses it any more.
+
+        Raises:
+            Refused: a Secret of the name belongs to something else.
+            KubeError: the API server failed.
+        """
+        await self._keeper.finish(service)
+        self._synced.pop(self._applied.record(service), None)

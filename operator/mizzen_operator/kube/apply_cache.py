@@ -1,0 +1,83 @@
+"""Per-service record of the children that were applied, so that unchanged ones are not read again.
+
+No watch reports Secrets, ServiceAccounts, RoleBindings, NetworkPolicies or PodDisruptionBudgets. They are
+compared with their manifests once, and again when their record is dropped: after `resync_seconds`, after
+`recheck_seconds` while a service is neither settled nor progressing, or when one of them is invalidated.
+The writers of keys, gateways, policies and pods share one record per service.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from mizzen_operator.api.key import ServiceKey
+from mizzen_operator.api.service_ref import Subject
+from mizzen_operator.config import OperatorConfig
+
+Digests = dict[tuple[str, str], str]
+"""Digest of each applied manifest, by kind and name."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class AppliedChildren:
+    """Children of one service that were applied since its record was created.
+
+    Attributes:
+        uid: uid of the service.
+        since: monotonic time at which the record was created.
+        digests: digest of each applied manifest, by kind and name.
+        foreign_pod_names: names that a pod of ours needed but that pods without the service's label have.
+        progress: `Observed.progress` at the last reconcile.
+    """
+
+    uid: str
+    since: float
+    digests: Digests = field(default_factory=dict[tuple[str, str], str])
+    foreign_pod_names: set[str] = field(default_factory=set[str])
+    progress: tuple[object, ...] = ()
+
+
+class ApplyCache:
+    """The records of all services."""
+
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
+        self._records: dict[ServiceKey, AppliedChildren] = {}
+
+    def record(self, service: Subject) -> AppliedChildren:
+        """Return the record of a service; a new one if there is none for its uid."""
+        key = ServiceKey(service.namespace, service.name)
+        record = self._records.get(key)
+        if record is None or record.uid != service.uid:
+            record = self._records[key] = AppliedChildren(service.uid, time.monotonic())
+        return record
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drop the record of a service: every child is compared again at the next reconcile."""
+        self._records.pop(key, None)
+
+    def invalidate(self, key: ServiceKey, kind: str, name: str) -> None:
+        """Compare one child of a service again at the next reconcile."""
+        if key in self._records:
+            self._records[key].digests.pop((kind, name), None)
+
+    def expire(self, service: Subject, progress: tuple[object, ...], *, settled: bool) -> bool:
+        """Drop the record of a service if it is too old; return whether it was dropped.
+
+        A service that has progressed since the last reconcile is not missing a child, however late this
+        reconcile is. Otherwise, when a thousand services are created at once, the children of each would be
+        compared again while the API server is busiest.
+        """
+        key = ServiceKey(service.namespace, service.name)
+        record = self._records.get(key)
+        if record is None:
+            return False
+        progressed, record.progress = record.progress != progress, progress
+        trusted = settled or progressed
+        limit = self._config.resync_seconds if trusted else self._config.recheck_seconds
+        if time.monotonic() - record.since <= limit:
+            return False
+        self.forget(key)
+        self.record(service).progress = progress
+        return True

@@ -1,0 +1,48 @@
+"""Applies NetworkPolicies and the engines' PodDisruptionBudget, before there is a pod that they select."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.keys.rotation import require_ours
+from mizzen_operator.kube.apply import Applier
+from mizzen_operator.kube.apply_cache import ApplyCache
+from mizzen_operator.resources.network_policy import fetch_policy, policies
+from mizzen_operator.resources.pod_disruption_budget import engine_budget
+
+
+class PodPolicies:
+    """Policies about the pods of all services."""
+
+    def __init__(self, config: OperatorConfig, applier: Applier, applied: ApplyCache) -> None:
+        self._config = config
+        self._applier = applier
+        self._applied = applied
+
+    async def apply_network_policies(self, service: InferenceService) -> None:
+        """Apply the NetworkPolicies of a service, or delete them if the spec does not enable any.
+
+        Raises:
+            Refused: an object of one of the names belongs to something else.
+            KubeError: the API server failed.
+        """
+        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        wanted, fresh, cached = service.network_policy, not service.status, service.access.cached
+        manifests, fetch = policies(service, self._config), fetch_policy(service, self._config)
+        await self._applier.keep(manifests, digests, require, wanted=wanted, fresh=fresh)
+        fresh = fresh or not (cached or service.status.get("model"))
+        await self._applier.keep([fetch], digests, require, wanted=wanted and cached, fresh=fresh)
+
+    async def apply_disruption_budget(self, service: InferenceService) -> None:
+        """Apply the PodDisruptionBudget of the groups, or delete it if the spec does not enable any.
+
+        Raises:
+            Refused: an object of the name belongs to something else.
+            KubeError: the API server failed.
+        """
+        wanted = service.availability.disruption_budgets
+        digests, require = self._applied.record(service).digests, partial(require_ours, service)
+        fresh = not service.status
+        await self._applier.keep([engine_budget(service)], digests, require, wanted=wanted, fresh=fresh)

@@ -1,0 +1,192 @@
+"""Restart budget: count the failures of groups, and abandon groups and revisions that fail too often.
+
+Called by `rollout/progress.py` alone. A group may fail `spec.lifecycle.maxGroupRestarts` times within an
+hour; a revision that fails its golden prompts before it ever served is abandoned at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from mizzen_operator.api import reasons
+from mizzen_operator.api.reasons import MAX_MESSAGE
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.pods.group import Group
+from mizzen_operator.rollout.spec_identity import spec_hash, verification_id
+from mizzen_operator.rollout.state import Abandoned, GroupFailure
+
+FAILURE_WINDOW = timedelta(hours=1)
+"""Time within which the failures of a group are counted."""
+MAX_FAILURES = 64
+"""Maximum failures in a status."""
+
+
+def count_failures(
+    status: Mapping[str, Any], failures: Sequence[GroupFailure], groups: Sequence[Group], now: datetime
+) -> tuple[GroupFailure, ...]:
+    """Return the failures within the window: earlier ones, and restarts that the status does not count yet.
+
+    Args:
+        status: the status that was written last; its `groups` hold the restarts that were counted.
+        failures: the failures that it holds.
+        groups: the service's groups as they are now.
+        now: the time, in UTC.
+    """
+    counted = {entry["name"]: entry.get("restarts", 0) for entry in status.get("groups", ())}
+    listed = len(counted)
+    for name, number in Counter(failure.name for failure in failures).items():
+        # The status may not list a group that one reconcile did not see.
+        counted[name] = max(number, counted.get(name, 0))
+    counted_failures = [failure for failure in failures if now - failure.time < FAILURE_WINDOW]
+    for group in sorted(groups, key=lambda group: group.name):
+        if group.name not in counted and listed >= MAX_FAILURES:
+            continue  # the status lists only the worst groups, so this one may have been counted
+        number = min(group.restarts - counted.get(group.name, 0), MAX_FAILURES)
+        failure = GroupFailure(group.index, group.name, group.revision, now)
+        counted_failures += [failure] * max(0, number)
+    return tuple(counted_failures)
+
+
+def limit_failures(failures: Sequence[GroupFailure], abandoned: Abandoned | None) -> tuple[GroupFailure, ...]:
+    """Return the failures that a status has room for: those of the groups that fail most often.
+
+    If the oldest were dropped instead, many groups that fail in turn would all stay below their budget for
+    ever. Groups that were abandoned come last: they need no counting any more.
+    """
+    past = set[tuple[str, int]]()
+    if abandoned is not None:
+        past = {(abandoned.revision, index) for index in abandoned.groups}
+    counts = Counter((failure.revision, failure.index) for failure in failures)
+    order = sorted(counts, key=lambda group: (group in past, -counts[group], group))
+    rank = {group: position for position, group in enumerate(order)}
+    by_rank = sorted(
+        enumerate(failures), key=lambda entry: (rank[entry[1].revision, entry[1].index], -entry[0])
+    )
+    return tuple(failure for _, failure in sorted(by_rank[:MAX_FAILURES]))
+
+
+def groups_that_failed_verification(
+    service: InferenceService, revision: str, live: Sequence[Group]
+) -> list[Group]:
+    """Return the live groups of a revision that failed the current golden prompts, by name."""
+    verification = verification_id(service)
+    failed = [
+        group
+        for group in live
+        if verification
+        and group.awaiting_verification
+        and (group.revision, group.failed_verification) == (revision, verification)
+    ]
+    return sorted(failed, key=lambda group: group.name)
+
+
+def add_verification_failures(
+    failures: Sequence[GroupFailure], failed: Sequence[Group], now: datetime
+) -> tuple[GroupFailure, ...]:
+    """Return the failures with one for each group that failed verification.
+
+    Such a group's pod is deleted, so its restarts do not count the failure.
+    """
+
+    def is_counted(group: Group) -> bool:
+        created = datetime.fromisoformat(group.created) if group.created else now - FAILURE_WINDOW
+        return any(failure.name == group.name and failure.time >= created for failure in failures)
+
+    added = [
+        GroupFailure(group.index, group.name, group.revision, now)
+        for group in failed
+        if not is_counted(group)
+    ]
+    return (*failures, *added)
+
+
+def abandon_unverified_revision(
+    service: InferenceService, revision: str, group: Group, stable: str
+) -> Abandoned:
+    """Abandon a revision whose first group failed verification.
+
+    Args:
+        service: the service.
+        revision: the revision.
+        group: the group that failed.
+        stable: the stable revision; empty if there is none.
+    """
+    verification = service.rollout.verification
+    pause = verification is not None and verification.on_failure == "Pause"
+    outcome = (
+        f"revision {stable} serves on" if stable not in ("", revision) else "no other revision has served"
+    )
+    if pause:
+        outcome += "; the group is kept, without requests"
+    subject = f"group {group.index} of revision {revision}"
+    message = f"{subject} failed spec.rollout.verification: {group.verification_error}; {outcome}"
+    return Abandoned(revision, spec_hash(service), (), reasons.VERIFICATION_FAILED, message[:MAX_MESSAGE])
+
+
+def abandon_groups_over_budget(
+    service: InferenceService,
+    abandoned: Abandoned | None,
+    revision: str,
+    failures: Sequence[GroupFailure],
+    groups: Sequence[Group],
+) -> Abandoned | None:
+    """Add the groups that have exceeded their restart budget to what is abandoned.
+
+    Args:
+        service: the service; its `maxGroupRestarts` is the budget, and 0 means that there is no limit.
+        abandoned: what was abandoned before; None if nothing was.
+        revision: the revision of the spec.
+        failures: the failures within the window.
+        groups: the service's groups; the message quotes theirs.
+    """
+    budget = service.lifecycle.max_group_restarts
+    if not budget:
+        over_budget = abandoned is not None and abandoned.reason == reasons.RESTART_BUDGET_EXCEEDED
+        return None if over_budget else abandoned
+    counts = Counter(failure.index for failure in failures if failure.revision == revision)
+    over = {index for index, count in counts.items() if count > budget}
+    known = set(abandoned.groups) if abandoned is not None else set[int]()
+    if over <= known:
+        return abandoned
+    first = min(over - known)
+    details = next(
+        (
+            group.message
+            for group in groups
+            if (group.index, group.revision) == (first, revision) and group.message
+        ),
+        "",
+    )
+    message = (
+        f"group {first} of revision {revision} failed more than {budget} times within an hour"
+        f"{f' ({details})' if details else ''}: it is not started again until the spec changes, or fewer "
+        "groups are wanted"
+    )
+    indexes = tuple(sorted(known | over))
+    if abandoned is not None:
+        return replace(abandoned, groups=indexes)
+    return Abandoned(revision, spec_hash(service), indexes, reasons.RESTART_BUDGET_EXCEEDED, message)
+
+
+def indexes_scaled_away(abandoned: Abandoned | None, groups: int) -> frozenset[int]:
+    """Return the numbers of abandoned groups to retry, because fewer `groups` are wanted than before.
+
+    There is one number for each group that is no longer wanted, so that no group is missing that was not
+    missing before; at zero groups it is every number.
+    """
+    if abandoned is None:
+        return frozenset()
+    indexes = sorted(abandoned.groups, reverse=True)
+    return frozenset(indexes[: max(0, abandoned.wanted_groups - groups)] if groups else indexes)
+
+
+def retry_groups(abandoned: Abandoned, indexes: frozenset[int]) -> Abandoned | None:
+    """Return what stays abandoned when some groups are retried; None if nothing does."""
+    left = tuple(index for index in abandoned.groups if index not in indexes)
+    if not left and abandoned.reason == reasons.RESTART_BUDGET_EXCEEDED:
+        return None
+    return replace(abandoned, groups=left)

@@ -1,0 +1,34 @@
+"""Identity of a spec: its hash, and the id of its golden prompts.
+
+An abandoned spec stays abandoned until its hash changes. Who scales a service does not change the hash.
+"""
+
+from __future__ import annotations
+
+from mizzen_operator.api import reasons
+from mizzen_operator.api.types import InferenceService
+from mizzen_operator.kube.objects import digest
+from mizzen_operator.rollout.state import load_state
+
+
+def spec_hash(service: InferenceService) -> str:
+    """Return the hash of a spec without its replicas, which autoscalers write too."""
+    return digest({key: value for key, value in service.spec.items() if key != "replicas"})
+
+
+def verification_id(service: InferenceService) -> str:
+    """Return the id of a spec's verification; empty if the spec has no golden prompts.
+
+    Each spec has an id of its own: after any change of the spec, a group that failed is asked again.
+    """
+    return spec_hash(service)[:8] if service.rollout.verification is not None else ""
+
+
+def has_failed_verification(service: InferenceService, revision: str) -> bool:
+    """Return whether the status says that `revision` of the current spec failed its golden prompts."""
+    abandoned = load_state(service.status).abandoned
+    return abandoned is not None and (abandoned.reason, abandoned.revision, abandoned.spec_hash) == (
+        reasons.VERIFICATION_FAILED,
+        revision,
+        spec_hash(service),
+    )

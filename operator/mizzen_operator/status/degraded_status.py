@@ -1,0 +1,148 @@
+"""Status of a service in degraded mode: the spec is not acted on, and only what runs is reported.
+
+The spec cannot be parsed, or the operator fails on it, or the service is being deleted. Whatever follows from
+the spec stays in the status as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from mizzen_operator.api import child_names, reasons
+from mizzen_operator.kube.errors import Failure
+from mizzen_operator.pods.group import Group
+from mizzen_operator.pods.observe import GatewayPod
+from mizzen_operator.status.builder import condition_entry, group_entries
+from mizzen_operator.status.pod_conditions import (
+    Condition,
+    available_condition,
+    gateway_ready_condition,
+    scheduled_condition,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidService:
+    """The parts of a service that every release stores alike; its spec is not parsed.
+
+    Attributes:
+        generation: generation of the spec.
+        status: the status that was written last; empty if there is none.
+        shared: the service shares its namespace's gateway.
+        wanted_groups: number of groups that the spec seems to ask for; 0 if the service is being deleted.
+        deleting: the service is being deleted, which is not a failure.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    status: Mapping[str, Any]
+    shared: bool
+    wanted_groups: int
+    deleting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DegradedSnapshot:
+    """Observed state of a service in degraded mode.
+
+    Attributes:
+        service: the service.
+        failure: why its spec is not acted on.
+        groups: its groups, with the current values of their readiness gates.
+        gateways: pods of its gateway.
+        deployment: the gateway's Deployment; empty if there is none.
+        settled: the gateway and every existing group run as they should.
+    """
+
+    service: InvalidService
+    failure: Failure
+    groups: Sequence[Group]
+    gateways: Sequence[GatewayPod]
+    deployment: Mapping[str, Any]
+    settled: bool
+
+
+def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
+    """Read an InferenceService without parsing its spec."""
+    meta, status = body["metadata"], body.get("status") or {}
+    deleting = "deletionTimestamp" in meta
+    replicas = 0 if deleting else body.get("spec", {}).get("replicas")
+    return InvalidService(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta["generation"],
+        status=status,
+        shared=uses_shared_gateway(body),
+        wanted_groups=replicas if isinstance(replicas, int) else status.get("replicas", 0),
+        deleting=deleting,
+    )
+
+
+def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
+    """Return whether a service shares its namespace's gateway, by its spec or else by its status's URL."""
+    gateway = body.get("spec", {}).get("gateway")
+    if isinstance(gateway, dict) and "mode" in gateway:
+        return gateway["mode"] == "Shared"
+    return f"//{child_names.SHARED_GATEWAY}." in body.get("status", {}).get("url", "")
+
+
+def degraded_status(snapshot: DegradedSnapshot, now: datetime) -> dict[str, Any]:
+    """Return the complete status; it equals the previous one if nothing has changed.
+
+    Fields and conditions that follow from the spec stay as they were, with their old generation.
+
+    Args:
+        snapshot: the observed state.
+        now: time of conditions that change, in UTC.
+    """
+    service, live = snapshot.service, [group for group in snapshot.groups if group.live]
+    previous = {entry["type"]: entry for entry in service.status.get("conditions", [])}
+    entries = [
+        condition_entry(condition, previous.get(condition.type, {}), service.generation, now)
+        for condition in _conditions(snapshot)
+    ]
+    written = {entry["type"] for entry in entries}
+    kept = {key: value for key, value in service.status.items() if key != "updateRevision"}
+    return {
+        **kept,
+        "observedGeneration": service.generation,
+        "replicas": len(live),
+        "readyReplicas": sum(group.containers_ready for group in live),
+        "updatedReplicas": 0,  # the revision of this spec is unknown
+        "availableReplicas": sum(group.routed for group in live),
+        "groups": group_entries(snapshot.groups),
+        "conditions": [*entries, *(entry for kind, entry in previous.items() if kind not in written)],
+    }
+
+
+def _conditions(snapshot: DegradedSnapshot) -> list[Condition]:
+    failure, previous = snapshot.failure, snapshot.service.status.get("conditions", [])
+    spec = snapshot.deployment.get("spec", {})
+    return [
+        Condition(reasons.READY, False, failure.reason, failure.message),
+        _available(snapshot, {entry["type"]: entry for entry in previous}),
+        Condition(reasons.PROGRESSING, False, failure.reason, failure.message),
+        scheduled_condition(snapshot.groups),
+        gateway_ready_condition(snapshot.deployment, snapshot.gateways, spec.get("replicas", 1)),
+        Condition(reasons.FAILED, not snapshot.service.deleting, failure.reason, failure.message),
+        *(
+            Condition(entry["type"], False, failure.reason, failure.message)
+            for entry in previous
+            if entry["type"] == reasons.SCALING_ACTIVE
+        ),
+    ]
+
+
+def _available(snapshot: DegradedSnapshot, previous: Mapping[str, Mapping[str, Any]]) -> Condition:
+    condition = available_condition(snapshot.gateways, snapshot.groups, scaled_to_zero=False)
+    entry = previous.get(reasons.AVAILABLE, {})
+    # A conflict of names lasts as long as the gateway is left as it is.
+    if condition.status and entry.get("reason") == reasons.NAME_CONFLICT:
+        return Condition(reasons.AVAILABLE, False, reasons.NAME_CONFLICT, entry["message"])
+    return condition

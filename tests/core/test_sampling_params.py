@@ -1,0 +1,159 @@
+"""One definition of each sampling parameter: the API's schema, the wire and the engine agree with it."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mizzen.core.request import Request
+from mizzen.core.sampling_params import PARAMETERS, Grammar, GrammarKind, Parameter, SamplingParams
+from mizzen.core.side_outputs import has_slot_options
+from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
+from mizzen.gateway.requests.engine_request import engine_sampling
+from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
+from mizzen.wire.codec import encode, engine_decoder
+from mizzen.wire.messages import Generate, Sampling
+from mizzen.wire.server.request_validation import Intake, InvalidRequest
+
+WORKER = Path(__file__).parents[2] / "worker/mizzen"
+VALIDATION = Intake(vocab_size=1000, context_length=100)
+PROMPT = np.array([1, 2, 3], "<i4").tobytes()
+NUMBERS = [parameter for parameter in PARAMETERS if parameter.bounds is not None]
+FIELDS = [parameter for parameter in PARAMETERS if parameter.request_field]
+SENT = [parameter for parameter in PARAMETERS if parameter.sent]
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "ignore_eos": (True, True),
+    "stop_token_ids": ([7, 9], (7, 9)),
+    "stop": (["a", "b"], ("a", "b")),
+    "logit_bias": ({"5": 1.5, "6": -100}, ((5, 1.5), (6, -100.0))),
+}
+"""Parameters that are not one number: a value in a request, and what it becomes."""
+SPECIAL = {"top_k": {-1: 0}, "top_p": {0.0: 1.0}}
+"""Values of the API outside the bounds of the engine, and what they become."""
+
+
+def schema_bounds(name: str, request: type[msgspec.Struct]) -> tuple[float, float]:
+    """Return the bounds that the API's schema gives a field."""
+    _, parts = msgspec.json.schema_components([request], ref_template="{name}")
+    field = parts[request.__name__]["properties"][name]
+    (number,) = [part for part in field.get("anyOf", [field]) if part.get("type") in ("number", "integer")]
+    return number.get("minimum", -math.inf), number.get("maximum", math.inf)
+
+
+def request_values(parameter: Parameter) -> list[tuple[Any, Any]]:
+    """Return values of a field: the bounds of the API and one between them, and what each becomes."""
+    if parameter.bounds is None:
+        return [OTHERS[parameter.name]]
+    low, high = schema_bounds(parameter.name, CompletionRequest)
+    if math.isinf(low):
+        low, high = parameter.bounds.low, parameter.bounds.high
+    whole = parameter.wire_type is not float
+    between = int(low + 3) if whole else low + 0.625 * (high - low)
+    given = [int(value) if whole else float(value) for value in (low, between, high)]
+    return [(value, SPECIAL.get(parameter.name, {}).get(value, value)) for value in given]
+
+
+def in_engine(**fields: Any) -> SamplingParams:
+    """Return what an engine gets for the fields of a completion request, by way of the wire's bytes."""
+    generation = Parser().completion(msgspec.json.encode({"model": "m", "prompt": "p", **fields}))
+    sampling = engine_sampling(generation, None, np.empty(0, np.int32))  # type: ignore[arg-type]
+    message = engine_decoder()(encode(Generate(1, PROMPT, sampling)))
+    assert isinstance(message, Generate)
+    return VALIDATION.request(message, 0.0).sampling
+
+
+def names(parameters: list[Parameter]) -> list[str]:
+    return [parameter.name for parameter in parameters]
+
+
+def test_requests_have_a_field_for_each_parameter_that_says_so() -> None:
+    for request in (ChatRequest, CompletionRequest):
+        assert set(names(FIELDS)) <= set(request.__struct_fields__)
+    assert set(SamplingFields.__struct_fields__) <= set(names(FIELDS))
+    assert set(SamplingFields.__struct_fields__) <= set(ResponsesRequest.__struct_fields__) & set(CHAT_FIELDS)
+
+
+@pytest.mark.parametrize("parameter", [p for p in NUMBERS if p.request_field], ids=lambda p: p.name)
+def test_the_schema_allows_no_number_that_the_engine_would_refuse(parameter: Parameter) -> None:
+    assert parameter.bounds is not None
+    for request in (ChatRequest, CompletionRequest):
+        low, high = schema_bounds(parameter.name, request)
+        special = SPECIAL.get(parameter.name, {})
+        assert low >= parameter.bounds.low or low in special or parameter.name == "seed"
+        assert high <= parameter.bounds.high or parameter.name == "seed"  # JSON Schema has no 64-bit integer
+
+
+@pytest.mark.parametrize("parameter", FIELDS, ids=lambda p: p.name)
+def test_a_field_of_a_request_arrives_in_the_engine(parameter: Parameter) -> None:
+    for given, expected in request_values(parameter):
+        if parameter.name == "top_p" and given == 0:
+            assert (in_engine(top_p=0).top_p, in_engine(top_p=0).top_k) == (1.0, 1)
+            continue
+        if parameter.name in ("top_k", "min_tokens"):  # cut to the vocabulary and to the context
+            limit = VALIDATION.vocab_size if parameter.name == "top_k" else VALIDATION.context_length
+            given, expected = min(given, limit), min(expected, limit)
+        extra = {"max_tokens": 100} if parameter.name == "min_tokens" else {}
+        found = in_engine(**{parameter.name: given}, **extra)
+        assert getattr(found, parameter.name) == (expected if parameter.sent else parameter.default)
+
+
+def test_a_request_without_fields_has_the_defaults_of_the_parameters() -> None:
+    found = in_engine()
+    defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
+    assert found == SamplingParams(**{**defaults, "max_tokens": 16})  # a completion's own default
+    assert SamplingParams() == SamplingParams(**defaults)
+
+
+def test_the_wire_has_the_parameters_in_the_order_of_their_declaration() -> None:
+    fields = msgspec.structs.fields(Sampling)
+    assert [field.name for field in fields] == names(SENT)
+    assert [field.default for field in fields] == [parameter.default for parameter in SENT]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Sampling())) == [
+        list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        for parameter in SENT
+    ]
+
+
+@pytest.mark.parametrize("parameter", NUMBERS, ids=lambda p: p.name)
+def test_the_engine_refuses_numbers_outside_the_bounds(parameter: Parameter) -> None:
+    assert parameter.bounds is not None
+    step = 1 if parameter.wire_type is not float else 0.5
+    for wrong in (parameter.bounds.low - step, parameter.bounds.high + step):
+        if math.isinf(wrong) or not -(2**63) <= wrong < 2**64:
+            continue  # no such number travels
+        if parameter.name in ("top_k", "min_tokens") and wrong > 0:
+            continue  # cut to the vocabulary and to the context
+        rule = re.escape(f"{parameter.name} must be {parameter.bounds.rule}, not ")
+        with pytest.raises(InvalidRequest, match=rule):
+            VALIDATION.request(Generate(1, PROMPT, Sampling(**{parameter.name: wrong})), 0.0)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: p.name)
+def test_a_request_takes_per_slot_state_only_for_parameters_that_need_it(parameter: Parameter) -> None:
+    values = {name: value for name, (_, value) in OTHERS.items()}
+    values |= {"logprob_token_ids": (), "grammar": Grammar(GrammarKind.REGEX, "a"), "temperature": 0.5}
+    value = values.get(parameter.name, 0.5 if parameter.wire_type is float else 3)
+    params = SamplingParams(**{parameter.name: value})
+    request = Request(rid=1, prompt=np.array([1], np.int32), sampling=params)
+    assert has_slot_options(request) is parameter.slot_option
+
+
+@pytest.mark.parametrize("name", names(SENT))
+def test_the_engine_or_its_scheduler_reads_each_parameter(name: str) -> None:
+    readers = []
+    for folder in ("core", "engine"):
+        for path in (WORKER / folder).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            if path.stem != "sampling_params" and any(
+                isinstance(node, ast.Attribute) and node.attr == name for node in nodes
+            ):
+                readers.append(path)
+    assert readers or name == "seed"  # `Request.seed` is made from it when the request is read

@@ -1,0 +1,254 @@
+"""A model on several ranks gives the tokens of one: by family, by number, and as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from rank_kit import thread_ranks
+
+from mizzen import LLM, SamplingParams
+from mizzen.core.request import Finished, FinishReason, Pooling, Request
+from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.engine.engine import Engine
+from mizzen.engine.loading.memory_budget import MemoryShortage, agreed_pages
+from mizzen.engine.loading.placement import parse_list, processors_near
+from mizzen.engine.overlap_loop import StepFailed
+from mizzen.layers.sharding import Axis
+
+VOCABULARY = 157
+"""No multiple of anything: the last rank's rows are padded."""
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.7, "frequency_penalty": 0.6, "repetition_penalty": 1.2, "logprobs": 2},
+    {"temperature": 0, "prompt_logprobs": 1, "min_tokens": 3},
+]
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(0)
+    made = [
+        Request(
+            rid=rid,
+            prompt=rng.integers(3, VOCABULARY, int(rng.integers(1, 60))).astype(np.int32),
+            sampling=SamplingParams(max_tokens=12, ignore_eos=True, **KINDS[rid % len(KINDS)]),
+            seed=100 + rid,
+        )
+        for rid in range(10)
+    ]
+    vectors = SamplingParams(temperature=0, max_tokens=1)
+    for pooling in Pooling:
+        prompt = rng.integers(3, VOCABULARY, 40).astype(np.int32)
+        made.append(Request(rid=len(made), prompt=prompt, sampling=vectors, pooling=pooling))
+    return made
+
+
+def run(engine: Engine, asked: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
+    """Run requests, half of them a few steps late; return what each gave, numbers rounded."""
+    # How steps cut prompts depends on time: what parts of them give is put together.
+    given: dict[int, Any] = {request.rid: ([], [], []) for request in asked}
+    ends: dict[int, Finished] = {}
+    step = 0
+    while engine.busy or step == 0:
+        for request in asked:
+            if step == 3 * (request.rid % 2):
+                engine.submit(request)
+        if step == 6:
+            for rid in abort:
+                engine.abort(rid)
+        output = engine.step(float(step))
+        step += 1
+        if output is not None:
+            for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
+                given[rid][0].append(token)
+            for part in output.side_outputs.logprobs:
+                given[part.rid][1].extend(np.round(part.values, 2).tolist())
+            for part in output.side_outputs.vectors:
+                given[part.rid][2].extend(np.round(part.vector, 2).tolist())
+            ends |= {end.rid: end for end in output.finished}
+        ends |= {end.rid: end for end in engine.drain_finished()}
+        engine.drain_cache_events()
+    assert set(ends) == set(given)
+    assert engine.integrity_faults == 0
+    return {rid: None if rid in abort else given[rid] for rid in given}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_ranks_give_what_one_gives(family: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, family, **SHAPE | CASES[family])
+    asked = requests()
+    with thread_ranks(tmp_path, 1, prefill_chunk_tokens=32, check_integrity=True) as engine:
+        alone = run(engine, asked)
+    for ranks in (2, 4, 8):
+        # Eight threads on few processors take long: one request of each kind.
+        some = asked if ranks < 8 else [*asked[: len(KINDS)], asked[-1]]
+        with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
+            assert run(engine, some) == {request.rid: alone[request.rid] for request in some}, ranks
+
+
+def test_three_ranks_keep_slots_and_pages_apart_when_requests_are_aborted(
+    kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=6, num_key_value_heads=1)
+    found = {}
+    for ranks in (1, 3):
+        settings = {"max_running_requests": 3, "prefill_chunk_tokens": 16, "check_integrity": True}
+        with thread_ranks(tmp_path, ranks, **settings) as engine:
+            found[ranks] = run(engine, requests(), abort={1, 4, 7})
+    assert found[3] == found[1]
+
+
+def test_dummy_weights_are_one_model_together(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama", **SHAPE)
+    (tmp_path / "model.safetensors").unlink()
+    found = {}
+    for ranks in (1, 2):
+        with thread_ranks(tmp_path, ranks, load_format="dummy") as engine:
+            found[ranks] = run(engine, requests()[:3])
+    assert found[2] == found[1]
+
+
+def test_grammars_bind_on_several_ranks() -> None:
+    demo = Path(__file__).parents[3] / "models" / "demo"
+    grammar = Grammar(GrammarKind.REGEX, "[0-9]{4}-[0-9]{2}")
+    sampling = SamplingParams(temperature=1.0, max_tokens=20, grammar=grammar)
+    given = {}
+    for ranks in (1, 2):
+        with thread_ranks(demo, ranks) as engine:
+            prompt = np.arange(10, 20, dtype=np.int32)
+            asked = [Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid) for rid in range(3)]
+            for request in asked:
+                engine.submit(request)
+            tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+            ends: list[Finished] = []
+            while engine.busy:
+                output = engine.step(time.monotonic())
+                if output is not None:
+                    ends += output.finished
+                    for rid, token in zip(output.rids.tolist(), output.tokens.tolist(), strict=True):
+                        tokens[rid].append(token)
+                ends += engine.drain_finished()
+            assert [end.reason for end in ends] == [FinishReason.STOP] * 3
+            given[ranks] = tokens
+    assert given[2] == given[1]
+
+
+def followers() -> list[psutil.Process]:
+    """This process's ranks, without those that have ended."""
+    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in found if "mizzen.server.ranks.follower" in child.cmdline()]
+
+
+def test_ranks_are_processes_of_their_own(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=12, num_key_value_heads=6)
+    prompts = [kit.tokens(length, length, VOCABULARY).tolist() for length in (3, 20, 50)]
+    params = SamplingParams(temperature=0.5, seed=1, max_tokens=10, ignore_eos=True)
+    answers = {}
+    for ranks in (1, 2, 3):
+        with LLM(tmp_path, device="cpu", tensor=ranks, skip_tokenizer=True, kv_cache_tokens=1024) as llm:
+            answers[ranks] = [answer.token_ids for answer in llm.generate(prompts, params)]
+            others = followers()
+            assert len(others) == ranks - 1
+        assert not any(other.is_running() for other in others)
+    assert answers[3] == answers[2] == answers[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone_fails_the_engine(
+    number: signal.Signals, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mizzen.server.ranks.in_process.RANK_SECONDS", 3.0)
+    kit.save_model(tmp_path, "llama", **SHAPE)
+    llm = LLM(tmp_path, device="cpu", tensor=2, skip_tokenizer=True, kv_cache_tokens=1024)
+    (follower,) = followers()
+    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    llm.engine.submit(Request(rid=1, prompt=kit.tokens(5), sampling=sampling))
+    llm.engine.step(0.0)
+    os.kill(follower.pid, number)
+    why = "ended with code -9" if number == signal.SIGKILL else "has not run for"
+    with pytest.raises(StepFailed, match=rf"rank 1 .*{why}"):
+        while True:
+            llm.engine.step(0.0)
+    assert not follower.is_running()
+    llm.close()
+
+
+def test_a_rank_that_cannot_start_says_why(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama", **SHAPE)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        LLM(tmp_path, device="cpu", tensor=2, skip_tokenizer=True)
+    assert not followers()
+
+
+@pytest.mark.parametrize(
+    ("total", "ranks", "rule"),
+    [
+        (14, 4, r"heads \(14\) must be a multiple of the tensor ranks \(4\): use --tensor 1 or 2$"),
+        (28, 8, r"heads \(28\) must be a multiple of the tensor ranks \(8\): use --tensor 1 or 2 or 4$"),
+    ],
+)
+def test_heads_that_do_not_divide_are_named(total: int, ranks: int, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        Axis(0, ranks).part(total, "heads")
+
+
+def test_few_heads_are_held_by_several_ranks() -> None:
+    assert [Axis(rank, 8).replicated_shard(2, "heads") for rank in (0, 3, 4, 7)] == [
+        slice(0, 1),
+        slice(0, 1),
+        slice(1, 2),
+        slice(1, 2),
+    ]
+    with pytest.raises(ValueError, match=r"heads \(3\) must divide the tensor ranks \(8\)"):
+        Axis(0, 8).replicated_shard(3, "heads")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("total", [1, 7, 8, 157, 160])
+def test_padded_parts_cover_everything_once(total: int, ranks: int) -> None:
+    parts = [Axis(rank, ranks).padded_shard(total, 8) for rank in range(ranks)]
+    held = [index for _, part in parts for index in range(part.start, part.stop)]
+    assert held == list(range(total))
+    assert len({room for room, _ in parts}) == 1
+    assert all(rank * room == part.start for rank, (room, part) in enumerate(parts) if part.stop > part.start)
+
+
+def test_pages_are_the_fewest_and_uneven_memory_is_refused() -> None:
+    gib = 1 << 30
+    assert agreed_pages([100, 90, 95], [80 * gib, 73 * gib, 80 * gib]) == 90
+    with pytest.raises(MemoryShortage, match=r"10%.*rank 0 80.00 GiB, rank 1 71.00 GiB"):
+        agreed_pages([100, 90], [80 * gib, 71 * gib])
+    assert agreed_pages([100, 40], None) == 40
+
+
+def test_processors_next_to_a_device_are_read(tmp_path: Path) -> None:
+    assert parse_list("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
+    assert parse_list("") == parse_list("all") == set()
+    (tmp_path / "0000:1a:00.0").mkdir()
+    (tmp_path / "0000:1a:00.0" / "local_cpulist").write_text("4-5\n")
+    assert processors_near("0000:1a:00.0", tmp_path) == {4, 5}
+    assert processors_near("0000:1b:00.0", tmp_path) == set()

@@ -1,0 +1,44 @@
+"""The fused kernels, in Triton's interpreter: the tests of tests/gpu without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[3]
+LOGPROBS = (
+    "test_the_kernels_equal_their_plain_twin",
+    "test_any_logits_have_log_probabilities",
+    "test_a_steps_rows_report_what_the_plain_twin_does",
+    "test_a_batch_that_shrinks_reports_its_own_rows",
+    "test_counts_of_rows_end_with_the_largest_batch",
+)
+KERNELS = (
+    "tests/gpu/kernels/test_kernels.py",
+    *(f"tests/gpu/engine/test_logprobs.py::{name}" for name in LOGPROBS),
+    "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_its_plain_twin",
+    "tests/gpu/attention/test_flash_decode_triton.py::test_split_attention[(3, 1, 32, 24, True)-60-4x32s0w4]",
+    "tests/gpu/attention/test_flash_decode_triton.py::test_split_attention[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    "tests/gpu/attention/test_split_plan.py::test_the_device_plans_as_its_plain_twin",
+)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them on the GPU")
+def test_kernels_equal_their_plain_twins_in_the_interpreter() -> None:
+    pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *KERNELS],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "skipped" not in run.stdout

@@ -1,0 +1,125 @@
+"""Products that are added to the residual stream as they end give what the sum behind them does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.loading import model_setup
+from mizzen.engine.loading.memory_profile import largest_plan
+from mizzen.engine.uploader import Uploader
+from mizzen.layers import linear
+from mizzen.layers.context import Build
+from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, Dense, RowParallelLinear, SmallBatchLinear
+from mizzen.models.registry import read_config
+
+
+class Pair:
+    """The first of two ranks, as far as layers ask."""
+
+    size, rank = 2, 0
+
+
+def layer(*, bias: bool = False, fused: bool = True, **build: object) -> RowParallelLinear:
+    made = Build(device=torch.device("cpu"), dtype=torch.float64, fused=fused, **build)  # type: ignore[arg-type]
+    found = RowParallelLinear(made, "down_proj", 24, 40, bias)
+    generator = torch.Generator().manual_seed(0)
+    found.method.weight.normal_(generator=generator)  # type: ignore[attr-defined]
+    return found
+
+
+def test_many_rows_are_added_in_place_and_few_are_not() -> None:
+    down = layer()
+    for count in (1, MIN_FUSED_ADD_ROWS - 1, MIN_FUSED_ADD_ROWS, MIN_FUSED_ADD_ROWS + 7):
+        x, residual = torch.randn(count, 40, dtype=torch.float64), torch.randn(count, 24, dtype=torch.float64)
+        wanted, before = residual + down(x), residual.clone()
+        term = down.onto(residual, x)
+        if count < MIN_FUSED_ADD_ROWS:
+            assert term is not None and torch.equal(residual, before)
+            residual = residual + term
+        else:
+            assert term is None
+        torch.testing.assert_close(residual, wanted)
+
+
+@pytest.mark.parametrize(
+    "how", [{"bias": True}, {"fused": False}, {"ranks": Pair()}], ids=["bias", "plain", "ranks"]
+)
+def test_what_several_ranks_or_a_bias_or_the_plain_twin_give_stays_a_term(how: dict[str, object]) -> None:
+    down = layer(**how)  # type: ignore[arg-type]
+    residual = torch.zeros(2 * MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
+    term = down.onto(residual, torch.ones(2 * MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
+    assert term is not None and term.shape == residual.shape
+    assert not residual.any()
+
+
+class Adapted(Dense):
+    """Weights that are not all: what derives from plain ones may do so for more than its weights say."""
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return super().apply(x, out) + 1000
+
+
+def test_a_method_of_another_kind_is_asked_whatever_the_number_of_rows() -> None:
+    down = layer(linear=Adapted)
+    residual = torch.zeros(MIN_FUSED_ADD_ROWS, 24, dtype=torch.float64)
+    term = down.onto(residual, torch.zeros(MIN_FUSED_ADD_ROWS, 40, dtype=torch.float64))
+    assert term is not None and (term == 1000).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_model_that_adds_at_once_has_the_same_stream(
+    family: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every layer, also the last, behind whose attention only the sampled rows go on."""
+    kit.save_model(tmp_path, family)
+    options = EngineOptions(
+        model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4
+    )
+    config, plan = read_config(tmp_path), largest_plan(options, 64)
+    starts = (replace(start, sampling=SamplingParams(temperature=0), asks=None) for start in plan.starts)
+    plan = replace(plan, starts=tuple(starts))
+    model = model_setup.make_model(options, config, lambda done, total: None)
+    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    products = [product for layer in model.layers for product in (layer.attention.out, layer.mlp.down)]
+    assert len(products) == 2 * config.layers
+    streams: list[torch.Tensor] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
+    assert not any(product.addable for product in products)  # on a CPU, where nothing is fused
+    for product in products:
+        product.addable = product.method
+    for fewest in (1000, 1, 6):  # none, all, all but behind the last attention
+        monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", fewest)
+        state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)
+        with torch.inference_mode():
+            StepExecutor(model, attention, state, Uploader(torch.device("cpu")))(plan)
+    plain, at_once, some = streams
+    assert plain.shape == (5, config.hidden_size)
+    torch.testing.assert_close(at_once, plain)
+    torch.testing.assert_close(some, plain)
+
+
+def test_memory_is_measured_with_gates_in_memory(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama")
+    options = EngineOptions(model=str(tmp_path), device="cpu")
+    model = model_setup.make_model(options, read_config(tmp_path), lambda done, total: None)
+    methods = []
+    for layer in model.layers:
+        rows, columns = layer.mlp.gate_up.method.weight.shape  # type: ignore[attr-defined]
+        layer.mlp.gate_up.method = SmallBatchLinear(rows, columns, False, torch.float32, torch.device("cpu"))
+        methods.append(layer.mlp.gate_up.method)
+    methods[0].gates_prompts = True
+    with pytest.raises(RuntimeError), model.without_fused_swiglu():
+        assert not any(method.gates_prompts for method in methods)
+        raise RuntimeError
+    assert methods[0].gates_prompts
+    assert not any(method.gates_prompts for method in methods[1:])

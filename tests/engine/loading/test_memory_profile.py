@@ -1,0 +1,112 @@
+"""The step that memory is measured with is the largest of its options; and runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.loading import model_setup
+from mizzen.engine.loading.memory_budget import KvNeed
+from mizzen.engine.loading.memory_profile import largest_plan, measured_bytes
+from mizzen.engine.sampling import sampler
+from mizzen.engine.uploader import Uploader
+from mizzen.models.registry import read_config
+
+
+@given(
+    slots=st.integers(1, 40),
+    chunk=st.integers(1, 500),
+    page=st.sampled_from((1, 4, 16)),
+    context=st.integers(2, 300),
+)
+def test_no_step_has_more_tokens_or_samples(slots: int, chunk: int, page: int, context: int) -> None:
+    options = EngineOptions(model="m", max_running_requests=slots, prefill_chunk_tokens=chunk, page_size=page)
+    plan = largest_plan(options, context)
+    tokens = sum(len(part.tokens) for part in plan.prefill)
+    assert tokens >= min(chunk + slots, slots * (context - 1))
+    assert plan.samples == slots == len(plan.starts)
+    assert len(np.unique(plan.pages.pages)) == len(plan.pages.pages)
+    held = np.bincount(plan.pages.slots, minlength=slots)
+    assert (held * page >= len(plan.prefill[0].tokens)).all()
+
+
+def test_it_runs(kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.save_model(tmp_path, "qwen3")
+    options = EngineOptions(
+        model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=32, page_size=4
+    )
+    config, upload = read_config(tmp_path), Uploader(torch.device("cpu"))
+    plan = largest_plan(options, 64)
+    model = model_setup.make_model(options, config, lambda done, total: None)
+    attention = model_setup.make_kv(model, 4, len(plan.pages.pages), prefill="reference", decode="reference")
+    state = SlotState(5, 16, upload, vocab=config.vocab_size)
+    ranked: list[torch.Tensor] = []
+    rank = sampler.sort_weights
+    monkeypatch.setattr(sampler, "rank", lambda *given: ranked.append(rank(*given)) or ranked[-1])
+    with torch.inference_mode():
+        outcome = StepExecutor(model, attention, state, upload)(plan)
+    assert outcome.tokens.shape == (5,)
+    [weights] = ranked
+    assert weights.shape == (5, config.vocab_size), "all tokens are put in order, not a few"
+    assert outcome.side_outputs is not None
+    # Of the prompts too, all but their first tokens: that takes logits of many rows where few requests run.
+    told = [part for part in outcome.side_outputs.logprobs if part.requests[0].start_position is not None]
+    assert [len(part.packed) for part in told] == [len(plan.prefill[0].tokens) - 1] * 5
+    assert (state.lengths[:5] == len(plan.prefill[0].tokens)).all()
+
+
+def test_what_a_step_takes_is_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by a stand-in for PyTorch's allocator."""
+    reserved = [1000]
+    peaks: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: max(peaks))
+    options = EngineOptions(model="m", max_running_requests=2, prefill_chunk_tokens=30, page_size=16)
+
+    def make_step(pages: int) -> StepExecutor:
+        assert pages == 2
+        return lambda plan: peaks.append(reserved[0] + 3 * 100 + 77)  # type: ignore[return-value]
+
+    plan = largest_plan(options, 1000)
+    assert measured_bytes(make_step, plan, 100, torch.device("cuda")) == 77
+
+
+def test_who_is_not_alone_on_its_gpu_takes_the_estimate(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks would have to run that step together; what graphs keep comes on top in either case."""
+    kit.save_model(tmp_path, "qwen3")
+    monkeypatch.setattr(model_setup, "measured_bytes", lambda *given: 500)
+    options = EngineOptions(model="m", tensor=2)
+    need = KvNeed.of(read_config(tmp_path), options, 2)
+
+    def step_bytes(device: str, group: Any) -> int:
+        return model_setup.whole_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
+
+    assert step_bytes("cuda", None) == 500 + need.graph_bytes
+    assert step_bytes("cuda", Mock()) == need.step_bytes + need.graph_bytes > need.step_bytes
+    assert step_bytes("cpu", None) == need.step_bytes + need.graph_bytes
+
+
+def test_the_measure_takes_the_place_of_the_estimate(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "qwen3")
+    config = read_config(tmp_path)
+    graphs = KvNeed.of(config, EngineOptions(model="m"), 2)
+    eager = KvNeed.of(config, EngineOptions(model="m", cuda_graph="off"), 2)
+    assert eager.taking(500).step_bytes == 500
+    assert graphs.taking(500).step_bytes == 500 + graphs.graph_bytes > 500
+    assert graphs.token_bytes == graphs.taking(500).token_bytes

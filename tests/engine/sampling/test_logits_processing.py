@@ -1,0 +1,298 @@
+"""Biases, penalties, end bans, masks and log probabilities against the plain twin, in mixed batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import twin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.request import Int32, Int64
+from mizzen.core.sampling_params import MAX_LOGIT_BIAS, Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import SlotOptions, SlotStart
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.sampler import process_logits, sample
+from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
+from mizzen.engine.sampling.token_counts import TokenCounts
+from mizzen.engine.uploader import Uploader
+
+UPLOAD = Uploader(torch.device("cpu"))
+VOCAB = 70
+SLOTS = 6
+tokens_ = st.integers(0, VOCAB - 1)
+biases = st.dictionaries(tokens_, st.sampled_from((-100.0, -3.5, 0.25, 100.0)), max_size=6)
+plain = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from((0.0, 1.0)),
+    top_k=st.sampled_from((0, 5)),
+    min_p=st.sampled_from((0.0, 0.1)),
+)
+asking = st.builds(
+    lambda bias, logprobs, named, **rest: SamplingParams(
+        logit_bias=tuple(bias.items()),
+        logprobs=logprobs,
+        logprob_token_ids=() if logprobs is None else named,
+        **rest,
+    ),
+    bias=biases,
+    named=st.sampled_from(((), (), (3,), (0, 69, 5))),
+    temperature=st.sampled_from((0.0, 0.7, 1.0)),
+    top_p=st.sampled_from((1.0, 0.8)),
+    frequency_penalty=st.sampled_from((0.0, 0.3, -1.1, 2.0)),
+    presence_penalty=st.sampled_from((0.0, 0.7, -2.0)),
+    repetition_penalty=st.sampled_from((1.0, 1.3, 0.6, 10.0)),
+    min_tokens=st.sampled_from((0, 2, 7)),
+    logprobs=st.sampled_from((None, 0, 3, 20)),
+)
+known = st.lists(tokens_, min_size=1, max_size=30)
+requests = st.tuples(st.one_of(plain, asking, asking), known, known, st.lists(tokens_, max_size=3))
+
+
+class Slow:
+    """One slot of the twin."""
+
+    def __init__(self, slot: int, drawn: Any, output: bool) -> None:
+        self.slot = slot
+        self.params, prompt, already, ends = drawn
+        self.prompt = prompt
+        self.output = list(already) if output else []
+        self.ends = tuple(sorted(set(ends)))
+        self.asks = SlotOptions(
+            tokens=np.array(self.prompt + self.output, np.int32),
+            prompt_tokens=len(self.prompt),
+            end_tokens=self.ends,
+        )
+
+    @property
+    def start(self) -> SlotStart:
+        asks = None if self.params in PLAIN else self.asks
+        return SlotStart(slot=self.slot, length=0, sampling=self.params, seed=self.slot, options=asks)
+
+    @property
+    def position(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+class Plain:
+    """Parameters that ask for nothing: their requests come without `asks`."""
+
+    def __contains__(self, params: object) -> bool:
+        assert isinstance(params, SamplingParams)
+        bare = SamplingParams(
+            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
+        )
+        return params == bare
+
+
+PLAIN = Plain()
+
+
+def choose(state: SlotState, slow: Slow, row: np.ndarray) -> int:
+    """Draw from a processed row by itself."""
+    alone = SlotState(SLOTS, 4, UPLOAD)
+    alone.start_slots((SlotStart(slot=slow.slot, length=0, sampling=slow.params, seed=slow.slot),))
+    drawn = sample(
+        torch.from_numpy(row)[None], alone, np.array([slow.slot]), np.array([slow.position]), UPLOAD
+    )
+    return int(drawn.tokens[0])
+
+
+@settings(max_examples=120)
+@given(
+    batch=st.lists(st.tuples(requests, st.booleans()), min_size=1, max_size=SLOTS),
+    seed=st.integers(0, 1000),
+    steps=st.integers(1, 9),
+)
+def test_batches_equal_the_plain_twin(batch: list[Any], seed: int, steps: int) -> None:
+    state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(SLOTS)[: len(batch)]
+    rows = [Slow(int(slot), *drawn) for slot, drawn in zip(slots, batch, strict=True)]
+    state.start_slots(tuple(row.start for row in rows))
+    for _ in range(steps):
+        order = rng.permutation(len(rows))[: rng.integers(1, len(rows) + 1)]
+        live = [rows[i] for i in order]
+        logits = rng.normal(0, 3, (len(live), VOCAB)).astype(np.float32)
+        before = torch.from_numpy(logits.copy())
+        where = np.array([row.slot for row in live]), np.array([row.position for row in live])
+        extras = state.logits_params.gather_batch(*where)
+        expected = [
+            twin.process(logit, row.params, row.prompt, row.output, row.ends)
+            for logit, row in zip(logits, live, strict=True)
+        ]
+        if extras is not None and len(extras.rows):
+            got = process_logits(extras, before, state, where[1][extras.rows])
+            np.testing.assert_array_equal(got.numpy(), np.stack([expected[i] for i in extras.rows]))
+        drawn = sample(before, state, *where, UPLOAD)
+        np.testing.assert_array_equal(before.numpy(), logits)  # the model's logits stay as they are
+        assert drawn.tokens.tolist() == [
+            choose(state, row, wanted) for row, wanted in zip(live, expected, strict=True)
+        ]
+        check_logprobs(live, expected, drawn.tokens.tolist(), drawn.logprobs)
+        for row, token in zip(live, drawn.tokens.tolist(), strict=True):
+            row.output.append(token)
+
+
+def check_logprobs(live: list[Slow], expected: list[np.ndarray], tokens: list[int], given: Any) -> None:
+    asked = [i for i, row in enumerate(live) if row.params.logprobs is not None]
+    parts = [] if given is None else DeviceSideOutputs(logprobs=(given,)).to_side_outputs().logprobs
+    assert [part.slot for part in parts] == [live[i].slot for i in asked]
+    for i, part in zip(asked, parts, strict=True):
+        exact = twin.log_softmax(expected[i])
+        top = live[i].params.logprobs
+        named = live[i].params.logprob_token_ids
+        assert part.ids.shape == part.values.shape == (1, 1 + top + len(named))
+        assert part.ids[0, 1 + top :].tolist() == list(named)
+        assert part.ids[0, 0] == tokens[i]
+        np.testing.assert_allclose(part.values[0], exact[part.ids[0]], atol=1e-5)
+        np.testing.assert_allclose(part.values[0, 1 : 1 + top], np.sort(exact)[::-1][:top], atol=1e-5)
+
+
+class AnyGrammar:
+    """Takes note of nothing that starts or ends."""
+
+    def start(self, slot: int, grammar: Grammar, output: Int32) -> None:
+        pass
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def applied(self) -> None:
+        pass
+
+
+class Masks(AnyGrammar):
+    """Allows random tokens, and always some."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.allowed: dict[int, np.ndarray] = {}
+
+    def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
+        words = np.zeros((SLOTS, -(-VOCAB // 32)), np.uint32)
+        for slot in slots.tolist():
+            allowed = self.rng.random(VOCAB) < 0.1
+            allowed[self.rng.integers(VOCAB)] = True
+            self.allowed[slot] = allowed
+            for token in np.flatnonzero(allowed):
+                words[slot, token // 32] |= np.uint32(1) << np.uint32(token % 32)
+        return torch.from_numpy(words.view(np.int32))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_come_after_everything_else(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
+    state.logits_params.masks = masks = Masks(rng)
+    constrained = SamplingParams(
+        grammar=Grammar(GrammarKind.JSON_OBJECT),
+        min_tokens=3,
+        frequency_penalty=0.5,
+        logit_bias=((4, 100.0),),
+    )
+    drawn = [(constrained if i % 2 else SamplingParams(), [1, 2], [], [5, 6]) for i in range(SLOTS)]
+    rows = [Slow(i, one, False) for i, one in enumerate(drawn)]
+    state.start_slots(tuple(row.start for row in rows))
+    for _ in range(5):
+        logits = rng.normal(0, 3, (SLOTS, VOCAB)).astype(np.float32)
+        where = np.arange(SLOTS), np.array([row.position for row in rows])
+        tokens = sample(torch.from_numpy(logits), state, *where, UPLOAD).tokens.tolist()
+        for row, token, logit in zip(rows, tokens, logits, strict=True):
+            allowed = masks.allowed.get(row.slot)
+            wanted = twin.process(logit, row.params, row.prompt, row.output, row.ends, allowed)
+            assert token == choose(state, row, wanted)
+            assert allowed is None or allowed[token]
+            row.output.append(token)
+
+
+def test_a_grammar_that_can_only_end_ends_before_min_tokens() -> None:
+    class End(AnyGrammar):
+        def bits(self, slots: Int64, positions: Int64) -> torch.Tensor:
+            words = torch.zeros((SLOTS, -(-VOCAB // 32)), dtype=torch.int32)
+            words[:, 0] = 1 << 5
+            return words
+
+    for temperature in (0.0, 1e-3, 1.0):
+        state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
+        state.logits_params.masks = End()
+        params = SamplingParams(
+            grammar=Grammar(GrammarKind.JSON_OBJECT), min_tokens=9, temperature=temperature, logprobs=2
+        )
+        row = Slow(0, (params, [1], [], [5]), False)
+        state.start_slots((row.start,))
+        drawn = sample(torch.randn(1, VOCAB), state, np.array([0]), np.array([1]), UPLOAD)
+        assert drawn.tokens.tolist() == [5]
+        assert drawn.logprobs is not None
+        (part,) = drawn.logprobs.to_slot_logprobs()
+        assert part.values[0, 0] == 0
+        assert part.values[0, 2] == -9999
+
+
+def test_counts_take_as_much_memory_as_slots_ask() -> None:
+    counts = TokenCounts(100, VOCAB, UPLOAD)
+    assert counts.table.numel() == 0
+    some = np.array([3, 3, 5], np.int32)
+    for slot in range(8):
+        counts.start_slot(slot, some[:1], some[1:])
+    assert counts.table.shape == (8, VOCAB)
+    for slot in range(8, 100):
+        counts.start_slot(slot, some[:1], some[1:])
+    assert counts.table.shape == (100, VOCAB)
+    held = [counts.table[counts.row_by_slot[slot], 3].item() for slot in (0, 7, 99)]
+    assert held == [(1 << 30) + 1] * 3  # growing kept them
+    for slot in range(100):
+        counts.free_slot(slot)
+    for slot in range(100):
+        counts.start_slot(slot, some[:0], some[:0])
+    assert counts.table.sum() == 0
+
+
+def test_slots_that_ask_nothing_leave_nothing_behind() -> None:
+    state = SlotState(SLOTS, 4, UPLOAD, vocab=VOCAB)
+    everything = SamplingParams(frequency_penalty=1, logprobs=2, logit_bias=((1, 1.0),), min_tokens=4)
+    row = Slow(2, (everything, [1], [], [3]), False)
+    state.start_slots((row.start,))
+    where = np.array([2]), np.array([9])
+    assert state.logits_params.gather_batch(*where) is not None
+    state.start_slots((SlotStart(slot=2, length=0, sampling=SamplingParams(), seed=0),))
+    assert state.logits_params.gather_batch(*where) is None
+    assert not state.logits_params.by_slot
+    assert (state.logits_params.counts.row_by_slot == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"frequency_penalty": 2.1}, "frequency_penalty must be between -2 and 2, not 2.1"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be between"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be between 0.01 and 10, not 0"),
+        ({"min_tokens": -1}, "min_tokens must be between 0 and 2147483647, not -1"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty must be between 0.01 and 10, not 1e-39"),
+        ({"top_k": 2**31}, r"top_k must be between 0 \(off\) and 2147483647"),
+        ({"min_tokens": 2**63}, "min_tokens must be between 0 and 2147483647"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be between 0 and 20"),
+        ({"logit_bias": ((3, 101.0),)}, "logit_bias must be between -100 and 100, not 101"),
+        ({"logit_bias": ((3, float("nan")),)}, "logit_bias must be"),
+        ({"logit_bias": ((3, 1.0),) * (MAX_LOGIT_BIAS + 1)}, "logit_bias must be at most 1024"),
+        ({"logprobs": 1, "logprob_token_ids": (1,) * 129}, "logprob_token_ids must be at most 128 tokens"),
+        ({"logprob_token_ids": (1,)}, "logprob_token_ids must be given with logprobs"),
+    ],
+)
+def test_values_out_of_range_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**fields)
+
+
+def test_tokens_out_of_the_vocabulary_are_named() -> None:
+    assert SamplingParams(logit_bias=((VOCAB, 1.0),)).token_fault(VOCAB) == (
+        "logit_bias holds 70; token ids go from 0 to 69"
+    )
+    assert "logprob_token_ids holds -1" in SamplingParams(logprobs=0, logprob_token_ids=(-1,)).token_fault(
+        VOCAB
+    )
+    assert SamplingParams(stop_token_ids=(69,)).token_fault(VOCAB) == ""

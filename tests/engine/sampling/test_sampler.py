@@ -1,0 +1,116 @@
+"""Sampling: distributions, filters, and the same tokens alone or in a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from distribution import KINDS, check_counts, filtered
+
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import SlotStart
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.rng import uniform
+from mizzen.engine.sampling.sampler import sample
+from mizzen.engine.uploader import ALIGNMENT, Uploader
+
+UPLOAD = Uploader(torch.device("cpu"))
+VOCAB = 12
+
+
+def run(
+    logits: torch.Tensor, params: list[SamplingParams], positions: list[int], seeds: list[int]
+) -> list[int]:
+    """Sample a row for each of the parameters, in slots of a scrambled order."""
+    state = SlotState(len(params) + 3, 4, UPLOAD)
+    slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
+    starts = zip(slots, params, seeds, strict=True)
+    state.start_slots(tuple(SlotStart(slot=int(s), length=0, sampling=p, seed=seed) for s, p, seed in starts))
+    return sample(logits, state, slots, np.array(positions, np.int64), UPLOAD).tokens.tolist()
+
+
+def draw_many(logits: torch.Tensor, params: SamplingParams, count: int) -> np.ndarray:
+    """Count the tokens of many positions of one seed."""
+    rows = logits.expand(count, -1)
+    tokens = run(rows, [params] * count, list(range(count)), [5] * count)
+    return np.bincount(tokens, minlength=logits.shape[-1])
+
+
+@pytest.mark.parametrize("params", KINDS, ids=str)
+def test_distribution(params: SamplingParams) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(VOCAB) * 1.5
+    check_counts(draw_many(logits, params, 20000), filtered(logits, params))
+
+
+def test_alone_equals_in_a_batch() -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(40, 300)
+    kinds = [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.05, temperature=2),
+        SamplingParams(top_k=30, top_p=0.9, temperature=0.7),
+    ]
+    params = [kinds[i % len(kinds)] for i in range(40)]
+    positions, seeds = list(range(100, 140)), [i * 2**57 + 11 for i in range(40)]
+    together = run(logits, params, positions, seeds)
+    alone = [run(logits[i : i + 1], [params[i]], [positions[i]], [seeds[i]])[0] for i in range(40)]
+    assert together == alone
+    greedy = [i for i in range(40) if params[i].temperature == 0]
+    assert [together[i] for i in greedy] == logits[greedy].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("lowest", [float("-inf"), float("nan")])
+def test_a_row_in_which_nothing_is_possible_ends_no_batch(lowest: float) -> None:
+    logits = torch.zeros(3, 50)
+    logits[1] = lowest
+    params = [SamplingParams(top_k=5, top_p=0.9, min_p=0.1)] * 3
+    tokens = run(logits, params, [5, 6, 7], [1, 2, 3])
+    assert 0 <= tokens[1] < 50
+    assert [tokens[0], tokens[2]] == run(logits[::2], params[::2], [5, 7], [1, 3])
+
+
+def test_seeds_and_positions_give_other_tokens() -> None:
+    logits = torch.zeros(64, 1000)
+    params = [SamplingParams()] * 64
+    by_seed = run(logits, params, [7] * 64, list(range(64)))
+    by_position = run(logits, params, list(range(64)), [7] * 64)
+    assert len(set(by_seed)) > 50
+    assert len(set(by_position)) > 50
+    assert by_seed == run(logits, params, [7] * 64, list(range(64)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
+def test_arrays_that_are_brought_together_are_aligned_each(count: int) -> None:
+    """Kernels are compiled anew, under way, for operands that are not."""
+    numbers = np.arange(3 * count, dtype=np.int64).reshape(3, count)
+    for arrays in (numbers, numbers.astype(np.float32), numbers.astype(np.int32)):
+        brought = UPLOAD.upload_together(*arrays)
+        assert [part.tolist() for part in brought] == arrays.tolist()
+        assert all(part.is_contiguous() and part.data_ptr() % ALIGNMENT == 0 for part in brought)
+        assert {part.dtype for part in brought} == {torch.from_numpy(arrays).dtype}
+
+
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
+    seeds = torch.arange(-200, 200)[:, None].expand(400, 400).reshape(-1)
+    positions = torch.arange(400).repeat(400)
+    values = uniform(seeds, positions).view(400, 400)
+    assert 0 <= values.min() < 1e-4
+    assert 1 - 1e-4 < values.max() < 1
+    counts = torch.histc(values, bins=100, min=0, max=1)
+    assert ((counts - 1600) ** 2 / 1600).sum() < 160
+    centred = values - 0.5
+    for other in (centred.roll(1, 0), centred.roll(1, 1)):
+        assert abs((centred * other).mean() * 12) < 0.01
+
+
+def test_certain_tokens_survive_every_filter() -> None:
+    logits = torch.full((3, 50), -1e9)
+    logits[:, 17] = 0.0
+    strict = SamplingParams(top_k=1, top_p=1e-6, min_p=1.0, temperature=1e-3)
+    assert (
+        run(logits, [strict, SamplingParams(), SamplingParams(top_p=1e-6)], [1, 2, 3], [0, 1, 2]) == [17] * 3
+    )

@@ -1,0 +1,124 @@
+"""Scales of an 8-bit KV cache: read, folded into weights exactly, and worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.loading.model_setup import make_kv, make_model
+from mizzen.models.config import quantizes_only_kv
+from mizzen.models.hf_fields import Fields
+from mizzen.models.registry import read_config
+from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
+from mizzen.weights.load import WeightsError
+
+LAYER = "model.layers.{}.self_attn."
+
+
+def save_scales(folder: Path, scales: dict[str, float]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {name: torch.tensor(value) for name, value in scales.items()}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ("k_scale", "v_scale"),
+        ("attn.k_scale", "attn.v_scale"),
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+    ],
+)
+def test_scales_are_found_under_each_name(
+    kit: SimpleNamespace, tmp_path: Path, keys: str, values: str
+) -> None:
+    kit.save_model(tmp_path, "llama")
+    assert read_kv_scales(tmp_path) == {}
+    save_scales(tmp_path, {LAYER.format(1) + keys: 0.013, LAYER.format(1) + values: 3.0})
+    assert read_kv_scales(tmp_path) == {1: (2.0**-6, 4.0)}
+    kit.Bench(tmp_path)  # they are no unexpected weights
+
+
+def test_a_scale_that_cannot_be_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
+    kit.save_model(tmp_path, "llama")
+    save_scales(tmp_path, {LAYER.format(0) + "k_scale": 0.0})
+    with pytest.raises(WeightsError, match=r"layers.0.self_attn.k_scale must be a positive number, not 0.0"):
+        read_kv_scales(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_folding_changes_keys_and_values_alone(kit: SimpleNamespace, tmp_path: Path, family: str) -> None:
+    theirs = kit.save_model(tmp_path, family)
+    bench, prompt = kit.Bench(tmp_path), kit.tokens(40)
+    plain = kit.Bench(tmp_path)
+    fold_kv_scales(bench.model.targets(), {0: (0.25, 8.0), 1: (16.0, 0.5)})
+    for one in (bench, plain):
+        got = one.logits(one.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+        torch.testing.assert_close(got, kit.oracle(theirs, prompt), atol=1e-4, rtol=1e-4)
+    for layer, (keys, values) in enumerate(((0.25, 8.0), (16.0, 0.5))):
+        pairs = ((bench.attention.kv.keys, plain.attention.kv.keys, keys),)
+        pairs += ((bench.attention.kv.values, plain.attention.kv.values, values),)
+        for ours, others, scale in pairs:
+            torch.testing.assert_close(ours[layer] * scale, others[layer], atol=1e-4, rtol=1e-4)
+
+
+def error(kit: SimpleNamespace, folder: Path, theirs: Any, scales: dict[int, tuple[float, float]]) -> float:
+    """Return the relative error of logits over an 8-bit cache."""
+    bench, prompt = kit.Bench(folder), kit.tokens(60)
+    fold_kv_scales(bench.model.targets(), scales)
+    attention = make_kv(
+        bench.model, 4, 256, prefill="reference", decode="reference", dtype=torch.float8_e4m3fn
+    )
+    bench.attention, bench.step = attention, StepExecutor(bench.model, attention, bench.state, bench.upload)
+    got = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
+    wanted = kit.oracle(theirs, prompt)
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def test_scales_keep_large_values_in_range(kit: SimpleNamespace, tmp_path: Path) -> None:
+    theirs = kit.save_model(tmp_path, "llama")
+    with torch.no_grad():
+        for layer in theirs.model.layers:
+            layer.self_attn.v_proj.weight *= 1000
+            layer.self_attn.o_proj.weight /= 1000
+    theirs.save_pretrained(tmp_path)
+    clipped = error(kit, tmp_path, theirs, {})
+    scaled = error(kit, tmp_path, theirs, {0: (1.0, 32.0), 1: (1.0, 32.0)})
+    assert scaled < 0.1
+    assert clipped > 3 * scaled
+
+
+def test_the_engine_folds_what_it_finds_for_8_bits_alone(kit: SimpleNamespace, tmp_path: Path) -> None:
+    from mizzen.engine.loading.model_setup import take_kv_scales
+
+    kit.save_model(tmp_path, "llama")
+    save_scales(tmp_path, {LAYER.format(1) + "k_scale": 0.5})
+    options = EngineOptions(model=str(tmp_path), device="cpu")
+    model = make_model(options, read_config(tmp_path), lambda done, total: None)
+    assert take_kv_scales(options, model, torch.float32) == ()
+    assert take_kv_scales(options, model, torch.float8_e4m3fn) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "served"),
+    [
+        (None, True),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}},
+            True,
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}, False),
+        ({"quant_method": "awq"}, False),
+    ],
+)
+def test_what_is_quantized_besides_is_refused(quantization: dict[str, Any] | None, served: bool) -> None:
+    fields = Fields({} if quantization is None else {"quantization_config": quantization})
+    assert quantizes_only_kv(fields.child("quantization_config")) == served

@@ -1,0 +1,79 @@
+"""Each rank reads its own bytes of a checkpoint and no more; together ranks read all of it, mostly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mizzen.layers.context import Build, Target
+from mizzen.layers.sharding import Axis, Mesh
+from mizzen.models.base import Decoder
+from mizzen.models.registry import read_config
+from mizzen.weights import stream as streaming
+from mizzen.weights.stream import Header, Piece
+
+KV_HEADS = 2
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True},
+    "mistral": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+}
+
+
+def targets_of(folder: Path, rank: int, ranks: int) -> list[Target]:
+    """Return what a rank wants of a model in float32."""
+    others: Any = SimpleNamespace(rank=rank, size=ranks)
+    mesh = Mesh(Axis(rank, ranks))
+    build = Build(device=torch.device("cpu"), dtype=torch.float32, mesh=mesh, ranks=others)
+    return [one for one in Decoder(build, read_config(folder)).targets() if one.into.numel()]
+
+
+def holders(name: str, ranks: int) -> int:
+    """Return how many ranks hold a number of a tensor."""
+    if "norm" in name:
+        return ranks
+    return max(1, ranks // KV_HEADS) if ".k_proj." in name or ".v_proj." in name else 1
+
+
+def read_by(pieces: list[Piece], size: int, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.int64]:
+    """Return how often each byte of a file is read [size] for some pieces."""
+    counts = np.zeros(size, np.int64)
+
+    def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
+        counts[start : start + len(into)] += 1
+
+    monkeypatch.setattr(streaming, "read", read)
+    monkeypatch.setattr(streaming, "THREADS", 1)  # counting is no single step
+    streaming.stream(pieces, lambda done: None)
+    return counts
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_read_their_own_bytes(
+    family: str, ranks: int, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {"num_attention_heads": 8, "num_key_value_heads": KV_HEADS, "intermediate_size": 48}
+    kit.save_model(tmp_path, family, vocab_size=157, **heads, **FAMILIES[family])
+    path = tmp_path / "model.safetensors"
+    header, size = Header(path), path.stat().st_size
+    each = []
+    for rank in range(ranks):
+        pieces = [header.piece(target) for target in targets_of(tmp_path, rank, ranks)]
+        assert None not in pieces, "a part of a tensor is read whole"
+        each.append(read_by([piece for piece in pieces if piece], size, monkeypatch))
+    assert max(counts.max() for counts in each) == 1
+    times = np.sum(each, 0)
+    for name, entry in header.entries.items():
+        if name == "__metadata__":
+            continue
+        begin, end = (header.data + offset for offset in entry["data_offsets"])
+        assert set(times[begin:end].tolist()) == {holders(name, ranks)}, name
+    assert not times[: header.data].any()

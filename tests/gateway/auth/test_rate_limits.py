@@ -1,0 +1,234 @@
+"""What a key may use in a minute, and at once: real HTTP, the official client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from mizzen.gateway.auth.rate_limits import TokenBucket
+from mizzen.wire.messages import RefusalCode
+from tenant_kit import ALICE, BOB, key_file, replace_file
+
+
+@pytest.fixture
+def metered(live: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that starts a gateway, whose one key may use so many tokens a minute.
+
+    Time stands still for it: nothing comes back.
+    """
+
+    async def start(engine: Any, tokens: int) -> tuple[Any, Any]:
+        path = tmp_path / "keys.yaml"
+        path.write_text(key_file({"name": "a", "key": ALICE, "tokensPerMinute": tokens}))
+        gateway = await live(engine, api_keys_file=(str(path),))
+        tenant = gateway.gateway.tenants.named("a")
+        tenant.tokens = TokenBucket(tokens, lambda: 0.0)
+        return gateway, tenant
+
+    return start
+
+
+async def test_requests_a_minute(live: Any, scripted: Any, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"name": "a", "key": ALICE, "requestsPerMinute": 2}))
+    gateway = await live(scripted(), api_keys_file=(str(path),))
+    gateway.gateway.tenants.named("a").requests = TokenBucket(2, lambda: 0.0)  # time stands still
+    client = gateway.client(ALICE)
+    raw = client.completions.with_raw_response
+    first = await raw.create(model="demo", prompt="a", max_tokens=1)
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert "x-ratelimit-limit-tokens" not in first.headers
+    await raw.create(model="demo", prompt="a", max_tokens=1)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await raw.create(model="demo", prompt="a", max_tokens=1)
+    response = refused.value.response
+    assert refused.value.code == "rate_limit_exceeded"
+    assert refused.value.type == "rate_limit_error"
+    assert 1 <= int(response.headers["retry-after"]) <= 30
+    assert response.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "the key a may send 2 requests a minute" in str(refused.value)
+    assert [model.id async for model in client.models.list()] == ["demo"]  # looking costs nothing
+
+
+async def test_gateways_may_share_a_keys_limits(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
+    path = tmp_path / "keys.yaml"
+    limits = {"requestsPerMinute": 9, "tokensPerMinute": 1000, "maxParallel": 1}
+    free = {"name": "b", "key": BOB}
+    path.write_text(key_file({"name": "a", "key": ALICE, **limits}, free))
+    gateway = await live(scripted(), api_keys_file=(str(path),), key_limits_divided_by=4)
+    raw = gateway.client(ALICE).completions.with_raw_response
+    answer = await raw.create(model="demo", prompt="a", max_tokens=1)
+    assert answer.headers["x-ratelimit-limit-requests"] == "3"
+    assert answer.headers["x-ratelimit-limit-tokens"] == "250"
+    tenants = gateway.gateway.tenants
+    assert tenants.named("a").grant.max_parallel == 1
+    assert not tenants.named("b").limited
+    replace_file(path, key_file({"name": "a", "key": ALICE, **limits, "requestsPerMinute": 40}, free))
+    await until(lambda: tenants.named("a").grant.requests_per_minute == 10)  # divided again when read again
+
+
+async def test_tokens_a_minute_are_charged_exactly(metered: Any, scripted: Any, until: Any) -> None:
+    engine = scripted()
+    gateway, tenant = await metered(engine, 1000)
+    client = gateway.client(ALICE)
+
+    async def charged(**request: Any) -> tuple[int, float]:
+        before = tenant.tokens.level
+        answer = await client.completions.create(model="demo", **request)
+        await until(lambda: gateway.gateway.in_flight == 0)
+        return answer.usage.total_tokens, before - tenant.tokens.level
+
+    assert await charged(prompt=[5] * 300, max_tokens=100) == (400, 400)
+    assert await charged(prompt=[5] * 20, max_tokens=10, n=3) == (50, 50)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.completions.create(model="demo", prompt=[5] * 900, max_tokens=1)
+    assert int(refused.value.response.headers["retry-after"]) == 22  # 351 tokens are missing
+    assert refused.value.response.headers["x-ratelimit-limit-tokens"] == "1000"
+    assert refused.value.response.headers["x-ratelimit-remaining-tokens"] == "550"
+    with pytest.raises(openai.RateLimitError, match="lower max_tokens") as large:
+        await client.completions.create(model="demo", prompt="a", max_tokens=1500)
+    assert large.value.code == "request_too_large"
+    assert "retry-after" not in large.value.response.headers  # waiting does not help, and clients know
+    assert large.value.response.headers["x-should-retry"] == "false"
+    # All sequences are looked at before one of them begins: no stream breaks off for want of tokens.
+    before = len(engine.requests)
+    with pytest.raises(openai.RateLimitError):
+        await client.completions.create(model="demo", prompt="a", max_tokens=200, n=3, stream=True)
+    assert len(engine.requests) == before
+    # A stop string ends an answer within what the engine has given: what the client got is charged.
+    engine.does.tokens_a_step = 50
+    assert await charged(prompt=[5] * 20, max_tokens=200, stop=text_of(gateway, 12)) == (23, 23)
+
+
+async def test_embeddings_are_charged_for_their_prompts(metered: Any, scripted: Any, until: Any) -> None:
+    gateway, tenant = await metered(scripted(), 100000)
+    answer = await gateway.client(ALICE).embeddings.create(model="demo", input=[[5] * 30, [6] * 12])
+    await until(lambda: gateway.gateway.in_flight == 0)
+    assert answer.usage.total_tokens == 42
+    assert tenant.tokens.level == 100000 - 42
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"input": [[5] * 30] * 4}),
+        ("score", {"text_1": "mast " * 20, "text_2": ["mast " * 20] * 3}),
+        ("score", {"query": [5] * 30, "items": [[6]] * 4, "label_token_ids": [7]}),
+        ("completions", {"prompt": [[5] * 30] * 4, "max_tokens": 1}),
+    ],
+    ids=["embeddings", "pairs", "labels", "completions"],
+)
+async def test_a_request_of_many_prompts_begins_whole_or_not_at_all(
+    metered: Any, scripted: Any, path: str, body: dict[str, Any]
+) -> None:
+    """Else a client that tries again would pay each time for the part that its minute has room for."""
+    engine = scripted()
+    gateway, tenant = await metered(engine, 100)
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/{path}"
+        answer = await http.post(url, json={"model": "demo", **body}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "request_too_large")
+    assert not engine.embeds
+    assert not engine.requests
+    assert tenant.tokens.level == 100
+
+
+MANY = {"model": "demo", "input": ["海" * 100] * 300}
+"""More than are in work at once, of three times as many tokens as characters: four are expected of one."""
+
+
+async def test_a_request_that_has_begun_is_served_whatever_it_costs_in_the_end(
+    metered: Any, scripted: Any, until: Any
+) -> None:
+    """Else it fails half-way, charged, and so does each retry; what it used too much is a debt."""
+    gateway, tenant = await metered(scripted(), 8000)
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/embeddings"
+        answer = await http.post(url, json=MANY, headers=headers)
+        assert answer.status_code == 200, answer.text
+        used = answer.json()["usage"]["total_tokens"]
+        assert used > 8000
+        await until(lambda: gateway.gateway.in_flight == 0)
+        assert tenant.tokens.level == 8000 - used
+        assert (await http.post(url, json=MANY, headers=headers)).status_code == 429
+
+
+async def test_what_is_reserved_for_inputs_that_never_began_is_given_back(
+    metered: Any, scripted: Any, until: Any
+) -> None:
+    engine = scripted()
+    engine.does.refuse = RefusalCode.INVALID
+    gateway, tenant = await metered(engine, 10000)
+    bodies = {
+        "embeddings": MANY,
+        "score": {"model": "demo", "query": "a", "items": ["海" * 100] * 300, "label_token_ids": [7]},
+        "completions": {"model": "demo", "prompt": ["海" * 100] * 300, "max_tokens": 1},
+    }
+    async with httpx.AsyncClient(timeout=60) as http:
+        for path, body in bodies.items():
+            answer = await http.post(
+                f"{gateway.url}/v1/{path}", json=body, headers={"authorization": f"Bearer {ALICE}"}
+            )
+            assert answer.status_code == 400, answer.text
+            await until(lambda: gateway.gateway.in_flight == 0)
+            assert tenant.tokens.level == 10000, path
+
+
+async def test_tokens_that_a_stream_has_yet_to_use_are_nobody_elses(
+    metered: Any, scripted: Any, until: Any
+) -> None:
+    """A second request is refused with a status, instead of one of both breaking off in its stream."""
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "mute", 0  # choices wait for the first one's tokens
+    gateway, tenant = await metered(engine, 1100)
+    body = {"model": "demo", "prompt": [5], "max_tokens": 200, "n": 4, "stream": True}
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"authorization": f"Bearer {ALICE}"}
+        url = f"{gateway.url}/v1/completions"
+        first = asyncio.create_task(http.post(url, json=body, headers=headers))
+        await until(lambda: gateway.gateway.in_flight == 1)
+        assert (await http.post(url, json=body, headers=headers)).status_code == 429
+        assert not first.done()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    await until(lambda: gateway.gateway.in_flight == 0)
+    assert tenant.tokens.level == 1100
+
+
+def text_of(gateway: Any, token: int) -> str:
+    [engine] = gateway.gateway.engines
+    return engine.text.tokenizer.decode([token], False)
+
+
+async def test_requests_at_once(live: Any, scripted: Any, tmp_path: Path, until: Any) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"name": "a", "key": ALICE, "maxParallel": 2}, {"name": "b", "key": BOB}))
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "mute", 0
+    engine.does.step_seconds = 0.02
+    gateway = await live(engine, api_keys_file=(str(path),))
+    client = gateway.client(ALICE)
+    streams = [
+        asyncio.create_task(client.completions.create(model="demo", prompt="a", max_tokens=900, stream=True))
+        for _ in range(2)
+    ]
+    tenant = gateway.gateway.tenants.named("a")
+    await until(lambda: tenant.running == 2)
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.completions.create(model="demo", prompt="a", max_tokens=1)
+    assert refused.value.code == "too_many_parallel_requests"
+    assert [model.id async for model in gateway.client(BOB).models.list()] == ["demo"]
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    await until(lambda: tenant.running == 0)  # a client that goes away gives its place back

@@ -1,0 +1,337 @@
+"""Deadlines, bodies, CORS and TLS: real HTTP, the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from mizzen.gateway.http import request_bodies
+from mizzen.gateway.http.tls import InvalidCertificate, ServerTls
+from tenant_kit import ALICE, BOB, USER, eventually, replace_file
+
+# ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def slow(scripted: Any) -> Any:
+    engine = scripted()
+    engine.does.step_seconds = 0.05
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [({"x-request-timeout": "0.4"}, {}), ({"x-request-timeout": "400ms"}, {}), ({}, {"timeout": 0.4})],
+)
+async def test_a_request_ends_at_its_own_deadline(
+    live: Any, slow: Any, until: Any, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    gateway = await live(slow)
+    with pytest.raises(openai.APIStatusError) as late:
+        await gateway.client().completions.create(
+            model="demo", prompt="a", max_tokens=1500, extra_headers=headers, extra_body=body
+        )
+    assert (late.value.status_code, late.value.code) == (504, "timeout")
+    assert "within its timeout of 0.4 s" in str(late.value)
+    await until(lambda: slow.running == 0)  # the engine was told
+    assert gateway.gateway.in_flight == 0
+
+
+async def test_a_stream_that_is_late_ends_with_an_error_event(live: Any, slow: Any) -> None:
+    gateway = await live(slow)
+    stream = await gateway.client().completions.create(
+        model="demo", prompt="a", max_tokens=1500, stream=True, extra_headers={"x-request-timeout": "3"}
+    )
+    chunks = 0
+    with pytest.raises(openai.APIError, match="within its timeout of 3 s"):
+        async for _ in stream:
+            chunks += 1
+    assert chunks > 0
+
+
+async def test_timeouts_are_bounded_and_checked(live: Any, slow: Any) -> None:
+    gateway = await live(slow, max_request_timeout_seconds=1.0)
+    with pytest.raises(openai.APIStatusError, match="timeout of 1 s"):
+        await gateway.client().completions.create(
+            model="demo", prompt="a", max_tokens=1500, extra_body={"timeout": 3600}
+        )
+    async with httpx.AsyncClient(timeout=60) as http:
+        for value in ("0", "-1", "soon", "1h"):
+            response = await http.post(
+                f"{gateway.url}/v1/completions",
+                json={"model": "demo", "prompt": "a", "max_tokens": 1},
+                headers={"x-request-timeout": value},
+            )
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "x-request-timeout"
+
+
+async def test_a_timeout_may_be_everyones(live: Any, slow: Any) -> None:
+    gateway = await live(slow, request_timeout_seconds=0.4)
+    with pytest.raises(openai.APIStatusError, match=r"timeout of 0\.4 s"):
+        await gateway.client().completions.create(model="demo", prompt="a", max_tokens=1500)
+
+
+@pytest.mark.parametrize(("headers", "body"), [({"x-request-timeout": "60"}, {}), ({}, {"timeout": 60})])
+async def test_whoever_asks_for_more_time_than_everyone_gets_has_it(
+    live: Any, slow: Any, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    gateway = await live(slow, request_timeout_seconds=0.4)
+    answer = await gateway.client().completions.create(
+        model="demo", prompt="a", max_tokens=20, extra_headers=headers, extra_body=body
+    )
+    assert answer.usage.completion_tokens == 20
+
+
+async def test_the_shorter_one_of_two_timeouts_counts(live: Any, slow: Any) -> None:
+    gateway = await live(slow)
+    for header, field in (("0.4", 60), ("60", 0.4)):
+        with pytest.raises(openai.APIStatusError, match=r"timeout of 0\.4 s"):
+            await gateway.client().completions.create(
+                model="demo",
+                prompt="a",
+                max_tokens=1500,
+                extra_headers={"x-request-timeout": header},
+                extra_body={"timeout": field},
+            )
+
+
+# ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_all_bodies_together_are_bounded(live: Any, scripted: Any, until: Any) -> None:
+    engine = scripted()
+    engine.does.step_seconds = 0.05
+    gateway = await live(engine, max_bodies_bytes=4000)
+    budget = gateway.gateway.bodies
+    body = {"model": "demo", "prompt": "a" * 1500, "max_tokens": 500}
+    async with httpx.AsyncClient(timeout=60) as http:
+        first = [asyncio.create_task(http.post(f"{gateway.url}/v1/completions", json=body)) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        assert 3000 < budget.used < 4000
+        refused = await http.post(f"{gateway.url}/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "bodies_too_large"
+        assert int(refused.headers["retry-after"]) >= 1
+        for task in first:
+            task.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+        await until(lambda: budget.used == 0)
+
+
+async def test_one_key_holds_half_of_all_bodies_at_most(
+    live: Any, scripted: Any, keys: Path, until: Any
+) -> None:
+    """White space is a body too: it costs its sender nothing, and would keep all others out."""
+    engine = scripted()
+    engine.does.step_seconds = 0.05
+    files = (str(keys),)
+    gateway = await live(engine, max_bodies_bytes=8000, max_body_bytes=2000, api_keys_file=files)
+    padded = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 500}) + " " * 1500
+
+    async with httpx.AsyncClient(timeout=60) as http:
+
+        def ask(key: str, content: str) -> asyncio.Task[httpx.Response]:
+            headers = {"authorization": f"Bearer {key}"}
+            url = f"{gateway.url}/v1/completions"
+            return asyncio.create_task(http.post(url, content=content, headers=headers))
+
+        held = [ask(ALICE, padded) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        refused = await ask(ALICE, padded)
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "bodies_too_large"
+        assert int(refused.headers["retry-after"]) >= 1
+        other = padded.replace("500", "5")
+        assert [(await ask(BOB, other)).status_code for _ in range(2)] == [200, 200]
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        await until(lambda: gateway.gateway.bodies.used == 0)
+        assert (await ask(ALICE, other)).status_code == 200
+
+
+async def test_a_body_that_stalls_is_given_up(
+    live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_bodies, "BODY_STALL_SECONDS", 0.3)
+    gateway = await live(scripted())
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{"
+    port = int(gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    status = await asyncio.wait_for(reader.readline(), 30)
+    assert b" 408 " in status
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    assert gateway.gateway.bodies.used == 0
+
+
+async def test_a_body_that_comes_in_parts_is_counted_as_it_comes(live: Any, scripted: Any) -> None:
+    gateway = await live(scripted(), max_body_bytes=1024)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100
+
+    async with httpx.AsyncClient(timeout=60) as http:
+        response = await http.post(f"{gateway.url}/v1/completions", content=parts())
+    assert response.status_code == 413
+    assert gateway.gateway.bodies.used == 0
+
+
+# ── browsers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_cors_is_off_by_default(live: Any, scripted: Any) -> None:
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(timeout=60) as http:
+        response = await http.get(f"{gateway.url}/v1/models", headers={"origin": "https://a.example"})
+    assert response.status_code == 200
+    assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
+async def test_cors_for_some_origins_with_keys(live: Any, scripted: Any, keys: Path) -> None:
+    gateway = await live(scripted(), api_keys_file=(str(keys),), cors_origin=("https://a.example",))
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+    async with httpx.AsyncClient(timeout=60) as http:
+        preflight = await http.options(f"{gateway.url}/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 200  # a browser sends no key with it
+        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        other = await http.options(
+            f"{gateway.url}/v1/chat/completions", headers={**asked, "origin": "https://b.example"}
+        )
+        assert "access-control-allow-origin" not in other.headers
+        headers = {"origin": "https://a.example", "authorization": f"Bearer {ALICE}"}
+        body = {"model": "demo", "messages": USER, "stream": True, "max_tokens": 3}
+        stream = await http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+        assert stream.headers["access-control-allow-origin"] == "https://a.example"
+        assert "retry-after" in stream.headers["access-control-expose-headers"]
+        assert stream.text.endswith("data: [DONE]\n\n")
+        refused = await http.get(f"{gateway.url}/v1/models", headers={"origin": "https://a.example"})
+        assert refused.status_code == 401
+        assert (
+            refused.headers["access-control-allow-origin"] == "https://a.example"
+        )  # so that the page sees why
+
+
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a self-signed certificate for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = folder / "tls.crt", folder / "tls.key"
+    replace_file(cert_path, made.public_bytes(serialization.Encoding.PEM).decode())
+    replace_file(
+        key_path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode(),
+    )
+    return cert_path, key_path
+
+
+async def test_tls_with_a_certificate_that_changes(live: Any, scripted: Any, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "one")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(cert.read_bytes())
+    gateway = await live(scripted(), tls_cert=str(cert), tls_key=str(key))
+    assert gateway.url.startswith("https://")
+    assert 86_000 < gateway.tls.expires - time.time() <= 86_400
+
+    async def answers() -> bool:
+        context = ssl.create_default_context(cafile=str(trusted))
+        async with httpx.AsyncClient(verify=context, timeout=60) as http:
+            try:
+                await gateway.client(http_client=http).completions.create(
+                    model="demo", prompt="a", max_tokens=2
+                )
+            except openai.APIConnectionError:
+                return False
+            return True
+
+    assert await answers()
+    watch = asyncio.create_task(gateway.tls.watch())
+    try:
+        certificate(tmp_path, "two")
+        await eventually(answers, False)  # the old one is trusted, and is served no more
+        trusted.write_bytes(cert.read_bytes())
+        assert await answers()
+        replace_file(key, "no key")
+        await asyncio.sleep(0.3)
+        assert await answers()  # what cannot be used changes nothing
+    finally:
+        watch.cancel()
+    async with httpx.AsyncClient(timeout=60) as http:
+        with pytest.raises(httpx.HTTPError):
+            await http.get(gateway.url.replace("https", "http") + "/v1/models")
+
+
+async def test_a_certificate_that_cannot_be_used_is_named(live: Any, scripted: Any, tmp_path: Path) -> None:
+    cert, _ = certificate(tmp_path, "one")
+    (tmp_path / "other").mkdir()
+    _, other = certificate(tmp_path / "other", "two")
+    with pytest.raises(ValueError, match=r"tls\.crt and --tls-key .*tls\.key cannot be used: .*MISMATCH"):
+        await live(scripted(), tls_cert=str(cert), tls_key=str(other))
+    with pytest.raises(ValueError, match=r"--tls-key .* cannot be read: No such file"):
+        await live(scripted(), tls_cert=str(cert), tls_key=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="give both"):
+        await live(scripted(), tls_cert=str(cert))
+
+
+def test_a_file_that_goes_while_it_is_read_ends_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet removes former files of a Secret at any time; `watch` goes on after this error alone."""
+    cert, key = certificate(tmp_path, "one")
+    tls, read = ServerTls(str(cert), str(key)), ServerTls._read
+
+    def read_and_lose(tls: ServerTls) -> tuple[bytes, bytes]:
+        content = read(tls)
+        key.unlink()
+        return content
+
+    monkeypatch.setattr(ServerTls, "_read", read_and_lose)
+    with pytest.raises(InvalidCertificate, match=r"tls\.key cannot be used: .*No such file"):
+        tls._load()

@@ -1,0 +1,91 @@
+"""The OpenAPI document: what it describes is what is served, and docs/openai.md names all of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+# Imported as late as schemathesis does it itself, garbage of other tests may end in the middle and break it.
+from schemathesis.specs.openapi.schemas import OpenApiSchema
+
+from mizzen.gateway.openai.embeddings import EmbeddingRequest
+from mizzen.gateway.openai.openapi_document import REQUESTS
+from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
+from mizzen.gateway.responses.schemas import ResponsesRequest
+
+PAGE = Path(__file__).parents[3] / "docs/openai.md"
+CHECKS = [content_type_conformance, response_schema_conformance, status_code_conformance]
+
+
+@pytest.fixture(scope="module")
+def described(simulated_url: str) -> Any:
+    document = httpx.get(f"{simulated_url}/openapi.json", timeout=60).json()
+    bounded = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
+    schema = schemathesis.openapi.from_dict(document, config=bounded)
+    assert isinstance(schema, OpenApiSchema)
+    return schema
+
+
+schema = schemathesis.pytest.from_fixture("described")
+
+
+@schema.parametrize()
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+def test_what_is_served_is_what_is_described(case: Any, simulated_url: str) -> None:
+    """Bodies that the document allows, and some that it does not, of every endpoint."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+        case.body["model"] = "demo"
+    response = case.call(base_url=simulated_url)
+    assert response.status_code != 500
+    case.validate_response(response, checks=CHECKS)
+
+
+def test_every_reference_of_the_document_resolves(simulated_url: str) -> None:
+    document = httpx.get(f"{simulated_url}/openapi.json", timeout=60)
+    schemas = document.json()["components"]["schemas"]
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', document.text))
+    assert "$defs" not in document.text
+    assert names <= set(schemas)
+    assert {kind.__name__ for kind in REQUESTS} <= set(schemas)
+    for path, operations in document.json()["paths"].items():
+        for method, operation in operations.items():
+            assert "422" not in operation["responses"], (path, method)
+
+
+@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+def test_the_page_says_what_each_field_of_a_request_does(kind: type[msgspec.Struct]) -> None:
+    section = PAGE.read_text().partition(f"\n### {kind.__name__}\n")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", section, re.MULTILINE))
+    assert set(rows) == {field.encode_name for field in msgspec.structs.fields(kind)}
+    assert all(meaning.strip() for meaning in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        (ChatParams, ChatRequest),
+        (CompletionParams, CompletionRequest),
+        (ResponseCreateParamsBase, ResponsesRequest),
+        (EmbeddingCreateParams, EmbeddingRequest),
+    ],
+)
+def test_each_parameter_of_the_official_client_is_served_or_refused_by_name(
+    params: Any, kind: type[msgspec.Struct]
+) -> None:
+    assert set(params.__annotations__) <= {field.encode_name for field in msgspec.structs.fields(kind)}

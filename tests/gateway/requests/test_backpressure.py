@@ -1,0 +1,196 @@
+"""Clients that do not take their answers: whom they keep waiting, what waits for them, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.gateway.requests.answer import AnswerPiece
+from mizzen.gateway.requests.backpressure import PART_TOKENS, OutputQueue, StreamClient, UnreadOutput
+from mizzen.gateway.requests.output import OutputDelta
+from mizzen.gateway.requests.token_logprobs import ScoredToken, TopToken
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
+from tenant_kit import ALICE, BOB, key_file
+
+BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+MANY = 20_000
+"""Tokens whose events no connection of `unread` holds."""
+
+
+@pytest.fixture
+async def unread() -> AsyncIterator[Callable[..., Any]]:
+    """Return a function that asks a gateway for a stream over a connection of small buffers."""
+    clients: list[socket.socket] = []
+
+    async def ask(gateway: Any, key: str = "none", **changes: Any) -> socket.socket:
+        gateway._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        body = json.dumps({**BODY, "max_tokens": MANY, **changes}).encode()
+        client = socket.socket()
+        clients.append(client)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        host, port = gateway.url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        rest = f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
+        client.sendall(HEAD + rest.encode() + body)
+        client.setblocking(False)
+        return client
+
+    yield ask
+    for client in clients:
+        client.close()
+
+
+async def take(client: socket.socket) -> list[dict[str, Any]]:
+    """Read a stream to its end; return its events."""
+    got = bytearray()
+    async with asyncio.timeout(60):
+        while part := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+            got += part
+    at, text = got.index(b"\r\n\r\n") + 4, bytearray()
+    while size := int(got[at : (line := got.index(b"\r\n", at))], 16):
+        text += got[line + 2 : line + 2 + size]
+        at = line + 4 + size
+    events = [line.removeprefix(b"data: ") for line in bytes(text).split(b"\n\n") if line]
+    assert events[-1] == b"[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def ids_of(events: list[dict[str, Any]], index: int = 0) -> list[int]:
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return [token for choice in choices for token in choice["token_ids"]]
+
+
+async def completes(gateway: Any, key: str = "none") -> None:
+    """Have a request of another client answered, soon."""
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(timeout=10, headers=headers) as http:
+        body = {"model": "demo", "prompt": [8, 9], "max_tokens": 3}
+        answer = await http.post(f"{gateway.url}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_who_does_not_read_an_answer_keeps_nobody_waiting(
+    live: Any, scripted: Any, until: Any, unread: Any, choices: int
+) -> None:
+    """As many as may be in work; each gets its whole answer when it reads after all."""
+    engine = scripted(context_length=100_000)
+    engine.does.tokens_a_step = 50
+    gateway = await live(engine, max_in_flight=3)
+    clients = [await unread(gateway, n=choices) for _ in range(3)]
+    await until(lambda: len(engine.requests) == 3 * choices and not engine.running)
+    await completes(gateway)
+    assert gateway.gateway.in_flight == 0
+    assert [one.requests for one in gateway.gateway.engines] == [0]
+    wanted = (engine.does.reply * MANY)[:MANY]
+    for client in clients:
+        events = await take(client)
+        for index in range(choices):
+            assert ids_of(events, index) == wanted
+
+
+async def test_who_does_not_read_may_have_another_request_in_work(
+    live: Any, scripted: Any, until: Any, unread: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"name": "a", "key": ALICE, "maxParallel": 1, "tokensPerMinute": 10 * MANY}))
+    engine = scripted(context_length=100_000)
+    engine.does.tokens_a_step = 50
+    gateway = await live(engine, api_keys_file=(str(path),))
+    tenant = gateway.gateway.tenants.named("a")
+    client = await unread(gateway, key=ALICE)
+    await until(lambda: engine.requests and not engine.running and not gateway.gateway.in_flight)
+    await until(lambda: tenant.running == 0)
+    assert tenant.tokens.level == pytest.approx(9 * MANY - 3, abs=MANY / 2)  # what it cost is charged already
+    await completes(gateway, ALICE)
+    await take(client)
+    await until(lambda: not gateway._servers[0].server_state.connections)
+    assert tenant.running == 0
+
+
+async def test_a_stop_string_is_seen_whoever_reads(
+    live: Any, scripted: Any, until: Any, unread: Any, tokenizer: Tokenizer
+) -> None:
+    """The engine need not go on to the last token that was asked for."""
+    engine = scripted(context_length=100_000)
+    words = tokenizer.encode("A mast holds the sails. ", False)
+    engine.does.reply = words * 3000 + tokenizer.encode("Enough!", False)
+    engine.does.tokens_a_step = 50
+    gateway = await live(engine)
+    client = await unread(gateway, max_tokens=90_000, stop="Enough")
+    await until(lambda: len(engine.aborts) == 1)
+    await until(lambda: not gateway.gateway.in_flight)
+    events = await take(client)
+    assert "".join(event["choices"][0]["text"] for event in events) == "A mast holds the sails. " * 3000
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_what_waits_for_all_clients_is_bounded(
+    live: Any, scripted: Any, until: Any, unread: Any, tmp_path: Path
+) -> None:
+    """Whoever has most loses its largest answer; another key's is left alone."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
+    engine = scripted(context_length=100_000)
+    engine.does.tokens_a_step = 50
+    gateway = await live(engine, api_keys_file=(str(path),))
+    bobs = await unread(gateway, key=BOB)
+    await until(lambda: engine.requests and not engine.running and not gateway.gateway.in_flight)
+    unread_output, connections = gateway.gateway.unread_output, gateway._servers[0].server_state.connections
+    waiting = unread_output.total
+    assert waiting > 1000
+    unread_output._limit = 3.5 * waiting
+    for number in range(2, 7):
+        await unread(gateway, key=ALICE)
+        await until(lambda n=number: len(engine.requests) == n and not gateway.gateway.in_flight)
+        await until(lambda: unread_output.total <= 3.5 * waiting)
+    assert unread_output.total > 2 * waiting
+    assert len(connections) < 6
+    wanted = (engine.does.reply * MANY)[:MANY]
+    assert ids_of(await take(bobs)) == wanted
+    await completes(gateway, ALICE)
+
+
+def piece(text: str, tokens: int, beside: int = 0) -> AnswerPiece:
+    token = ScoredToken(1, b"a", -1.0, 0, (TopToken(1, b"a", -1.0),) * beside)
+    return AnswerPiece(OutputDelta(text), [1] * tokens, None, [token] * tokens if beside else [])
+
+
+@given(st.lists(st.integers(0, 400), max_size=60), st.integers(0, 3))
+def test_parts_keep_every_piece_in_order_and_count_exactly(sizes: list[int], beside: int) -> None:
+    unread_output = UnreadOutput()
+    parts = OutputQueue(unread_output, StreamClient("", None))
+    for number, size in enumerate(sizes):
+        parts.push(piece(f"{number},", size, beside), None)
+    assert unread_output.total == sum(sizes) * (2 + beside if beside else 1)
+    taken = []
+    while parts:
+        taken.append(parts.pop().piece)
+    assert "".join(one.delta.content for one in taken) == "".join(f"{n}," for n in range(len(sizes)))
+    assert sum(len(one.ids) for one in taken) == sum(sizes)
+    assert all(len(one.ids) <= PART_TOKENS + 400 for one in taken)
+    assert unread_output.total == 0
+    assert not unread_output._held
+    assert not unread_output._tenants
+
+
+async def test_one_sequence_may_be_so_far_behind_and_no_further() -> None:
+    unread_output = UnreadOutput()
+    parts = OutputQueue(unread_output, StreamClient("", None))
+    for _ in range(MAX_UNREAD_TOKENS // 256):
+        parts.push(piece("x", 256), None)
+    with pytest.raises(StreamLost, match="slow client"):
+        parts.push(piece("x", 1), None)
+    await parts.close()
+    assert unread_output.total == 0

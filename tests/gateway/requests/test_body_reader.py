@@ -1,0 +1,228 @@
+"""Large bodies are read beside the event loop; what would hold the interpreter for long is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import tracemalloc
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mizzen.gateway.auth.api_keys import Grant
+from mizzen.gateway.auth.authentication import TENANT_KEY
+from mizzen.gateway.auth.tenant import Tenant
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.openai import embeddings, parse, score, tokenize
+from mizzen.gateway.openai.parse import Parser, token_ids
+from mizzen.gateway.requests.body_reader import PIECE_ITEMS, SMALL_BYTES, BodyReader, check_containers
+from mizzen.gateway.requests.engine_request import prompt_array
+from mizzen.gateway.responses import parse as responses
+
+VALUES = st.recursive(
+    st.none() | st.text('[{"\\a', max_size=6),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('[{"\\', max_size=4), inner),
+    max_leaves=12,
+)
+LONG = "x [1, 2] { " * (SMALL_BYTES // 10)
+BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "/v1/completions": (parse, {"prompt": [1] * SMALL_BYTES}),
+    "/v1/chat/completions": (parse, {"messages": [{"role": "user", "content": LONG}]}),
+    "/v1/responses": (responses, {"input": LONG}),
+    "/v1/embeddings": (embeddings, {"input": [[1] * SMALL_BYTES]}),
+    "/v1/score": (score, {"query": [1] * SMALL_BYTES, "items": [[1]], "label_token_ids": [1]}),
+    "/tokenize": (tokenize, {"prompt": LONG}),
+    "/detokenize": (tokenize, {"tokens": [1] * SMALL_BYTES}),
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": [1], "max_tokens": 1},
+    "/v1/embeddings": {"input": [1]},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+def containers(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(containers, value.values()))
+    return 1 + sum(map(containers, value)) if isinstance(value, list) else 0
+
+
+@given(VALUES, st.booleans(), st.integers(1, 12))
+def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not(
+    value: Any, escaped: bool, piece: int
+) -> None:
+    """Wherever the pieces end: within a text, behind a backslash."""
+    body, count = json.dumps(value, ensure_ascii=escaped).encode(), containers(value)
+    check_containers(body, count, piece)
+    if count:
+        with pytest.raises(ApiError, match=f"more than {count - 1} lists"):
+            check_containers(body, count - 1, piece)
+
+
+@given(st.integers(0, 9), st.integers(1, 4))
+def test_a_text_ends_at_a_quote_behind_an_even_number_of_backslashes(count: int, piece: int) -> None:
+    body = b'["' + b"\\" * count + b'",[[["'
+    outside = 1 if count % 2 else 4
+    check_containers(body, outside, piece)
+    with pytest.raises(ApiError):
+        check_containers(body, outside - 1, piece)
+
+
+@pytest.mark.parametrize("body", [b'{"a": "[[[', b'"\\', b'"' + b"\\" * 101, b'["[' * 50])
+def test_broken_text_is_left_to_the_decoder(body: bytes) -> None:
+    check_containers(body)
+    check_containers(body, 51, 7)
+
+
+async def test_the_loop_runs_while_a_large_body_is_read() -> None:
+    reader, turned = BodyReader(), threading.Event()
+
+    def read(body: bytes) -> bool:
+        return turned.wait(60)  # for what only the loop does
+
+    asyncio.get_running_loop().call_soon(turned.set)
+    assert await reader.parse_body(b" " * (SMALL_BYTES + 1), read, {})
+    reader.close()
+
+
+class Reading:
+    """A reader whose bodies are read when they are let through; `order` has the names of those that were."""
+
+    def __init__(self) -> None:
+        self.reader = BodyReader()
+        self.order: list[str] = []
+        self.begun = threading.Event()
+        self.free = threading.Event()
+
+    def read(self, name: str) -> asyncio.Task[None]:
+        """Begin to read a large body, `name`, of the tenant that its first letter says."""
+
+        def parse(body: bytes) -> None:
+            self.order.append(name)
+            self.begun.set()
+            assert self.free.wait(60)
+
+        scope = {TENANT_KEY: Tenant(Grant(name=name[0], digest=b""))}
+        return asyncio.create_task(self.reader.parse_body(b" " * (SMALL_BYTES + 1), parse, scope))
+
+    async def first(self, *names: str) -> list[asyncio.Task[None]]:
+        """Begin with some, and return once the first of them is in work."""
+        tasks = [self.read(name) for name in names]
+        assert await asyncio.to_thread(self.begun.wait, 60)
+        return tasks
+
+
+async def test_tenants_take_turns_at_large_bodies() -> None:
+    """However many one sends, another's waits for one of them at most."""
+    reading = Reading()
+    tasks = await reading.first("a1", "a2", "a3", "a4")
+    tasks += [reading.read(name) for name in ("b1", "b2", "c1")]
+    await asyncio.sleep(0.01)
+    assert reading.order == ["a1"]
+    reading.free.set()
+    await asyncio.gather(*tasks)
+    assert reading.order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+    reading.reader.close()
+
+
+@pytest.mark.parametrize("number", range(4))
+async def test_who_goes_before_its_turn_keeps_nobody_waiting(number: int) -> None:
+    """Also while its body is being read: the thread goes on with it, and the next one comes after that."""
+    reading = Reading()
+    tasks = await reading.first("a1", "a2", "a3", "a4")
+    tasks.append(reading.read("b1"))
+    await asyncio.sleep(0.01)
+    gone = tasks.pop(number)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert reading.order == ["a1"]
+    reading.free.set()
+    await asyncio.gather(*tasks)
+    rest = [name for name in ("a2", "a3", "a4") if name != f"a{number + 1}"]
+    assert reading.order == ["a1", "b1", *rest]
+    await asyncio.wait_for(reading.read("b2"), 60)
+    reading.reader.close()
+
+
+async def test_a_body_that_cannot_be_read_keeps_nobody_waiting() -> None:
+    reading = Reading()
+    reading.free.set()
+
+    def fails(body: bytes) -> None:
+        raise ValueError("no body")
+
+    with pytest.raises(ValueError, match="no body"):
+        await reading.reader.parse_body(b" " * (SMALL_BYTES + 1), fails, {})
+    await asyncio.wait_for(reading.read("b1"), 60)
+    reading.reader.close()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_endpoint_reads_large_bodies_beside_the_loop(
+    live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    module, fields = BODIES[path]
+    threads: list[int] = []
+    decode = module.decode
+
+    def seen(decoder: Any, body: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return decode(decoder, body)
+
+    monkeypatch.setattr(module, "decode", seen)
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+        answer = await client.post(path, json={"model": "demo", **fields})
+        assert answer.status_code in (200, 400), answer.text  # most are longer than the context
+        assert len(threads) == 1
+        assert threading.get_ident() not in threads
+        if path in SMALL:
+            answer = await client.post(path, json={"model": "demo", **SMALL[path]})
+            assert answer.status_code == 200, answer.text
+            assert threads[1:] == [threading.get_ident()]
+
+
+async def test_a_body_of_too_many_lists_is_400(live: Any, scripted: Any) -> None:
+    body = b'{"model": "demo", "prompt": [' + b",".join([b"[1]"] * 110_000) + b"]}"
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+        answer = await client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "body_too_complex"
+
+
+@pytest.mark.parametrize("length", [1, PIECE_ITEMS, PIECE_ITEMS + 1, 3 * PIECE_ITEMS + 5])
+def test_token_ids_are_the_same_in_pieces(length: int) -> None:
+    ids = token_ids(list(range(length)), "prompt")
+    assert ids.tolist() == list(range(length))
+    assert np.array_equal(prompt_array(ids), np.arange(length, dtype=np.int32))
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(True, "invalid_type"), (-1, "out_of_range")])
+def test_a_wrong_id_is_found_in_every_piece(wrong: Any, code: str) -> None:
+    for place in (0, PIECE_ITEMS - 1, PIECE_ITEMS, 2 * PIECE_ITEMS):
+        ids: list[Any] = [7] * (2 * PIECE_ITEMS + 1)
+        ids[place] = wrong
+        with pytest.raises(ApiError) as caught:
+            token_ids(ids, "prompt")
+        assert caught.value.code == code
+
+
+def test_token_ids_take_little_more_than_their_body_while_they_wait() -> None:
+    """Bodies in work are bounded by their bytes: a bound of memory only where requests keep as much."""
+    body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
+    parser = Parser()
+    tracemalloc.start()
+    try:
+        generation = parser.completion(body)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(generation.prompt or ()) == 100_000
+    assert held < 1.5 * len(body)

@@ -1,0 +1,404 @@
+"""The Responses API, with OpenAI's client: items in, items and events out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tokenizers
+from openai.types.responses import Response
+
+from mizzen.gateway.responses.parse import NAMES
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+FOLDER = Path(__file__).parents[1] / "templates"
+END = "<|im_end|>"
+ARGUMENTS = '{"city": "Köln"}'
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "description": "Tells.", "parameters": CITY}
+TOOLS: list[Any] = [{**WEATHER, "strict": False}]
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+ANSWER = f"<think>\nü?\n</think>\n\nLet me see.\n{CALL}\n{CALL}"
+
+Model = Callable[..., Any]
+
+
+@pytest.fixture
+def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Model:
+    """Return a function that starts an engine which gives an answer."""
+
+    def start(answer: str, **behaviour: Any) -> Any:
+        inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
+        inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+        config = {"chat_template": (FOLDER / "qwen3.jinja").read_text()}
+        files = {
+            "tokenizer.json": inner.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+        engine = scripted(files, vocab_size=inner.get_vocab_size())
+        engine.tokenizer = Tokenizer(inner)
+        end = engine.tokenizer.token_id(END)
+        engine.does.reply = [*engine.tokenizer.encode(answer, add_special_tokens=False), end]
+        engine.does.end = end
+        for name, value in behaviour.items():
+            setattr(engine.does, name, value)
+        return engine
+
+    return start
+
+
+def prompt_of(engine: Any) -> str:
+    ids = np.frombuffer(engine.requests[-1].prompt, "<i4").tolist()
+    return engine.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+async def create(gateway: Any, **options: Any) -> Response:
+    return await gateway.client().responses.create(model="demo", **{"input": "Hi", **options})
+
+
+async def events_of(gateway: Any, **options: Any) -> list[Any]:
+    stream = await create(gateway, stream=True, **options)
+    return [event async for event in stream]  # type: ignore[attr-defined]
+
+
+def shape(items: list[Any]) -> list[tuple[str, str, str]]:
+    """Return type, status and text of items."""
+    found = []
+    for item in items:
+        text = item.arguments if item.type == "function_call" else item.content[0].text
+        found.append((item.type, item.status, text))
+    return found
+
+
+FULL = [
+    ("reasoning", "completed", "ü?"),
+    ("message", "completed", "Let me see."),
+    ("function_call", "completed", ARGUMENTS),
+    ("function_call", "completed", ARGUMENTS),
+]
+
+
+async def test_text(live: Any, model: Model) -> None:
+    engine = model("Yes.", cached_tokens=4)
+    gateway = await live(engine)
+    response = await create(
+        gateway,
+        instructions="Be brief.",
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=50,
+        metadata={"a": "b"},
+        store=False,
+        extra_body={"top_k": 7, "seed": 3},
+    )
+    assert response.id.startswith("resp_")
+    assert (response.object, response.status, response.error) == ("response", "completed", None)
+    assert response.output_text == "Yes."
+    assert shape(response.output) == [("message", "completed", "Yes.")]
+    assert (response.instructions, response.metadata, response.max_output_tokens) == (
+        "Be brief.",
+        {"a": "b"},
+        50,
+    )
+    assert (response.temperature, response.top_p, response.tool_choice) == (0.5, 0.9, "auto")
+    assert (response.model_extra or {})["store"] is False
+    usage = response.usage
+    assert usage is not None
+    assert usage.input_tokens == len(engine.requests[0].prompt) // 4
+    assert usage.output_tokens == len(engine.does.reply)
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert usage.input_tokens_details.cached_tokens == 4
+    assert prompt_of(engine).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.top_k, sampling.seed) == (
+        0.5,
+        0.9,
+        50,
+        7,
+        3,
+    )
+
+
+async def test_reasoning_text_and_calls(live: Any, model: Model) -> None:
+    engine = model(ANSWER)
+    gateway = await live(engine)
+    response = await create(gateway, tools=TOOLS)
+    assert shape(response.output) == FULL
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert {call.name for call in calls} == {"weather"}
+    assert all(call.call_id.startswith("call_") for call in calls)
+    assert len({item.id for item in response.output}) == 4
+    assert [item.id.split("_")[0] for item in response.output] == ["rs", "msg", "fc", "fc"]
+    assert response.usage is not None
+    thought = engine.tokenizer.encode("<think>\nü?\n</think>", add_special_tokens=False)
+    assert response.usage.output_tokens_details.reasoning_tokens == len(thought)
+    assert response.tools[0].to_dict() == TOOLS[0]
+
+
+@pytest.mark.parametrize("tokens_a_step", [1, 7, 200])
+async def test_events_come_in_order(live: Any, model: Model, tokens_a_step: int) -> None:
+    gateway = await live(model(ANSWER, tokens_a_step=tokens_a_step))
+    events = await events_of(gateway, tools=TOOLS)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds: list[str] = []
+    for event in events:
+        kind = event.type.removeprefix("response.")
+        if not kinds or kind != kinds[-1] or not kind.endswith("delta"):
+            kinds.append(kind)
+    call = [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+
+    def text(name: str) -> list[str]:
+        parts = [f"{name}.delta", f"{name}.done"]
+        return ["output_item.added", "content_part.added", *parts, "content_part.done", "output_item.done"]
+
+    assert kinds == [
+        "created",
+        "in_progress",
+        *text("reasoning_text"),
+        *text("output_text"),
+        *call,
+        *call,
+        "completed",
+    ]
+    last = events[-1].response
+    assert shape(last.output) == FULL
+    assert events[0].response.status == "in_progress"
+    assert events[0].response.output == []
+    assert last.usage is not None
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == "Let me see."
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in done] == [item.id for item in last.output]
+    indices = [event.output_index for event in events if event.type == "response.output_item.added"]
+    assert indices == [0, 1, 2, 3]
+
+
+async def test_the_client_builds_the_same_response_of_a_stream(live: Any, model: Model) -> None:
+    gateway = await live(model(ANSWER))
+    async with gateway.client().responses.stream(model="demo", input="Hi", tools=TOOLS) as stream:
+        async for _ in stream:
+            pass
+        response = await stream.get_final_response()
+    assert shape(response.output) == FULL
+    assert response.output_text == "Let me see."
+
+
+async def test_a_stream_whose_last_tokens_show_nothing_ends_whole(live: Any, model: Model) -> None:
+    """Its client may use the connection for the next request: nothing may be left on it."""
+    engine = model("<think>\n\n</think>")
+    gateway = await live(engine)
+    body = {"model": "demo", "input": "Hi", "stream": True}
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1), timeout=60) as client:
+        for _ in range(3):
+            answer = await client.post(f"{gateway.url}/v1/responses", json=body)
+            names = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+            assert names[-1] == "response.completed", names
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_cut_short(live: Any, model: Model, stream: bool) -> None:
+    gateway = await live(model("one two three four five six seven eight"))
+    if stream:
+        events = await events_of(gateway, max_output_tokens=3)
+        assert events[-1].type == "response.incomplete"
+        response = events[-1].response
+    else:
+        response = await create(gateway, max_output_tokens=3)
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.output[-1].status == "incomplete"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_and_calls(live: Any, model: Model, stream: bool) -> None:
+    """They cut none; and a call that the model itself leaves open is incomplete."""
+    gateway = await live(model(ANSWER))
+    broken = await live(model(ANSWER.rpartition('"}')[0]))
+
+    async def output(of: Any, stop: str) -> list[tuple[str, str, str]]:
+        options: dict[str, Any] = {"tools": TOOLS, "extra_body": {"stop": [stop]}}
+        if stream:
+            return shape((await events_of(of, **options))[-1].response.output)
+        return shape((await create(of, **options)).output)
+
+    assert await output(gateway, "Köln") == FULL
+    assert await output(gateway, " me") == [FULL[0], ("message", "completed", "Let")]
+    cut = ("function_call", "incomplete", ARGUMENTS.partition('"}')[0])
+    assert await output(broken, "Köln") == [*FULL[:3], cut]
+
+
+async def test_a_conversation_of_items(live: Any, model: Model) -> None:
+    """What comes out goes in again; what an assistant thought, said and called is one message."""
+    engine = model(ANSWER)
+    gateway = await live(engine)
+    first = await create(gateway, tools=TOOLS)
+    outputs = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "12 °C"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    told: list[Any] = [
+        {"role": "developer", "content": "Speak plainly."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        *[item.model_dump() for item in first.output],
+        *outputs,
+        {"type": "message", "role": "user", "content": "And now?"},
+    ]
+    await create(gateway, input=told, instructions="Be brief.", tools=TOOLS)
+    prompt = prompt_of(engine)
+    assert "<|im_start|>system\nBe brief.\n\nSpeak plainly." in prompt
+    call = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+    assert f"<|im_start|>assistant\nLet me see.\n{call}\n{call}<|im_end|>" in prompt
+    response = "\n<tool_response>\n12 °C\n</tool_response>"
+    assert f"<|im_start|>user{response}{response}<|im_end|>" in prompt
+    assert prompt.endswith("<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n")
+    told = [{"role": "user", "content": "Hi"}, *first.output, *outputs]
+    await create(gateway, input=told, tools=TOOLS)
+    assert "<think>\nü?\n</think>\n\nLet me see.\n<tool_call>" in prompt_of(engine)
+
+
+async def test_choices_and_forms_reach_the_engine(live: Any, model: Model) -> None:
+    engine = model(CALL)
+    gateway = await live(engine, reasoning_parser="none")
+    response = await create(gateway, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert shape(response.output) == FULL[-1:]
+    assert response.parallel_tool_calls is False
+    kind, text = engine.requests[-1].sampling.grammar
+    assert (kind, json.loads(text)["format"]["stop_after_first"]) == ("structural_tag", True)
+    named = {"type": "function", "name": "weather"}
+    response = await create(gateway, tools=TOOLS, tool_choice=named)
+    assert response.tool_choice.to_dict() == named  # type: ignore[union-attr]
+    assert engine.requests[-1].sampling.grammar is not None
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    await create(gateway, tools=TOOLS, tool_choice=allowed)
+    assert engine.requests[-1].sampling.grammar is not None
+    await create(gateway, tools=TOOLS, tool_choice="none")
+    assert "weather" not in prompt_of(engine)
+    form = {"format": {"type": "json_schema", "name": "x", "schema": CITY, "strict": True}}
+    response = await create(gateway, text=form)
+    kind, text = engine.requests[-1].sampling.grammar
+    assert (kind, json.loads(text)) == ("json_schema", CITY)
+    assert response.text.format.to_dict() == form["format"]  # type: ignore[union-attr]
+    await create(gateway, text={"format": {"type": "json_object"}})
+    assert engine.requests[-1].sampling.grammar[0] == "json_object"
+    await create(gateway, reasoning={"effort": "none"}, include=["reasoning.encrypted_content"])
+    assert prompt_of(engine).endswith("<think>\n\n</think>\n\n")
+
+
+async def test_a_stream_that_breaks_off_says_so(live: Any, model: Model) -> None:
+    engine = model("one two three four", fault="error", fault_after=2)
+    gateway = await live(engine, max_resumes=0)
+    events = await events_of(gateway)
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.status == "failed"
+    assert "out of memory" in events[-1].response.error.message
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+async def test_the_synchronous_client(live: Any, model: Model) -> None:
+    gateway = await live(model("Yes."))
+
+    def ask() -> str:
+        client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0)
+        return client.responses.create(model="demo", input="Hi").output_text
+
+    assert await asyncio.to_thread(ask) == "Yes."
+
+
+def one(**item: Any) -> dict[str, Any]:
+    return {"input": [item]}
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+SCHEMA = "text.format.schema"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"store": True}, "store"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": {}}, "conversation"),
+    ({"previous_response_id": ""}, "previous_response_id"),
+    ({"background": True}, "background"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"max_tool_calls": 1}, "max_tool_calls"),
+    ({"prompt": {"id": "p"}}, "prompt"),
+    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+    ({"text": {"verbosity": "high"}}, "text.verbosity"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"a": "b" * 513}}, "metadata"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 100_000}, "input"),
+    ({"temperature": 3}, "temperature"),
+    ({"unknown": 1}, "unknown"),
+    ({"messages": []}, "messages"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"stream_options": {}}, "stream_options"),
+    (one(type="item_reference", id="msg_1"), "input[0].type"),
+    (one(type="web_search_call"), "input[0].type"),
+    (one(role="tool", content="x"), "input[0].role"),
+    (one(role="user"), "input[0].content"),
+    (one(role="user", content="x", extra=1), "input[0].extra"),
+    (one(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].type"),
+    (one(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
+    (one(type="function_call", call_id="c", name="f"), "input[0].arguments"),
+    (one(type="function_call_output", call_id="c", output="x"), "input[0].call_id"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [WEATHER, {"server_url": "x", "type": "mcp"}]}, "tools[1].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": ["weather"]}, "tools[0]"),
+    ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
+    ({"tools": [{**WEATHER, "parameters": {"type": 1}}]}, "tools[0].parameters.type"),
+    ({"tools": [{**WEATHER, "parameters": {"default": nested(200)}}]}, "tools[0].parameters"),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": nested(200)}}}}, SCHEMA),
+    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "b" * 600_000}}}}, SCHEMA),
+    (one(role="user", content=nested(700)), "input[0]"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+    ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+]
+
+
+async def test_what_is_not_served_is_named(live: Any, model: Model) -> None:
+    gateway = await live(model("Yes."))
+    async with httpx.AsyncClient(timeout=60) as http:
+        for body, param in BAD:
+            sent = {"model": "demo", "input": "Hi", **body}
+            response = await http.post(f"{gateway.url}/v1/responses", json=sent)
+            assert response.status_code == 400, (body, response.text)
+            error = response.json()["error"]
+            assert (error["type"], error["param"]) == ("invalid_request_error", param), (body, error)
+            for name in set(NAMES) - set(body):  # of chat's fields
+                assert not error["message"].startswith(name), error
+        for name in ("previous_response_id", "store"):
+            sent = {"model": "demo", "input": "Hi", name: "x" if name != "store" else True}
+            error = (await http.post(f"{gateway.url}/v1/responses", json=sent)).json()["error"]
+            assert "in input" in error["message"]
+        unknown = await http.post(f"{gateway.url}/v1/responses", json={"model": "other", "input": "Hi"})
+        assert unknown.status_code == 404

@@ -1,0 +1,284 @@
+"""Routing: prefixes, sessions, load, bounds, ties; several gateways; and admission as a state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.gateway.admission.admission import Admission
+from mizzen.gateway.admission.queue_entry import QueueEntry
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.openai.parse import Parser
+from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, ModelIdentity, RoutingQuery
+from mizzen.gateway.routing.prefix_index import EnginePrefixes
+from mizzen.gateway.routing.router import Router, default_router
+from mizzen.gateway.routing.scorers import SMALL_LOAD_TOKENS
+from mizzen.gateway.routing.session import SESSION_HEADER, MAX_SESSION_CHARACTERS, get_session
+
+
+@dataclass(eq=False)
+class FakeEngine:
+    """A candidate with numbers of its own."""
+
+    name: str
+    serving: bool = True
+    full: bool = False
+    suspect: bool = False
+    load: float = 0.0
+    context_length: int = 100_000
+    pin: ModelIdentity = field(default_factory=lambda: ModelIdentity("m", "r", "t"))
+    prefixes: EnginePrefixes = field(default_factory=EnginePrefixes)
+
+
+def request(tokens: int = 640, seed: int = 0, **fields: Any) -> RoutingQuery:
+    prompt = np.random.default_rng(seed).integers(0, 1000, tokens).astype(np.int32)
+    options = {"tokenizer_hash": "t", "prompt_tokens": tokens, "needed_tokens": tokens + 1, **fields}
+    return RoutingQuery(**{"blocks": tuple(block_hashes(prompt)), **options})
+
+
+def chosen(router: Router, wanted: RoutingQuery, engines: list[FakeEngine]) -> tuple[str, str]:
+    route = router.route(wanted, engines)
+    assert route is not None
+    return route.engine.name, route.reason
+
+
+def test_a_cached_prefix_attracts() -> None:
+    engines = [FakeEngine("a"), FakeEngine("b", load=1500), FakeEngine("c")]
+    wanted = request()
+    engines[1].prefixes.event(wanted.blocks, ())
+    route = default_router(125).route(wanted, engines)
+    assert route is not None
+    assert (route.engine.name, route.reason, route.matched_tokens) == ("b", "prefix", 640)
+
+
+def test_without_a_prefix_the_less_loaded_win() -> None:
+    engines = [FakeEngine("a", load=90_000), FakeEngine("b", load=10_000), FakeEngine("c", load=50_000)]
+    assert chosen(default_router(200), request(30, blocks=()), engines) == ("b", "load")
+
+
+def test_a_small_difference_of_load_outweighs_no_prefix() -> None:
+    """What is in work elsewhere changes by the millisecond; a prefix is prompt work that need not be done."""
+    engines = [FakeEngine("a", load=400), FakeEngine("b", load=0), FakeEngine("c", load=0)]
+    wanted = request()
+    engines[0].prefixes.event(wanted.blocks[:2], ())  # a fifth of the prompt
+    assert chosen(default_router(125), wanted, engines) == ("a", "prefix")
+
+
+def test_ties_go_to_the_less_loaded_of_two() -> None:
+    """Power of two choices: all equals get work, the most loaded of them least, the least loaded most."""
+    engines = [FakeEngine(name, load=load) for name, load in (("a", 0.0), ("b", 20.0), ("c", 40.0))]
+    router = default_router(125, random.Random(1))
+    found = Counter(chosen(router, request(30, blocks=()), engines)[0] for _ in range(600))
+    assert found["a"] == pytest.approx(400, abs=60)
+    assert found["b"] == pytest.approx(200, abs=60)
+    assert found["c"] == 0
+
+
+@pytest.mark.parametrize("session", ["", "one conversation"])
+def test_a_hot_prefix_spreads_over_engines(session: str) -> None:
+    """One prefix and one session: no engine above the load factor, once loads are not small."""
+    engines = [FakeEngine(name) for name in "abcd"]
+    router = default_router(125)
+    wanted = request(6400, session=session)
+    for _ in range(200):
+        route = router.route(wanted, engines)
+        assert route is not None
+        cost = 6400 - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
+        route.engine.load += cost
+        route.engine.prefixes.guess(wanted.blocks)
+        mean = sum(engine.load for engine in engines) / len(engines)
+        assert max(engine.load for engine in engines) <= max(SMALL_LOAD_TOKENS, 1.25 * mean) + cost
+    loads = [engine.load for engine in engines]
+    assert max(loads) <= 1.5 * sum(loads) / len(loads)
+
+
+@settings(max_examples=100)
+@given(loads=st.lists(st.floats(0, 1e6), min_size=2, max_size=8), tokens=st.integers(1, 4000), held=st.data())
+def test_bounded_load_holds_whatever_is_cached(loads: list[float], tokens: int, held: Any) -> None:
+    engines = [FakeEngine(str(i), load=load) for i, load in enumerate(loads)]
+    wanted = request(tokens, session="s")
+    for engine in engines:
+        engine.prefixes.event(wanted.blocks[: held.draw(st.integers(0, len(wanted.blocks)))], ())
+    route = default_router(150).route(wanted, engines)
+    assert route is not None
+    cost = tokens - route.matched_tokens + EXPECTED_OUTPUT_TOKENS
+    bound = 1.5 * (sum(loads) + cost) / len(loads)
+    assert route.engine.load + cost <= max(bound, SMALL_LOAD_TOKENS) or route.engine.load == min(loads)
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [{"serving": False}, {"full": True}, {"pin": ModelIdentity("m", "r", "u")}, {"context_length": 640}],
+)
+def test_who_cannot_take_a_request_is_left_out(left_out: dict[str, Any]) -> None:
+    engines = [FakeEngine("a", **left_out), FakeEngine("b", load=1e9)]
+    router = default_router(125)
+    assert chosen(router, request(), engines) == ("b", "only")
+    assert router.route(request(excluded=[engines[1]]), engines) is None
+
+
+@pytest.mark.parametrize(
+    "other", [ModelIdentity("m", "r2", "t"), ModelIdentity("n", "r", "t"), ModelIdentity("m", "r", "u")]
+)
+def test_an_answer_goes_on_with_the_same_model_alone(other: ModelIdentity) -> None:
+    engines = [FakeEngine("a", pin=other), FakeEngine("b", load=1e9)]
+    pinned = request(pin=ModelIdentity("m", "r", "t"))
+    assert chosen(default_router(125), pinned, engines) == ("b", "only")
+    assert default_router(125).route(pinned, engines[:1]) is None
+
+
+def test_a_suspect_engine_gets_what_no_other_can_take() -> None:
+    engines = [FakeEngine("a", suspect=True), FakeEngine("b", load=1e9)]
+    wanted = request()
+    engines[0].prefixes.event(wanted.blocks, ())
+    router = default_router(125)
+    assert chosen(router, wanted, engines) == ("b", "only")
+    engines[1].full = True
+    assert chosen(router, wanted, engines) == ("a", "only")
+
+
+def test_sessions_keep_their_engine_and_few_move() -> None:
+    """Rendezvous hashing: with one engine less, only its sessions move, and they spread over the others."""
+    names = [f"pod-{i}" for i in range(5)]
+    wanted = [request(30, blocks=(), session=f"user-{i}") for i in range(300)]
+
+    def homes(of: list[str]) -> list[str]:
+        router = default_router(125)
+        return [chosen(router, one, [FakeEngine(name) for name in of])[0] for one in wanted]
+
+    before, after = homes(names), homes(names[:-1])
+    assert homes(names[::-1]) == before, "another gateway, another order: the same engines"
+    assert {home for home, moved in zip(before, after, strict=True) if home != moved} == {"pod-4"}
+    counts = Counter(before)
+    assert min(counts.values()) > 30
+    assert len({moved for home, moved in zip(before, after, strict=True) if home == "pod-4"}) == 4
+
+
+@pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
+def test_a_long_session_is_known_by_a_digest_that_every_gateway_makes(field: str) -> None:
+    """It may be as long as a body, and is hashed for each engine and each sequence on the event loop."""
+
+    def session(name: str) -> str:
+        fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}
+        return Parser().chat(json.dumps(fields).encode()).session
+
+    name = "ä" * 3_500_000
+    assert len(session(name)) <= MAX_SESSION_CHARACTERS
+    assert session("long " * 20) == "blake2b:706ee26baa7ef166ca0e1fe8bc40d067", "after a restart too"
+    assert get_session([(SESSION_HEADER, b"long " * 20)], "") == session("long " * 20)
+    assert session(name) != session(name[1:])
+    assert session("s" * MAX_SESSION_CHARACTERS) == "s" * MAX_SESSION_CHARACTERS
+    engines = [FakeEngine(one) for one in "abcdefgh"]
+    homes = {
+        chosen(default_router(125), request(30, blocks=(), session=session(name)), order)[0]
+        for order in (engines, engines[::-1])
+    }
+    assert len(homes) == 1
+
+
+def test_gateways_that_do_not_talk_agree_on_a_new_prefix() -> None:
+    """The first requests of a prefix, at the same moment in four gateways, go to one engine."""
+    for seed in range(20):
+        homes = {
+            chosen(default_router(125), request(seed=seed), [FakeEngine(name) for name in "abcd"])
+            for _ in range(4)
+        }
+        assert len(homes) == 1
+        assert homes.pop()[1] == "home"
+
+
+def test_a_decision_can_be_explained() -> None:
+    engines = [FakeEngine("a"), FakeEngine("b", load=400_000), FakeEngine("c", full=True), FakeEngine("d")]
+    wanted = request(session="s")
+    engines[0].prefixes.event(wanted.blocks[:5], ())
+    found = {one.engine.name: one for one in default_router(125).explain(wanted, engines)}
+    assert {name: one.excluded_by for name, one in found.items()} == {
+        "a": "",
+        "b": "bounded",
+        "c": "serving",
+        "d": "",
+    }
+    assert found["a"].scores["prefix"] == pytest.approx(1.0)
+    assert found["a"].matched_tokens == 320
+    assert found["a"].scores["session"] + found["d"].scores["session"] == 1.0
+    assert found["a"].total > found["d"].total
+    assert not found["b"].scores
+
+
+def test_blocks_are_named_as_in_the_engine() -> None:
+    prompt = np.arange(BLOCK_TOKENS * 2 + 3, dtype=np.int32)
+    prefixes = EnginePrefixes()
+    prefixes.event(tuple(block_hashes(prompt)), ())
+    longer = np.concatenate([prompt[: BLOCK_TOKENS * 2], np.full(BLOCK_TOKENS, 7, np.int32)])
+    assert prefixes.match(tuple(block_hashes(longer))) == 2
+    assert prefixes.match(tuple(block_hashes(longer, b"another tenant"))) == 0
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6))
+def test_admission_is_fair_and_loses_no_turn(seed: int) -> None:
+    """Random arrivals, ends, aborts, deadlines and changes of capacity: turns in order, counts exact."""
+    asyncio.run(admission_run(random.Random(seed)))
+
+
+async def admission_run(draw: random.Random) -> None:
+    room = 2
+    admission = Admission(lambda: room, max_in_flight=3, queue_size=6)
+    inside: set[int] = set()
+    order: list[int] = []
+    leave = {number: asyncio.Event() for number in range(30)}
+
+    async def one(number: int) -> str:
+        queue_entry = QueueEntry(asyncio.get_running_loop().time() + draw.choice([0.003, 5.0, 5.0]))
+        try:
+            await admission.enter(queue_entry)
+        except ApiError as error:
+            return str(error.status)
+        order.append(number)
+        inside.add(number)
+        try:
+            await leave[number].wait()
+        finally:
+            inside.discard(number)
+            admission.leave(queue_entry)
+        return "done"
+
+    tasks: list[asyncio.Task[str]] = []
+    for number in range(30):
+        tasks.append(asyncio.create_task(one(number)))
+        await asyncio.sleep(0.005 if draw.random() < 0.1 else 0)
+        for task_number in list(inside):
+            if draw.random() < 0.3:
+                leave[task_number].set()
+        if draw.random() < 0.1:
+            draw.choice(tasks).cancel()
+        if draw.random() < 0.3:
+            room = draw.choice([0, 1, 2, 5])
+            admission.poke()
+        await asyncio.sleep(0)
+        assert admission.in_flight >= len(inside)
+        assert len(admission) <= 6
+    room = 100
+    for event in leave.values():
+        event.set()
+    admission.poke()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {one if isinstance(one, str) else type(one) for one in found} <= {
+        "done",
+        "429",
+        "503",
+        asyncio.CancelledError,
+    }
+    assert admission.in_flight == 0
+    assert len(admission) == 0
+    assert order == sorted(order), "first come, first served"

@@ -1,0 +1,223 @@
+"""A new engine's cache is filled with the hottest prefixes before it serves; that holds nothing up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
+from mizzen.gateway.routing.hot_prefixes import HALF_LIFE_SECONDS, HotPrefixes
+from mizzen.wire.messages import RefusalCode
+
+DEMO = Path(__file__).parents[3] / "models/demo"
+HOT = "Mizzen serves language models on Kubernetes. " * 40
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def prompt(*blocks: int) -> np.ndarray:
+    """Token ids of a prompt whose blocks are one number each."""
+    return np.repeat(np.array(blocks, np.int32), BLOCK_TOKENS)
+
+
+def add(store: HotPrefixes, *blocks: int, salt: bytes = b"", times: int = 1) -> None:
+    tokens = prompt(*blocks)
+    for _ in range(times):
+        store.saw(tuple(block_hashes(tokens, salt)), tokens, salt)
+
+
+def found(store: HotPrefixes, blocks: int) -> list[tuple[int, ...]]:
+    return [tuple(one.tokens[::BLOCK_TOKENS].tolist()) for one in store.hottest(blocks * BLOCK_TOKENS)]
+
+
+def test_the_hottest_are_what_most_prompts_begin_with() -> None:
+    store = HotPrefixes(100)
+    add(store, 1, 2, 3, times=3)
+    add(store, 1, 2, 4, times=2)
+    add(store, 5, times=4)
+    add(store, 6)
+    assert found(store, 100) == [(5,), (1, 2, 3), (1, 2, 4)]
+    assert found(store, 4) == [(5,), (1, 2, 3)]
+    assert found(store, 3) == [(1, 2), (5,)]
+    assert found(store, 1) == [(1,)]
+    assert found(store, 0) == []
+
+
+def test_what_was_hot_cools_down() -> None:
+    clock = Clock()
+    store = HotPrefixes(100, clock)
+    add(store, 1, times=8)
+    clock.now += 4 * HALF_LIFE_SECONDS
+    add(store, 2, times=2)
+    assert found(store, 1) == [(2,)]
+    clock.now += 1000 * HALF_LIFE_SECONDS
+    add(store, 3, times=2)
+    assert found(store, 2) == [(3,), (2,)], "weights are divided before they are too large"
+
+
+def test_equal_prompts_of_other_salts_are_others() -> None:
+    store = HotPrefixes(100)
+    add(store, 1, salt=b"a", times=2)
+    add(store, 1, salt=b"b", times=3)
+    assert [one.salt for one in store.hottest(1000)] == [b"b", b"a"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.integers(0, 3), st.booleans()),
+        max_size=60,
+    ),
+    st.integers(1, 30),
+    st.integers(0, 20),
+)
+def test_it_holds_whole_prefixes_within_its_bounds(
+    prompts: list[tuple[list[int], int, bool]], capacity: int, blocks: int
+) -> None:
+    clock = Clock()
+    store = HotPrefixes(capacity, clock)
+    seen: list[tuple[bytes, list[int]]] = []
+    for given_blocks, halves, salted in prompts:
+        clock.now += halves * HALF_LIFE_SECONDS
+        salt = b"s" if salted else b""
+        add(store, *given_blocks, salt=salt)
+        seen.append((salt, given_blocks))
+        assert len(store) <= capacity
+    hottest = store.hottest(blocks * BLOCK_TOKENS)
+    named = {name for one in hottest for name in one.names}
+    assert len(named) <= blocks
+    for one in hottest:
+        assert tuple(block_hashes(one.tokens, one.salt)) == one.names
+        begins = one.tokens[::BLOCK_TOKENS].tolist()
+        assert sum(salt == one.salt and text[: len(begins)] == begins for salt, text in seen) > 1
+        others = [other.names for other in hottest if other is not one]
+        assert not any(other[: len(one.names)] == one.names for other in others)
+
+
+class Warmed:
+    """A gateway whose first engine has answered hot prompts, and a second engine that joins."""
+
+    def __init__(self, gateway: Any, first: Any) -> None:
+        self.gateway, self.table = gateway, gateway.gateway.only.table
+        self.first = DiscoveredEngine(name="first", uid="1", endpoint=first.endpoint)
+
+    def join(self, second: Any, *, alone: bool = False) -> None:
+        joined = DiscoveredEngine(name="second", uid="2", endpoint=second.endpoint)
+        self.table.sync([joined] if alone else [self.first, joined])
+
+    @property
+    def state(self) -> str:
+        return next((engine.state for engine in self.table if engine.name == "second"), "")
+
+    def ended(self, result: str) -> bool:
+        return (
+            f'mizzen_gateway_warmups_total{{result="{result}"}} 1.0'
+            in self.gateway.gateway.metrics_text().decode()
+        )
+
+
+@pytest.fixture
+async def warmed(live: Any, scripted: Any, until: Any) -> Warmed:
+    first = scripted()
+    it = Warmed(await live(first, wait=False, warm_tokens=4096, warm_seconds=60.0), first)
+    it.table.sync([it.first])
+    await until(lambda: it.table.serving)
+    for end in ("one", "two", "three"):
+        await it.gateway.client().completions.create(model="demo", prompt=HOT + end, max_tokens=1)
+    return it
+
+
+async def test_the_hottest_prefix_is_replayed_before_the_first_request(
+    warmed: Warmed, scripted: Any, until: Any
+) -> None:
+    second = scripted()
+    warmed.join(second)
+    await until(lambda: warmed.state == "serving")
+    [replayed] = second.requests
+    assert replayed.sampling.max_tokens == 1
+    assert replayed.priority < 0
+    assert len(replayed.prompt) % (4 * BLOCK_TOKENS) == 0
+    assert len(replayed.prompt) > 4 * BLOCK_TOKENS
+    assert warmed.ended("done")
+
+
+async def test_a_prefix_that_cannot_be_replayed_holds_nothing_up(
+    warmed: Warmed, scripted: Any, until: Any
+) -> None:
+    second = scripted()
+    second.does.refuse = RefusalCode.QUEUE_FULL
+    warmed.join(second)
+    await until(lambda: warmed.state == "serving")
+    assert warmed.ended("failed")
+
+
+async def test_an_engine_that_is_needed_serves_at_once(warmed: Warmed, scripted: Any, until: Any) -> None:
+    second = scripted()
+    second.does.fault, second.does.fault_after = "mute", 0
+    warmed.join(second)
+    await until(lambda: warmed.state == "warming" and second.requests)
+    warmed.join(second, alone=True)
+    await until(lambda: warmed.state == "serving")
+    assert warmed.ended("needed")
+
+
+async def test_the_first_engine_of_all_is_not_held_back(live: Any, scripted: Any) -> None:
+    gateway = await live(scripted(), warm_tokens=4096)
+    told = gateway.gateway.metrics_text().decode()
+    counted = re.findall(r"^mizzen_gateway_warmups_total{.*} (.*)$", told, re.MULTILINE)
+    assert set(counted) == {"0.0"}
+
+
+async def test_it_takes_no_longer_than_its_time(live: Any, scripted: Any, until: Any) -> None:
+    first, second = scripted(), scripted()
+    it = Warmed(await live(first, wait=False, warm_tokens=4096, warm_seconds=0.3), first)
+    it.table.sync([it.first])
+    await until(lambda: it.table.serving)
+    for _ in range(2):
+        await it.gateway.client().completions.create(model="demo", prompt=HOT, max_tokens=1)
+    second.does.fault, second.does.fault_after = "mute", 0
+    it.join(second)
+    await until(lambda: it.state == "serving")
+    assert it.ended("deadline")
+
+
+async def test_the_first_request_in_a_real_engine_hits_its_cache(
+    live: Any, until: Any, demo_engine: str, second_engine: str
+) -> None:
+    gateway = await live(demo_engine, wait=False, warm_tokens=4096, warm_seconds=60.0)
+    table = gateway.gateway.only.table
+    first = DiscoveredEngine(name="first", uid="1", endpoint=demo_engine)
+    second = DiscoveredEngine(name="second", uid="2", endpoint=second_engine)
+    table.sync([first])
+    await until(lambda: table.serving)
+    client = gateway.client(timeout=60)
+    text = "What is a group? " * 30
+
+    async def cached(end: str) -> int:
+        answer = await client.completions.create(model="demo", prompt=text + end, max_tokens=1)
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        return details.cached_tokens or 0 if details is not None else 0
+
+    for end in ("one", "two"):
+        await cached(end)
+    table.sync([first, second])
+    await until(lambda: all(engine.serving for engine in table) and len(table) == 2)
+    table.sync([second])
+    await until(lambda: len(table) == 1)
+    assert await cached("three") >= BLOCK_TOKENS

@@ -1,0 +1,251 @@
+"""One line of JSON a request, with what an operator of the gateway asks for, and no prompt."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from mizzen.gateway.openai.exchange import Exchange
+from mizzen.gateway.requests.sequence import GeneratedSequence
+from mizzen.gateway.telemetry.access_log import MAX_QUEUED_LINES, AccessLog
+from mizzen.gateway.telemetry.request_record import MAX_ATTEMPTS, MAX_PROMPT_CHARACTERS, RequestRecord
+
+SECRET = "the word is swordfish"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 3}
+
+
+class Lines:
+    """What was written to standard output, by line."""
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        self._read = read
+        self.text = b""
+
+    @property
+    def all(self) -> list[dict[str, Any]]:
+        self.text += self._read()
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+@pytest.fixture
+def lines(capsysbinary: pytest.CaptureFixture[bytes]) -> Lines:
+    return Lines(lambda: capsysbinary.readouterr().out)
+
+
+async def ask(gateway: Any, until: Any, lines: Lines, count: int = 1, **body: Any) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = {"x-request-id": "one"}
+        await http.post(f"{gateway.url}/v1/chat/completions", json={**BODY, **body}, headers=headers)
+    await until(lambda: len(lines.all) == count)
+    return lines.all
+
+
+async def test_a_line_says_what_became_of_a_request(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
+    engine = scripted(engine="engine-7")
+    engine.does.cached_tokens = 16
+    gateway = await live(engine)
+    (line,) = await ask(gateway, until, lines)
+    assert line["event"] == "request"
+    assert line["id"] == "one"
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/chat/completions", 200)
+    assert line["model"] == "demo"
+    assert line["completion_tokens"] == 3
+    assert line["prompt_tokens"] == len(engine.requests[0].prompt) // 4
+    assert line["cached_tokens"] == 16
+    assert line["finish_reasons"] == ["length"]
+    assert line["engine"] == next(iter(gateway.gateway.table)).name
+    assert line["route"] == "only"
+    assert line["attempts"] == 1
+    assert 0 < line["first_token_seconds"] <= line["seconds"]
+    assert "stream" not in line
+    assert SECRET.encode() not in lines.text
+
+
+async def test_streams_choices_and_retries_are_told(
+    scripted: Any, live: Any, until: Any, lines: Lines
+) -> None:
+    first, second = scripted(), scripted()
+    first.does.fault, first.does.fault_after = "error", 0
+    gateway = await live(first, second)
+    found = await ask(gateway, until, lines, stream=True, n=2)
+    assert found[0]["stream"] is True
+    assert found[0]["finish_reasons"] == ["length", "length"]
+    assert found[0]["completion_tokens"] == 6
+    assert found[0]["attempts"] == 2 + len(first.requests)
+
+
+async def test_refusals_are_told_with_their_code(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+    gateway = await live(scripted())
+    await ask(gateway, until, lines, model="absent")
+    await ask(gateway, until, lines, count=2, temperature="hot")
+    assert [(line["status"], line["error"]) for line in lines.all] == [
+        (404, "model_not_found"),
+        (400, "invalid_type"),
+    ]
+
+
+async def test_an_answer_that_breaks_off_is_told(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+    engine = scripted()
+    engine.does.fault = "error"
+    gateway = await live(engine, max_resumes=0)
+    (line,) = await ask(gateway, until, lines, stream=True, max_tokens=50)
+    assert line["status"] == 200
+    assert line["error"] == "engine_lost"
+
+
+async def test_a_fault_of_our_own_is_told_as_one(
+    scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as a client that left, nor without the id by which its traceback is found."""
+    gateway = await live(scripted())
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Exchange, "_groups", broken)
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(
+            f"{gateway.url}/v1/chat/completions", json=BODY, headers={"x-request-id": "one"}
+        )
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] == "one"
+    await until(lambda: lines.all)
+    assert (lines.all[0]["status"], lines.all[0]["error"]) == (500, "internal_error")
+    assert 'code="500"' in gateway.gateway.metrics_text().decode()
+
+
+async def test_a_fault_in_a_stream_is_told_as_one(
+    scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await live(scripted())
+    monkeypatch.setattr(GeneratedSequence, "next", lambda _: None)
+    with pytest.raises(httpx.RemoteProtocolError):  # it ends, and not as if it were whole
+        await ask(gateway, until, lines, stream=True)
+    await until(lambda: lines.all)
+    assert (lines.all[0]["status"], lines.all[0]["error"]) == (200, "internal_error")
+
+
+async def test_prompts_are_there_when_asked_for(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+    gateway = await live(scripted(), access_log="prompts")
+    (line,) = await ask(gateway, until, lines)
+    assert SECRET in line["prompt"]
+
+
+async def test_prompts_of_token_ids_are_there_too(scripted: Any, live: Any, until: Any, lines: Lines) -> None:
+    gateway = await live(scripted(), access_log="prompts")
+    async with httpx.AsyncClient(timeout=60) as http:
+        body = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 1}
+        await http.post(f"{gateway.url}/v1/completions", json=body)
+    await until(lambda: lines.all)
+    assert lines.all[0]["prompt"] == "[5,6,7]"
+
+
+async def test_it_can_be_off(scripted: Any, live: Any) -> None:
+    gateway = await live(scripted(), access_log="off")
+    assert gateway.gateway.access_log is None
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/chat/completions", json=BODY)
+    assert answer.status_code == 200
+
+
+def line_of(record: RequestRecord, prompts: bool = False) -> dict[str, Any]:
+    stream = io.BytesIO()
+    log = AccessLog(prompts, stream)
+    log.write(record)
+    log.close(60)
+    return json.loads(stream.getvalue())
+
+
+def new_record(**given: Any) -> RequestRecord:
+    return RequestRecord(request_id="r", method="POST", path="/", began=1.0, clock=0.25, ended=1.5, **given)
+
+
+def test_lines_are_bounded_whatever_clients_send() -> None:
+    record = new_record(model="m" * 10_000, prompt="p" * 100_000)
+    for number in range(1000):
+        record.attempt(f"engine-{number}", "load")
+        record.phase("route", 0.0)
+    line = line_of(record, prompts=True)
+    assert len(line["model"]) == 256
+    assert len(line["prompt"]) == MAX_PROMPT_CHARACTERS
+    assert line["attempts"] == 1000
+    assert len(record.attempts) == len(record.phases) == MAX_ATTEMPTS
+
+
+def test_times_are_those_of_the_arrival() -> None:
+    line = line_of(new_record())
+    assert line["time"] == "1970-01-01T00:00:00.250Z"
+    assert line["seconds"] == 0.5
+    assert line["status"] == 499
+
+
+def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        log = AccessLog(False, stream)  # type: ignore[arg-type]
+        log.write(new_record())
+        log.close(60)
+        assert log._thread is None
+
+
+class Slow(io.BytesIO):
+    """Takes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def write(self, data: Any) -> int:
+        self.go.wait(60)
+        return super().write(data)
+
+
+def test_a_reader_that_is_slow_holds_up_nobody_and_lost_lines_are_counted() -> None:
+    slow = Slow()
+    log = AccessLog(False, slow)
+    record = RequestRecord(request_id="r", method="POST", path="/v1/completions")
+    record.ended = record.began
+    for _ in range(MAX_QUEUED_LINES + 50):
+        log.write(record)  # more than may wait: returns all the same
+    slow.go.set()
+    log.close(60)
+    log.write(record)
+    log.close(60)
+    lines = [json.loads(line) for line in slow.getvalue().splitlines()]
+    lost = [line["lines"] for line in lines if line["event"] == "dropped"]
+    assert len(lost) == 1
+    assert sum(line["event"] == "request" for line in lines) + lost[0] == MAX_QUEUED_LINES + 51
+
+
+def test_lines_of_several_processes_do_not_run_into_each_other() -> None:
+    """What is written in one piece ends with a line, and is no more than a pipe keeps whole."""
+    held, pieces = threading.Event(), list[bytes]()
+
+    class Slow(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            held.wait(60)
+            pieces.append(bytes(data))
+            return len(data)
+
+    log = AccessLog(prompts=False, stream=io.BufferedWriter(Slow()))
+    for number in range(300):
+        log.write(RequestRecord(request_id=f"{number}", method="GET", path="/" + "x" * (number % 200)))
+    held.set()
+    log.close(60)
+    assert [json.loads(line)["id"] for line in b"".join(pieces).splitlines()] == [str(n) for n in range(300)]
+    assert all(len(piece) <= 4096 and piece.endswith(b"\n") for piece in pieces)
+    assert len(pieces) < 100, "a write a line would cost more"

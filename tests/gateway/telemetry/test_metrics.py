@@ -1,0 +1,222 @@
+"""What the gateway counts, that labels stay few, and that its own counters are what Prometheus reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL, FastHistogram, FastHistogramFamily
+from mizzen.gateway.telemetry.metrics import LABELS, MAX_MODELS, Metrics
+from mizzen.gateway.telemetry.request_record import RequestRecord
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return all samples by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Scrape:
+    """Metrics of a running gateway, as Prometheus gets them."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = samples(text)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._samples.get((f"mizzen_gateway_{name}", tuple(sorted(labels.items()))), 0.0)
+
+    @property
+    def labels(self) -> set[tuple[str, str]]:
+        return {pair for _, labels in self._samples for pair in labels}
+
+
+async def scrape(gateway: Any) -> Scrape:
+    async with httpx.AsyncClient(timeout=60) as http:
+        return Scrape((await http.get(f"{gateway.admin}/metrics")).text)
+
+
+async def post(gateway: Any, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60) as http:
+        return await http.post(f"{gateway.url}{path}", json={**BODY, **body})
+
+
+async def test_what_a_stop_string_ends_is_counted_whoever_asks_for_usage(
+    scripted: Any, live: Any, tokenizer: Tokenizer
+) -> None:
+    engine = scripted()
+    engine.does.reply = tokenizer.encode("A mast holds the sails of a ship", add_special_tokens=False)
+    engine.does.cached_tokens = 3
+    gateway = await live(engine)
+    assert '"finish_reason":"stop"' in (await post(gateway, stream=True, stop=["the sa"], max_tokens=50)).text
+    got = await scrape(gateway)
+    assert got("cached_prompt_tokens_total", model="demo") == 3
+    assert got("aborts_total", cause="stop_string") == 1
+
+
+async def test_requests_are_counted_by_model(scripted: Any, live: Any) -> None:
+    engine = scripted()
+    engine.does.cached_tokens = 16
+    gateway = await live(engine, alias=("pet",))
+    await post(gateway)
+    await post(gateway, model="pet", stream=True)
+    got = await scrape(gateway)
+    prompt = len(engine.requests[0].prompt) // 4
+    for model in ("demo", "pet"):
+        assert got("requests_total", path="/v1/chat/completions", code="200", model=model) == 1
+        assert got("output_tokens_total", model=model) == 3
+        assert got("prompt_tokens_total", model=model) == prompt
+        assert got("cached_prompt_tokens_total", model=model) == 16
+        for histogram in ("request_seconds", "time_to_first_token_seconds", "queue_seconds"):
+            assert got(f"{histogram}_count", model=model) == 1
+            assert got(f"{histogram}_bucket", model=model, le="+Inf") == 1
+        assert 1 <= got("inter_token_seconds_count", model=model) <= 2
+    assert got("route_total", reason="only") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("embeddings", {"input": [[5] * 30, [6] * 12]}),
+        ("score", {"query": [5] * 20, "items": [[6], [7]], "label_token_ids": [7]}),
+    ],
+)
+async def test_prompts_of_embeddings_and_scores_are_counted(
+    scripted: Any, live: Any, path: str, body: dict[str, Any], capsysbinary: Any, until: Any
+) -> None:
+    engine = scripted()
+    engine.does.cached_tokens = 4 if path == "embeddings" else 0
+    gateway = await live(engine)
+    async with httpx.AsyncClient(timeout=60) as http:
+        answer = await http.post(f"{gateway.url}/v1/{path}", json={"model": "demo", **body})
+    assert answer.status_code == 200, answer.text
+    got = await scrape(gateway)
+    assert got("prompt_tokens_total", model="demo") == 42
+    assert got("cached_prompt_tokens_total", model="demo") == 2 * engine.does.cached_tokens
+    assert got("queue_seconds_count", model="demo") == 2
+    assert got("output_tokens_total", model="demo") == (2 if path == "score" else 0)
+    log = b""
+
+    def logged() -> bool:
+        nonlocal log
+        log += capsysbinary.readouterr().out
+        return b'"prompt_tokens":42' in log
+
+    await until(logged)
+
+
+async def test_what_clients_invent_becomes_no_label(scripted: Any, live: Any) -> None:
+    gateway = await live(scripted())
+    for number in range(20):
+        await post(gateway, model=f"invented-{number}")
+        await post(gateway, path=f"/v1/invented-{number}")
+    async with httpx.AsyncClient(timeout=60) as http:
+        await http.get(f"{gateway.url}/v1/models/invented")
+    got = await scrape(gateway)
+    assert not [value for _, value in got.labels if "invented" in value]
+    assert got("requests_total", path="/v1/chat/completions", code="404", model=OTHER_LABEL) == 20
+    assert got("requests_total", path=OTHER_LABEL, code="404", model=OTHER_LABEL) == 20
+
+
+async def test_refusals_are_counted_by_code(live: Any) -> None:
+    gateway = await live("tcp://127.0.0.1:9", wait=False, queue_timeout_seconds=0.0)
+    assert (await post(gateway)).status_code == 503
+    assert (await scrape(gateway))("refused_requests_total", cause="no_engine") == 1
+
+
+async def test_retries_are_counted(scripted: Any, live: Any) -> None:
+    engine = scripted()
+    engine.does.fault, engine.does.fault_after = "error", 0
+    gateway = await live(engine, max_attempts=2)
+    assert (await post(gateway)).status_code == 503
+    assert (await scrape(gateway))("retries_total", cause="engine_error") == 2
+
+
+async def test_what_the_gateway_adds_is_without_the_engines_own_time(scripted: Any, live: Any) -> None:
+    engine = scripted()
+    engine.does.first_token_seconds = 1e-9
+    gateway = await live(engine)
+    assert (await post(gateway)).status_code == 200
+    scraped = await scrape(gateway)
+    assert scraped("added_seconds_count", model="demo") == 1
+    assert 0 < scraped("added_seconds_sum", model="demo") < scraped("request_seconds_sum", model="demo")
+
+
+def test_every_label_is_bounded_and_explained() -> None:
+    metrics = Metrics()
+    metrics.of("demo")
+    found = set()
+    for one in metrics.registry._collector_to_names:
+        found |= set(getattr(one, "_labelnames", ()))
+    for family in metrics.registry.collect():
+        found |= set(getattr(family, "_labelnames", ()))
+    assert found == set(LABELS)
+
+
+def test_models_are_labels_only_up_to_a_bound() -> None:
+    metrics = Metrics(lambda: [f"model-{number}" for number in range(10 * MAX_MODELS)])
+    for number in range(10 * MAX_MODELS):
+        metrics.of(f"model-{number}").output_tokens.inc(2)
+    series = re.findall(r"^mizzen_gateway_output_tokens_total\{.*\} (.*)$", metrics.text().decode(), re.M)
+    assert len(series) == MAX_MODELS + 1
+    assert sum(map(float, series)) == 20 * MAX_MODELS
+
+
+def test_a_request_without_a_model_counts_as_a_request_alone() -> None:
+    metrics = Metrics(lambda: ["demo"])
+    record = RequestRecord(request_id="r", method="GET", path="/v1/models", status=200)
+    record.ended = record.began + 1
+    metrics.ended(record, "/v1/models")
+    got = Scrape(metrics.text().decode())
+    assert got("requests_total", path="/v1/models", code="200", model=OTHER_LABEL) == 1
+    assert got("request_seconds_count", model=OTHER_LABEL) == 0
+
+
+@given(
+    bounds=st.lists(st.floats(0.001, 100), min_size=1, max_size=8, unique=True).map(sorted).map(tuple),
+    data=st.data(),
+)
+def test_a_spread_is_the_librarys_histogram(bounds: tuple[float, ...], data: st.DataObject) -> None:
+    """Values on a bound, below and above all of them."""
+    value = st.one_of(st.floats(0, 200), st.sampled_from(bounds))
+    values = data.draw(st.lists(value, max_size=50))
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    spread = FastHistogram(bounds)
+    ours.register(FastHistogramFamily("x", "text", "model", lambda: [("m", spread)]))  # type: ignore[arg-type]
+    histogram = Histogram("x", "text", ["model"], registry=theirs, buckets=bounds)
+    histogram.labels("m")
+    for one in values:
+        spread.observe(one)
+        histogram.labels("m").observe(one)
+    got, wanted = (samples(generate_latest(one).decode()) for one in (ours, theirs))
+    for key, number in got.items():
+        assert math.isclose(number, wanted[key], abs_tol=1e-9), key
+    assert {key for key in wanted if not key[0].endswith("_created")} == set(got)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models"])
+async def test_paths_are_the_apis(path: str, scripted: Any, live: Any) -> None:
+    gateway = await live(scripted())
+    async with httpx.AsyncClient(timeout=60) as http:
+        await http.request("GET" if path == "/v1/models" else "POST", f"{gateway.url}{path}", content=b"{}")
+    text = (await scrape(gateway)).labels
+    assert ("path", path) in text
+
+
+def test_rare_errors_are_there_before_the_first() -> None:
+    found = samples(Metrics().text().decode())
+    assert found[("mizzen_gateway_stream_errors_total", (("cause", "no_engine"),))] == 0
+    assert found[("mizzen_gateway_resume_failures_total", (("cause", "too_many"),))] == 0

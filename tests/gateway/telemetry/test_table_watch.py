@@ -1,0 +1,158 @@
+"""The admin API's wait for another routing table."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mizzen.gateway.telemetry.table_watch import TableWatch, parse_wait
+from mizzen.wire.messages import PROTOCOL
+from ports import free_ports
+from tenant_kit import ALICE, BOB, key_file, replace_file
+
+TOKEN = {"authorization": "Bearer s3cret"}
+
+
+@pytest.fixture
+def free_endpoint() -> str:
+    return f"tcp://127.0.0.1:{free_ports()}"
+
+
+async def test_it_answers_once_the_table_is_another(live: Any, scripted: Any, tmp_path: Any) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    engine = scripted()
+    gateway = await live(engine, admin_token_file=str(token))
+    url = f"{gateway.admin}/admin/engines"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        now = (await http.get(url)).json()
+        while (stats := now["engines"][0]["stats"]) is None:  # connected, and not heard of its load yet
+            await asyncio.sleep(0.05)
+            now = (await http.get(url)).json()
+        assert stats["pagesTotal"] >= stats["pagesUsed"] >= 0
+        assert (await http.get(url, params={"version": now["version"], "wait": 0.2})).status_code == 304
+        other = await http.get(url, params={"version": "another", "wait": 30})
+        assert other.json()["version"] == now["version"]
+        wait = {"version": now["version"], "wait": "50"}
+        waiting = [asyncio.create_task(http.get(url, params=wait)) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in waiting)
+        await asyncio.to_thread(engine.kill)
+        answers = [one.json() for one in await asyncio.gather(*waiting)]
+        assert all(one["version"] != now["version"] for one in answers)
+        assert all(one["engines"][0]["state"] != "serving" for one in answers)
+        held = asyncio.create_task(http.get(url, params={"version": answers[0]["version"], "wait": "50"}))
+        await asyncio.sleep(0.1)
+        gateway.gateway.table_watch.close()
+        assert (await held).status_code in (200, 304)
+
+
+async def test_it_answers_once_api_keys_can_be_read_no_more(live: Any, tmp_path: Path) -> None:
+    token, keys = tmp_path / "admin.token", tmp_path / "keys.yaml"
+    token.write_text("s3cret\n")
+    replace_file(keys, key_file({"name": "a", "key": ALICE}))
+    gateway = await live(
+        "tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), api_keys_file=(str(keys),)
+    )
+    series = "mizzen_gateway_api_keys_unusable"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        url, now = f"{gateway.admin}/admin/engines", {"version": "another"}
+        twice = {"name": "b", "key": ALICE}
+        for content, in_force, problem in (
+            (None, 1, ""),
+            (key_file({"name": "a", "key": ALICE}, twice), 1, "keys[1] (b): a is the same key"),
+            (key_file({"name": "c", "key": BOB}), 1, ""),
+            (key_file(), 0, ""),
+        ):
+            if content is not None:
+                replace_file(keys, content)
+            asked = {"version": now["version"], "wait": "50"}
+            now = (await http.get(url, params=asked)).json()
+            told = now["apiKeys"]
+            assert told["inForce"] == in_force
+            assert problem in told["problem"]
+            assert bool(problem) is bool(told["problem"])
+            assert ALICE not in told["problem"]
+            metrics = (await http.get(f"{gateway.admin}/metrics")).text
+            assert f"{series} {float(bool(problem) or not in_force)}" in metrics
+
+
+async def test_nothing_is_said_of_keys_where_nobody_needs_one(live: Any, tmp_path: Path) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live("tcp://127.0.0.1:9", wait=False, admin_token_file=str(token))
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        assert (await http.get(f"{gateway.admin}/admin/engines")).json()["apiKeys"] is None
+        assert "mizzen_gateway_api_keys_unusable 0.0" in (await http.get(f"{gateway.admin}/metrics")).text
+
+
+async def test_it_answers_when_a_request_waits_for_an_engine(live: Any, tmp_path: Any) -> None:
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live(
+        "tcp://127.0.0.1:9", wait=False, admin_token_file=str(token), queue_timeout_seconds=5.0
+    )
+    url = f"{gateway.admin}/admin/engines"
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        now = (await http.get(url)).json()
+        assert (now["waiting"], now["queued"], now["inFlight"]) == (0, 0, 0)
+        assert now["idleSeconds"] >= 0
+        table_watch = asyncio.create_task(http.get(url, params={"version": now["version"], "wait": "50"}))
+        request = asyncio.create_task(http.post(f"{gateway.url}/v1/chat/completions", json=body))
+        told = (await table_watch).json()
+        while not told["waiting"]:  # it heard first that the engine is not there
+            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
+        assert (told["waiting"], told["queued"], told["idleSeconds"]) == (1, 1, 0)
+        assert (await request).status_code == 503  # its time in the queue is up
+        again = await http.get(url, params={"version": told["version"], "wait": "50"})
+        assert again.json()["waiting"] == 0
+
+
+async def test_it_answers_when_an_engine_has_another_problem(
+    live: Any, scripted: Any, free_endpoint: str, tmp_path: Any
+) -> None:
+    """It stays broken: at first nobody is there, then an engine of another release."""
+    token = tmp_path / "admin.token"
+    token.write_text("s3cret\n")
+    gateway = await live(free_endpoint, wait=False, admin_token_file=str(token))
+    url = f"{gateway.admin}/admin/engines"
+    async with httpx.AsyncClient(headers=TOKEN, timeout=60) as http:
+        told = (await http.get(url)).json()
+        while told["engines"][0]["state"] != "broken":
+            told = (await http.get(url, params={"version": told["version"], "wait": "50"})).json()
+        assert told["engines"][0]["otherProtocol"] is False
+        wait = {"version": told["version"], "wait": "20"}
+        table_watch = asyncio.create_task(http.get(url, params=wait))
+        await asyncio.to_thread(scripted, protocol=PROTOCOL + 1, endpoint=free_endpoint)
+        answer = await table_watch
+        assert answer.status_code == 200
+        (engine,) = answer.json()["engines"]
+    assert engine["state"] == "broken"
+    assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in engine["problem"]
+    assert engine["otherProtocol"] is True
+
+
+async def test_who_has_left_waits_no_longer() -> None:
+    table_watch = TableWatch()
+
+    async def gone() -> bool:
+        return True
+
+    assert await table_watch.wait(50, lambda: False, gone) is False
+
+
+def test_a_wait_is_a_number_of_seconds() -> None:
+    assert [parse_wait(text) for text in (None, "", "x", "nan", "inf", "2.5", "1e9")] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        2.5,
+        600,
+    ]

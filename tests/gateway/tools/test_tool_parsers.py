@@ -1,0 +1,467 @@
+"""Tool calls read from text: of every family, however the text is cut, and whatever it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mizzen.gateway.requests.output import OutputDelta
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.tools.families import (
+    BARE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    QWEN_XML,
+    ToolFamily,
+    mistral_call_id,
+    tool_family,
+)
+from mizzen.gateway.tools.mistral import MAX_HEAD
+
+TOOLS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "late": {"type": ["boolean", "null"]},
+            "more": {"anyOf": [{"type": "array"}, {"type": "object"}]},
+            "unit": {"enum": ["C", "F"]},
+            "note": {"type": ["string", "null"]},
+        },
+    },
+    "add_2": {},
+    "get-time": {},
+}
+NAMES = tuple(TOOLS)
+Calls = list[tuple[str, str]]
+Parsed = tuple[str, Calls]
+
+
+def gathered(deltas: Sequence[OutputDelta]) -> Parsed:
+    """Return content and calls of an answer, and check the order of its deltas as OpenAI streams them."""
+    content = "".join(delta.content for delta in deltas)
+    calls: Calls = []
+    ids: set[str] = set()
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        if piece.id is not None:
+            assert piece.id.startswith("call_")
+            assert piece.name is not None
+            assert piece.index == len(calls)
+            ids.add(piece.id)
+            calls.append((piece.name, piece.arguments))
+        else:
+            assert piece.index == len(calls) - 1
+            assert piece.arguments
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
+    assert len(ids) == len(calls)
+    return content, calls
+
+
+def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
+    parser = family.parser(TOOLS)
+    deltas = [parser.feed(piece) for piece in pieces]
+    deltas.append(parser.end())
+    found = gathered(deltas)
+    assert parser.calls == len(found[1])
+    return found
+
+
+# ── how models write ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hermes_text(content: str, calls: Calls) -> str:
+    written = [
+        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in calls
+    ]
+    return "\n".join([content, *written]) if content else "\n".join(written)
+
+
+def llama_text(content: str, calls: Calls) -> str:
+    written = "; ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in calls)
+    return f"{content}<|python_tag|>{written}" if content and calls else content + written
+
+
+def mistral_text(content: str, calls: Calls) -> str:
+    written = ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls)
+    return f"{content}[TOOL_CALLS] [{written}]" if calls else content
+
+
+def mistral_named_text(content: str, calls: Calls) -> str:
+    written = [f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in calls]
+    return content + "".join(written)
+
+
+def bare_text(content: str, calls: Calls) -> str:
+    written = ",".join(f'{{"name":"{name}","arguments":{arguments}}}' for name, arguments in calls)
+    return f"[{written}]" if calls else ""
+
+
+WRITERS: dict[str, tuple[ToolFamily, Callable[[str, Calls], str]]] = {
+    "hermes": (HERMES, hermes_text),
+    "llama3": (LLAMA, llama_text),
+    "mistral": (MISTRAL, mistral_text),
+    "mistral-named": (MISTRAL, mistral_named_text),
+    "json": (BARE, bare_text),
+}
+MARKERS = (
+    "<function=",
+    "</function>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+)
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from([*MARKERS, '"}', '{"', "\\", "}\n</tool_call>", "]", "; ", "ü🙂"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+arguments = st.builds(
+    json.dumps,
+    st.dictionaries(st.text(max_size=6), values, max_size=4),
+    ensure_ascii=st.booleans(),
+    indent=st.sampled_from([None, None, 2]),
+)
+made_calls = st.lists(st.tuples(st.sampled_from(NAMES), arguments), max_size=3)
+plain_texts = st.text("abc <>[]{}|\"'\n.,;:tool_calTOOL/", max_size=30).filter(
+    lambda text: not any(marker in text for marker in MARKERS)
+)
+fragments = st.sampled_from(
+    [
+        *MARKERS,
+        *(marker[:cut] for marker in MARKERS for cut in (1, 4, len(marker) - 1)),
+        *('{"name": "weather", "arguments": {', '{"name": "weather", "parameters": {"a": 1}}', '{"a": "'),
+        *('{"name": "unknown", "arguments": {}}', '"arguments": "{}"', '"name": "add_2"', "weather{", "{}"),
+        *("<parameter=city>", "<parameter=days>", "<parameter=", "</parameter>", "</para", "\n</parameter>"),
+        *("weather>", "unknown>", ">", "\n"),
+        *("{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "null", "-1.5e3", "text ", "ü", "🙂"),
+    ]
+)
+garbage = st.lists(fragments | st.text(max_size=6), max_size=14).map("".join)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, text: str) -> list[str]:
+    """Return a text in pieces."""
+    places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
+    return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+# ── properties ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=120)
+@given(data=st.data())
+def test_calls_are_read_as_written(name: str, data: st.DataObject) -> None:
+    family, write = WRITERS[name]
+    content, calls = data.draw(plain_texts), data.draw(made_calls)
+    if name == "json" or (family is LLAMA and content.lstrip().startswith(("{", "<"))):
+        content = ""
+    text = write(content, calls)
+    found, found_calls = parse(family, [text])
+    assert found_calls == calls
+    assert found.strip(" \n") == content.strip(" \n")
+    assert parse(family, list(text)) == (found, found_calls)
+    assert parse(family, data.draw(cuts(text))) == (found, found_calls)
+
+
+@pytest.mark.parametrize("family", [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
+@settings(max_examples=300)
+@given(data=st.data())
+def test_garbage_is_read_alike_however_it_is_cut(family: ToolFamily, data: st.DataObject) -> None:
+    text = data.draw(garbage)
+    whole = parse(family, [text])
+    assert parse(family, list(text)) == whole
+    assert parse(family, data.draw(cuts(text))) == whole
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=60)
+@given(content=plain_texts, calls=made_calls, end=st.integers(0, 400))
+def test_an_answer_that_is_cut_short(name: str, content: str, calls: Calls, end: int) -> None:
+    """What was read of a cut answer is a beginning of what would have been read."""
+    family, write = WRITERS[name]
+    text = write(content, calls)
+    _, all_calls = parse(family, [text])
+    _, some = parse(family, [text[:end]])
+    assert [name for name, _ in some] == [name for name, _ in all_calls][: len(some)]
+    for (_, part), (_, full) in zip(some, all_calls, strict=False):
+        assert full.startswith(part) or part == "{}"
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=60)
+@given(calls=made_calls, end=st.integers(0, 200))
+def test_a_call_is_open_until_its_arguments_are_all_there(name: str, calls: Calls, end: int) -> None:
+    family, write = WRITERS[name]
+    parser = family.parser(TOOLS)
+    deltas = [parser.feed(letter) for letter in write("", calls)[:end]]
+    is_open = parser.open
+    _, found = gathered([*deltas, parser.end()])
+    whole = [arguments == given for (_, arguments), (_, given) in zip(found, calls, strict=False)]
+    assert is_open == (False in whole[-1:])
+
+
+def test_a_call_between_tags_is_open_until_its_end() -> None:
+    parser = QWEN_XML.parser(TOOLS)
+    text = "<tool_call>\n<function=weather>\n<parameter=days>\n5\n</parameter>\n</function>"
+    seen = []
+    for letter in text:
+        parser.feed(letter)
+        seen.append((parser.calls, parser.open))
+    assert seen[0] == (0, False)
+    assert set(seen[text.index(">\n<parameter") : -1]) == {(1, True)}
+    assert seen[-1] == (1, False)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@settings(max_examples=40)
+@given(content=plain_texts, calls=made_calls)
+def test_tokens(name: str, content: str, calls: Calls, small_tokenizer: Tokenizer) -> None:
+    """Text that comes token by token, markers among them being special tokens, is read alike."""
+    family, write = WRITERS[name]
+    text = write(content, calls)
+    decoder = small_tokenizer.detokenizer(shown=MARKERS)
+    ids = small_tokenizer.encode(text, add_special_tokens=False)
+    pieces = [decoder.add((token,)) for token in ids] + [decoder.flush()]
+    assert "".join(pieces) == text
+    assert parse(family, pieces) == parse(family, [text])
+
+
+@pytest.fixture(scope="module")
+def small_tokenizer() -> Tokenizer:
+    """Return byte tokens, and the markers of Llama and Mistral as special ones, as in their vocabularies."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    built = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    built.decoder = decoders.ByteLevel()
+    built.add_special_tokens(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|eom_id|>"])
+    built.add_tokens(["<tool_call>", "</tool_call>"])
+    return Tokenizer(built)
+
+
+def test_shown_special_tokens(small_tokenizer: Tokenizer) -> None:
+    ids = small_tokenizer.encode("<|python_tag|>a<|eom_id|>b[ARGS]", add_special_tokens=False)
+    assert small_tokenizer.detokenizer().add(ids) == "ab"
+    assert small_tokenizer.detokenizer(shown=("<|python_tag|>",)).add(ids) == "<|python_tag|>ab"
+    assert small_tokenizer.special_token_id("[ARGS]") == ids[-1]
+    assert small_tokenizer.special_token_id("<tool_call>") is None
+
+
+# ── cases ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+A1 = ("weather", '{"a": 1}')
+CASES: list[tuple[ToolFamily, str, Parsed]] = [
+    # text around calls; white space at their sides is the format's
+    (HERMES, 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"a": 1}}\n</tool_call>', ("Hm.", [A1])),
+    (HERMES, '<tool_call>{"name":"weather","arguments":{"a": 1}}</tool_call> So. ', ("So. ", [A1])),
+    (HERMES, "just text \n", ("just text \n", [])),
+    (HERMES, "a < b <tool", ("a < b <tool", [])),
+    # what models get wrong, and what is meant
+    (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "weather"}</tool_call>', ("", [A1])),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": {"a": 1}\n</tool_call>', ("", [A1])),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": {"a": 1}}}\n</tool_call>', ("", [A1])),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": "{\\"a\\": 1}"}</tool_call>', ("", [A1])),
+    (HERMES, '<tool_call>{"name": "weather", "parameters": {"a": 1}}', ("", [A1])),
+    (HERMES, '<tool_call>{"name": "weather"}</tool_call>', ("", [("weather", "{}")])),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": null}</tool_call>', ("", [("weather", "{}")])),
+    # what is no call is content, without the markers
+    (HERMES, "a <tool_call>\nno json\n</tool_call> b", ("a \nno json\n b", [])),
+    (HERMES, '<tool_call>{"name": "x", "arguments": {}}</tool_call>', ('{"name": "x", "arguments": {}}', [])),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": 5}', ('{"name": "weather", "arguments": 5}', [])),
+    (HERMES, '<tool_call>["weather"]</tool_call>', ('["weather"]', [])),
+    (HERMES, '<tool_call>{"name": "weather", "arg', ('{"name": "weather", "arg', [])),
+    (HERMES, "</tool_call>", ("", [])),
+    (QWEN_XML, "<function=get-time>\n</function>", ("", [("get-time", "{}")])),
+    (QWEN_XML, "Hm. <function=unknown>\n</function>", ("Hm. unknown>\n", [])),
+    (QWEN_XML, "<tool_call>\n<function=" + "x" * 999, ("\n" + "x" * 999, [])),
+    (
+        QWEN_XML,
+        "<tool_call>\n<function=weather>\n<parameter=days>True</parameter></tool_call>So.",
+        ("So.", [("weather", '{"days": true}')]),
+    ),
+    (
+        QWEN_XML,
+        "<function=weather><parameter=days>\nsoon\n</parameter><parameter=city>Kö",
+        ("", [("weather", '{"days": "soon", "city": "Kö')]),
+    ),
+    (LLAMA, '{"name": "weather", "parameters": {"a": 1}}', ("", [A1])),
+    (LLAMA, '<|python_tag|>{"type": "function", "name": "weather", "parameters": {"a": 1}}', ("", [A1])),
+    (LLAMA, '{"name": "weather", "parameters": {"a": 1}} done', ("done", [A1])),
+    (LLAMA, '{"name": "Bob", "age": 3}', ('{"name": "Bob", "age": 3}', [])),
+    (LLAMA, '{"answer": 42}', ('{"answer": 42}', [])),
+    (LLAMA, 'See {"name": "weather", "parameters": {}}', ('See {"name": "weather", "parameters": {}}', [])),
+    (LLAMA, "<|python_tag|>print(1)", ("print(1)", [])),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "weather", "arguments": {"a": 1}}]', ("", [A1])),
+    (MISTRAL, 'Hm. [TOOL_CALLS]{"name": "weather", "arguments": {"a": 1}}', ("Hm.", [A1])),
+    (MISTRAL, '[TOOL_CALLS]weather{"a": 1}', ("", [A1])),
+    (MISTRAL, '[TOOL_CALLS]weather[CALL_ID]abc123DEF[ARGS]{"a": 1}', ("", [A1])),
+    (MISTRAL, '[TOOL_CALLS]unknown[ARGS]{"a": 1}', ('unknown{"a": 1}', [])),
+    (MISTRAL, "[TOOL_CALLS] [1, 2]", (" [1, 2]", [])),
+    (MISTRAL, "[TOOL_CALLS]" + "x" * (MAX_HEAD + 9), ("x" * (MAX_HEAD + 9), [])),
+    (BARE, '[{"name":"weather","arguments":{"a": 1}}]', ("", [A1])),
+    (BARE, "[1, 2]", ("[1, 2]", [])),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "found"), CASES)
+def test_cases(family: ToolFamily, text: str, found: Parsed) -> None:
+    assert parse(family, [text]) == found
+    assert parse(family, list(text)) == found
+    assert not any(marker in found[0] for marker in MARKERS)
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = HERMES.parser(TOOLS)
+    pieces = ('<tool_call>{"name": "weather", ', '"arguments": {"ci', 'ty": "Kö', 'ln"}', "}</tool_call>")
+    deltas = [parser.feed(piece) for piece in pieces]
+    given = [[(call.name, call.arguments) for call in delta.tool_calls] for delta in deltas]
+    assert given == [
+        [],
+        [("weather", ""), (None, '{"ci')],
+        [(None, 'ty": "Kö')],
+        [(None, 'ln"}')],
+        [],
+    ]
+
+
+texts = st.text('ab \n<>/"\\{}par', max_size=12) | st.sampled_from(["5", "null", "\n", "</parameter", "🙂"])
+arguments_by_type = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": texts,
+        "days": st.integers(),
+        "late": st.booleans() | st.none(),
+        "more": st.lists(st.integers() | st.text(max_size=4), max_size=3),
+        "unit": st.sampled_from(["C", "F"]),
+        "note": texts.filter(lambda text: text.strip() not in ("null", "None")) | st.none(),
+        "else": texts,
+    },
+)
+
+
+def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """Write calls as the templates of Qwen3-Coder do: text as it is, other values as JSON."""
+    parts = [content]
+    for name, made in calls:
+        values = {key: one if isinstance(one, str) else json.dumps(one) for key, one in made.items()}
+        written = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items())
+        parts.append(f"\n<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>")
+    return "".join(parts)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), content=plain_texts)
+def test_calls_in_tags(data: st.DataObject, content: str) -> None:
+    calls = data.draw(st.lists(st.tuples(st.just("weather"), arguments_by_type), max_size=3))
+    text = xml_text(content, calls)
+    found, found_calls = parse(QWEN_XML, [text])
+    assert [(name, json.loads(made)) for name, made in found_calls] == calls
+    assert found.strip(" \n") == content.strip(" \n")
+    assert parse(QWEN_XML, list(text)) == (found, found_calls)
+    assert parse(QWEN_XML, data.draw(cuts(text))) == (found, found_calls)
+
+
+def test_json_that_is_no_call_is_not_held_back() -> None:
+    parser = LLAMA.parser(TOOLS)
+    assert parser.feed('{"answer').content == ""
+    assert parser.feed('": "So').content == '{"answer": "So'
+    assert parser.feed(" it is").content == " it is"
+
+
+FOLDER = Path(__file__).parents[1] / "templates"
+DETECTED = [
+    ("qwen25", "hermes"),
+    ("qwen3", "hermes"),
+    ("qwen2", None),
+    ("llama31", "llama3"),
+    ("llama3", None),
+    ("mistral_tools", "mistral"),
+    ("mistral", "mistral"),  # by its token
+]
+
+
+@pytest.mark.parametrize(("name", "family"), DETECTED)
+def test_families_are_found_by_templates(name: str, family: str | None, small_tokenizer: Tokenizer) -> None:
+    found = tool_family("auto", (FOLDER / f"{name}.jinja").read_text(), small_tokenizer)
+    assert (found and found.name) == family
+
+
+@pytest.mark.parametrize(
+    ("template", "option", "family"),
+    [
+        ("<tool_call>\n<function=a>\n<parameter=b>", "auto", "qwen3-coder"),
+        ("<tool_call>a<arg_key>b</arg_key>", "auto", None),
+        ("<｜tool▁calls▁begin｜><tool_call>", "auto", None),
+        ("<tool_call>", "none", None),
+        ("anything", "llama3", "llama3"),
+    ],
+)
+def test_families_by_form_and_option(
+    template: str, option: str, family: str | None, small_tokenizer: Tokenizer
+) -> None:
+    found = tool_family(option, template, small_tokenizer)
+    assert (found and found.name) == family
+
+
+def test_ids_for_mistral() -> None:
+    assert mistral_call_id("abcDEF123") == "abcDEF123"
+    made = {mistral_call_id(f"call_{i}") for i in range(200)}
+    assert len(made) == 200
+    assert all(len(one) == 9 and one.isalnum() for one in made)
+    assert mistral_call_id("call_7") == mistral_call_id("call_7")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=100)
+@example(content="", calls=[("weather", "{}")], stop=" ")
+@given(content=plain_texts, calls=made_calls, stop=st.text("abc <{[\n.,tol", min_size=1, max_size=3))
+def test_stop_strings_are_found_in_content_alone(name: str, content: str, calls: Calls, stop: str) -> None:
+    family, write = WRITERS[name]
+    if name == "json" or (family is LLAMA and content.lstrip().startswith(("{", "<"))):
+        content = ""
+    text = write(content, calls)
+
+    def found(pieces: Sequence[str]) -> tuple[Parsed, bool]:
+        parser = family.parser(TOOLS, (stop,))
+        deltas = [parser.feed(piece) for piece in pieces]
+        return gathered([*deltas, parser.end()]), parser.stopped
+
+    (said, made), stopped = whole = found([text])
+    assert found(list(text)) == whole
+    assert stop not in said
+    if stopped:
+        assert text.startswith((said + stop, said.rstrip() + stop))
+        assert made == []
+    else:
+        assert (said, made) == parse(family, [text])
+
+
+@pytest.mark.parametrize("family", [HERMES, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
+def test_half_of_a_character_is_no_argument(family: ToolFamily) -> None:
+    """Nobody could be sent it."""
+    call = r'{"name": "add_2", "arguments": "{\"a\": \"\ud800\"}"}'
+    text = {HERMES: f"<tool_call>{call}</tool_call>", MISTRAL: f"[TOOL_CALLS][{call}]"}.get(family, call)
+    content, calls = parse(family, [text])
+    assert calls == []
+    assert r"\ud800" in content.encode().decode()

@@ -1,0 +1,95 @@
+"""The fa3 backend equals the reference, over scattered pages, cached prefixes and sliding windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
+from hopper import WITH_FA3
+
+from mizzen.attention.base import Chunk, DecodeRows, Geometry, PagedKV
+from mizzen.attention.flash_attention3 import FlashAttention3
+from mizzen.attention.flash_decode import FlashDecodeAttention
+from mizzen.attention.reference import ReferenceAttention
+from mizzen.attention.registry import make_attention
+
+pytestmark = WITH_FA3
+EIGHT_BITS = 0.08
+"""The kernels round queries and weights of softmax to e4m3 as well: some 2.6 % each, not the reference's."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_mixed_batches(head_dim: int, groups: int, page: int, dtype: torch.dtype) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
+    kv, pages = make_kv(geometry, page, dtype)
+    check_mixed(
+        FlashAttention3(geometry, kv), geometry, kv, pages, dtype, times=2
+    )  # one schedule for all layers
+
+
+@pytest.mark.parametrize("groups", [*range(1, 9), 16])
+def test_any_number_of_query_heads_share_a_kv_head(groups: int) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=128, windows=(None,))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 5])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_an_eight_bit_cache(head_dim: int, groups: int) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16, torch.float8_e4m3fn)
+    check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16, most=EIGHT_BITS)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, 60))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    fa3, rng = FlashAttention3(geometry, kv), np.random.default_rng(0)
+    batch = CapturedBatch(fa3, fa3.plan_decode_on_device, pages, rows)
+    for longest in (1, 40, 1536):
+        which = rng.integers(0, SLOTS, rows)
+        batch.check(which, rng.integers(1, longest + 1, rows).astype(np.int32), close)
+
+
+def test_auto_is_fast_where_that_runs_and_reference_elsewhere() -> None:
+    fast, slow = (FlashDecodeAttention, FlashAttention3), (ReferenceAttention, ReferenceAttention)
+    for dtype, kinds in ((torch.bfloat16, fast), (torch.float32, slow)):
+        geometry = Geometry(heads=4, kv_heads=2, head_dim=64, windows=(None,))
+        kv, _ = make_kv(geometry, 16, dtype)
+        made = make_attention(geometry, kv, prefill="auto", decode="auto")
+        assert (type(made.decode), type(made.prefill)) == kinds
+    with pytest.raises(ValueError, match="needs bfloat16, float16 or float8, not float32"):
+        make_attention(geometry, kv, prefill="auto", decode="fa3")
+    with pytest.raises(ValueError, match="serves decodes alone"):
+        make_attention(geometry, kv, prefill="split", decode="reference")
+
+
+def test_scales_of_keys_in_an_8_bit_cache() -> None:
+    """Queries that come multiplied and keys that come divided give what plain ones do."""
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, None))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    scales = (2.0**-4, 4.0)
+    divided = torch.stack([keys / scale for keys, scale in zip(kv.keys, scales, strict=True)])
+    stored = [x.to(torch.float8_e4m3fn) for x in (kv.keys, divided, kv.values)]
+    plain = FlashAttention3(geometry, PagedKV(keys=stored[0], values=stored[2], page_size=16))
+    scaled = FlashAttention3(
+        geometry, PagedKV(keys=stored[1], values=stored[2], page_size=16, key_scales=scales)
+    )
+    rows = DecodeRows(slots=np.array([5, 0, 2]), lengths=np.array([1, 1536, 17], np.int32), pages=pages)
+    chunks = (Chunk(slot=4, start=0, count=333), Chunk(slot=6, start=777, count=150))
+    q = torch.randn(3 + 333 + 150, 8, 128, device="cuda", dtype=torch.bfloat16)
+    for layer, scale in enumerate(scales):
+        for part, plan in (
+            (slice(3), lambda backend: backend.plan_decode(rows)),
+            (slice(3, None), lambda backend: backend.plan_prefill(chunks, pages)),
+        ):
+            wanted, got = torch.empty(2, *q[part].shape, device="cuda", dtype=torch.bfloat16)
+            plan(plain)(layer, q[part], None, None, wanted)
+            plan(scaled)(layer, q[part] * scale, None, None, got)
+            torch.testing.assert_close(got, wanted, atol=5e-2, rtol=3e-2)

@@ -1,0 +1,167 @@
+"""Split decode attention equals plain attention, on a GPU or in Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from mizzen.attention.base import DecodeRows, Geometry, PagedKV, Pages
+from mizzen.attention.reference import ReferenceAttention
+from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
+from mizzen.kernels.attention.flash_decode_triton import Cache, Projections, Tiling, Workspace
+from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float32
+LONGEST = 400
+SLOTS = 6
+TILINGS = [
+    Tiling(splits=1, block=32, warps=4, stages=0),
+    Tiling(splits=4, block=32, warps=4, stages=0),
+    Tiling(splits=16, block=64, warps=4, stages=0),
+    Tiling(splits=1, block=64, warps=4, stages=3),
+    Tiling(splits=2, block=32, warps=2, stages=2),
+    Tiling(splits=16, block=64, warps=8, stages=0),
+    Tiling(splits=2, block=64, warps=8, stages=2),
+]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, DTYPE)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    error = (got.float() - wanted.float()).norm() / wanted.float().norm()
+    assert error < (6e-3 if GPU else 1e-5)
+
+
+SHAPES = [(4, 2, 128, 16, True), (8, 2, 64, 1, False), (3, 1, 32, 24, True), (2, 2, 256, 16, False)]
+"""Heads, KV heads, size of a head, page, norms."""
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: f"{t.splits}x{t.block}s{t.stages}w{t.warps}")
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_split_attention(shape: tuple[int, int, int, int, bool], window: int | None, tiling: Tiling) -> None:
+    check(flash_decode_triton, shape, window, tiling, DTYPE)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("tiling", TILINGS[1:3], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_split_attention_in_8_bits(shape: tuple[int, int, int, int, bool], tiling: Tiling) -> None:
+    check(flash_decode_triton, shape, None, tiling, torch.float8_e4m3fn)
+
+
+@pytest.mark.skipif(
+    not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
+)
+@pytest.mark.parametrize(("splits", "warps"), [(1, 4), (4, 4), (16, 8), (2, 1)])
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (4, 2, 128, 16, True),
+        (8, 1, 128, 1, True),
+        (6, 2, 128, 24, False),
+        (3, 3, 128, 64, False),
+        (4, 2, 64, 16, True),
+        (16, 2, 64, 8, False),
+    ],
+    ids=str,
+)
+def test_paged_attention(
+    shape: tuple[int, int, int, int, bool], dtype: torch.dtype, window: int | None, splits: int, warps: int
+) -> None:
+    heads, kv_heads, size, _, _ = shape
+    if not flash_decode_mma.serves(
+        torch.empty(1, kv_heads, size, dtype=dtype, device=DEVICE), heads // kv_heads
+    ):
+        pytest.skip("not served")
+    check(flash_decode_mma, shape, window, Tiling(splits=splits, block=16, warps=warps, stages=0), dtype)
+
+
+@pytest.mark.skipif(
+    not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_every_batch_has_a_cut_that_the_workspace_holds(dtype: torch.dtype) -> None:
+    for kv_heads in (1, 2, 8, 40):
+        cache = torch.empty(1, kv_heads, 128, dtype=dtype, device=DEVICE)
+        for rows in range(1, 513):
+            splits = flash_decode_mma.select_tiling(rows, cache).splits
+            assert 1 <= splits <= flash_decode_mma.MOST
+            assert splits == 1 or rows * kv_heads * splits <= flash_decode_mma.PROGRAMS
+
+
+def check(
+    kernel: ModuleType,
+    shape: tuple[int, int, int, int, bool],
+    window: int | None,
+    tiling: Tiling,
+    dtype: torch.dtype,
+) -> None:
+    """Compare a kernel with plain attention, from the raw projection and from ready queries.
+
+    What other requests left in the rows' pages, or beside them, is no number.
+    """
+    heads, kv_heads, size, page, norm = shape
+    columns = -(-LONGEST // page)
+    table = np.random.default_rng(3).permutation(SLOTS * columns).astype(np.int32).reshape(SLOTS, columns)
+    pages = Pages(host=table, device=torch.from_numpy(table).to(DEVICE))
+    room = SLOTS * columns * page
+    rows = DecodeRows(
+        slots=np.array([5, 0, 2, 3]), lengths=np.array([1, LONGEST, 17, 129], np.int32), pages=pages
+    )
+    own = torch.zeros(room, dtype=torch.bool, device=DEVICE)
+    for slot, length in zip(rows.slots, rows.lengths, strict=True):
+        tokens = np.arange(length)
+        own[torch.from_numpy(table[slot, tokens // page].astype(np.int64) * page + tokens % page)] = True
+    given = [normal(1, room, kv_heads, size, seed=seed) for seed in (1, 2)]
+    plain = PagedKV(keys=given[0].to(dtype, copy=True), values=given[1].to(dtype, copy=True), page_size=page)
+    keys, values = (one.masked_fill(~own[:, None, None], float("nan")).to(dtype) for one in given)
+    at = rows.lengths - 1
+    where = table[rows.slots, at // page].astype(np.int64) * page + at % page
+    cells = torch.from_numpy(where).to(DEVICE)
+    qkv = normal(4, (heads + 2 * kv_heads) * size, seed=3)
+    weights = (normal(size, seed=4), normal(size, seed=5)) if norm else None
+    angles = torch.randn(4, 1, size // 2, generator=torch.Generator().manual_seed(6)).to(DEVICE)
+    cos, sin = angles.cos(), angles.sin()
+
+    q = qk_norm_rope(qkv, weights, 1e-6, cos, sin, cells, plain.keys[0], plain.values[0])
+    geometry = Geometry(heads=heads, kv_heads=kv_heads, head_dim=size, windows=(window,))
+    wanted = torch.empty_like(q)
+    ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, wanted)
+
+    cache = Cache(
+        keys=keys[0],
+        values=values[0],
+        slots=torch.from_numpy(rows.slots.astype(np.int32)).to(DEVICE),
+        lengths=torch.from_numpy(rows.lengths).to(DEVICE),
+        table=pages.device,
+        page_size=page,
+    )
+    workspace = Workspace.allocate(
+        4 * kv_heads * tiling.splits, 4 * kv_heads, heads // kv_heads, size, DEVICE
+    )
+    projections = Projections(norms=weights, epsilon=1e-6, cos=cos, sin=sin, cells=cells)
+    for projected, how in ((qkv, projections), (q, None)):
+        for _ in range(2):
+            out = torch.full_like(q, float("nan"))
+            kernel.attend(projected, how, cache, out, window, tiling, workspace)
+            close(out, wanted)
+    assert not workspace.counters.any()
+    stored, expected = keys[:, own].float(), plain.keys[:, own].float()
+    assert (stored - expected).norm() < 1e-3 * expected.norm()
+    assert torch.equal(values[:, own].view(torch.uint8), plain.values[:, own].view(torch.uint8))

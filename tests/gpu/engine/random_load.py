@@ -1,0 +1,82 @@
+"""A random load with aborts, which every kind of request takes part in."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from mizzen import SamplingParams
+from mizzen.core.request import FinishReason, Request
+from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.engine.engine import Engine
+
+KINDS = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_k": 40, "top_p": 0.9},
+    {"temperature": 0.7, "frequency_penalty": 0.5, "logprobs": 5},
+    {"temperature": 0.9, "repetition_penalty": 1.1, "logit_bias": ((5, 2.0),)},
+)
+REPORTED = {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1}
+CONSTRAINED = {"temperature": 1.0, "grammar": Grammar(GrammarKind.REGEX, r"([a-f]{2,4}\d{3}-)+")}
+"""Its repetition may end at any `-`, or never."""
+ALL = (*KINDS, REPORTED, CONSTRAINED)
+LONGEST = 1500
+"""Tokens of a prompt at most."""
+AT_ONCE = 120
+ABORTS = 0.1
+"""How often a step comes with the end of a request that its client asks for."""
+
+
+def request(rid: int, draw: np.random.Generator) -> Request:
+    """Draw a request; half of them share a beginning."""
+    prompt = draw.integers(3, 10_000, int(draw.integers(1, LONGEST)))
+    if rid % 2:
+        prompt[: LONGEST // 4] = np.arange(LONGEST // 4)[: len(prompt)]
+    sampling = SamplingParams(max_tokens=int(draw.integers(1, 200)), ignore_eos=True, **ALL[rid % len(ALL)])
+    return Request(
+        rid=rid,
+        prompt=prompt.astype(np.int32),
+        sampling=sampling,
+        seed=rid,
+        arrival=time.monotonic(),
+        priority=int(draw.integers(0, 3)),
+    )
+
+
+class RandomLoad:
+    """Keeps an engine full for some seconds, then lets what is there end."""
+
+    def __init__(self, engine: Engine, seconds: float) -> None:
+        self.sent = self.ended = self.aborted = self.errors = 0
+        """Requests so far; those that were aborted have ended too."""
+        self._engine = engine
+        self._seconds = seconds
+        self._draw = np.random.default_rng(1)
+        self._live: set[int] = set()
+        self._begin = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begin
+
+    def step(self) -> bool:
+        """Submit, abort and run a step; tell whether there is more to do."""
+        engine, draw, live = self._engine, self._draw, self._live
+        while self.elapsed < self._seconds and len(live) < AT_ONCE:
+            self.sent += 1
+            engine.submit(request(self.sent, draw))
+            live.add(self.sent)
+        if live and draw.random() < ABORTS:
+            engine.abort(int(draw.choice(sorted(live))))
+        output = engine.step(time.monotonic())
+        engine.drain_cache_events()
+        done = [*(output.finished if output else ()), *engine.drain_finished()]
+        live -= {end.rid for end in done}
+        self.ended += len(done)
+        self.aborted += sum(end.reason is FinishReason.ABORT for end in done)
+        self.errors += sum(end.reason is FinishReason.ERROR for end in done)
+        # The last request may end while a step is in flight still.
+        return self.elapsed < self._seconds or bool(live) or engine.busy

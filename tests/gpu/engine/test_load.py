@@ -1,0 +1,121 @@
+"""Memory under load: full of KV it never runs out, and after minutes of arrivals and aborts none is lost.
+
+MIZZEN_LOAD_SECONDS sets how long the random load lasts in all: 20 by default, 240 by `make test-gpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import grammar_kit as gk
+import numpy as np
+import psutil
+import pytest
+import torch
+from random_load import KINDS, RandomLoad
+
+from gpu import SHAPES
+from mizzen import LLM, SamplingParams
+from mizzen.core.request import FinishReason, Request
+
+SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(SECONDS + 300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MIB = 1 << 20
+KV_DTYPES = ("auto", "fp8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The shape of Qwen3-0.6B; its weights are dummies, and its first tokens are bytes, for grammars."""
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS}))
+    gk.save_tokenizer(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
+def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str) -> None:
+    seconds = SECONDS / len(KV_DTYPES)
+    with LLM(
+        folder,
+        device="cuda",
+        load_format="dummy",
+        skip_tokenizer=True,
+        kv_cache_tokens=40_000,
+        kv_cache_dtype=kv_cache_dtype,
+        max_running_requests=64,
+        prefill_chunk_tokens=1024,
+        policy="priority",
+        eviction="priority",
+        check_integrity=True,
+    ) as llm:
+        engine, process = llm.engine, psutil.Process()
+        random_load = RandomLoad(engine, seconds)
+        early: tuple[int, int] | None = None
+
+        def held() -> tuple[int, int]:
+            """Return bytes on the GPU and of the process."""
+            return torch.cuda.memory_reserved(), process.memory_info().rss
+
+        while random_load.step():
+            if early is None and random_load.elapsed > seconds / 2:
+                early = held()
+        load, late = engine.load(), held()
+        assert random_load.errors == 0
+        assert random_load.ended == random_load.sent > 5 * seconds
+        assert (load.running, load.waiting, load.pages_used) == (0, 0, 0)
+        assert engine.integrity_faults == 0
+        assert early is not None
+        assert late[0] - early[0] <= 64 * MIB, "GPU memory grows"
+        assert late[1] - early[1] <= 256 * MIB, "the process grows"
+
+
+@pytest.mark.parametrize("graphs", ["auto", "off"])
+def test_a_full_cache_never_runs_out_of_memory(folder: Path, graphs: str) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    fraction = round((total - free + 12_000 * MIB) / total, 3)  # leaves some gigabytes for KV
+    draw = np.random.default_rng(2)
+    with LLM(
+        folder,
+        device="cuda",
+        load_format="dummy",
+        skip_tokenizer=True,
+        memory_fraction=fraction,
+        max_running_requests=128,
+        prefill_chunk_tokens=4096,
+        cuda_graph=graphs,
+    ) as llm:
+        engine, info = llm.engine, llm.engine.info
+        assert info.kv_bytes == info.pages_total * info.page_size * 114_688
+        assert info.kv_bytes > 1000 * MIB
+        assert info.step_bytes > 100 * MIB
+        assert info.device_bytes - info.free_bytes >= info.weights_bytes + info.kv_bytes
+        needed = 2 * info.pages_total * info.page_size
+        rid = prompted = 0
+        while prompted < needed:
+            rid += 1
+            prompt = draw.integers(3, 10_000, 3000).astype(np.int32)
+            prompted += len(prompt)
+            sampling = SamplingParams(max_tokens=300, ignore_eos=True, **KINDS[rid % len(KINDS)])
+            engine.submit(Request(rid=rid, prompt=prompt, sampling=sampling, seed=rid))
+        ended, fullest = 0, 0
+        while engine.busy:
+            output = engine.step(time.monotonic())
+            engine.drain_cache_events()
+            done = [*(output.finished if output else ()), *engine.drain_finished()]
+            assert all(end.reason is FinishReason.LENGTH for end in done)
+            ended += len(done)
+            fullest = max(fullest, engine.load().pages_used + engine.load().pages_cached)
+        assert ended == rid
+        assert fullest > 0.95 * info.pages_total
+        used = total - torch.cuda.mem_get_info()[0]
+        assert used <= fraction * total + 256 * MIB, "it takes more than it was told to"

@@ -1,0 +1,142 @@
+"""Processed logits, log probabilities and embeddings on a GPU: as plainly, as on the CPU, in graphs and out.
+
+The kernel's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, make_model
+
+from mizzen import LLM, SamplingParams
+from mizzen.core.step_plan import SlotOptions, SlotStart
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.loading import warmup
+from mizzen.engine.sampling.sampler import apply_penalties
+from mizzen.engine.uploader import Uploader
+from mizzen.offline import Completion
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+DEVICE = torch.device("cuda" if GPU else "cpu")
+
+
+@pytest.mark.parametrize("vocab", [7, 4096, 9001])
+def test_the_penalty_kernel_equals_its_plain_twin(vocab: int) -> None:
+    upload, rng = Uploader(DEVICE), np.random.default_rng(vocab)
+    state = SlotState(9, 4, upload, scratch_page=0, vocab=vocab)
+    slots = rng.permutation(9)[:7]
+    starts = []
+    for number, slot in enumerate(slots.tolist()):
+        sampling = SamplingParams(
+            frequency_penalty=[0.0, 1.5, -0.5][number % 3],
+            presence_penalty=[0.3, 0.0][number % 2],
+            repetition_penalty=[1.0, 1.7, 0.5][number % 3],
+        )
+        tokens = rng.integers(0, vocab, 400).astype(np.int32)
+        asks = SlotOptions(tokens=tokens, prompt_tokens=150)
+        starts.append(SlotStart(slot=slot, length=0, sampling=sampling, seed=0, options=asks))
+    state.start_slots(tuple(starts))
+    batch = state.logits_params.gather_batch(slots, np.full(7, 400))
+    assert batch is not None
+    assert batch.penalties is not None
+    logits = torch.from_numpy(rng.normal(0, 3, (7, vocab)).astype(np.float32)).to(DEVICE)
+    plain, fused = logits.clone(), logits.clone()
+    apply_penalties(plain, batch.penalties, state.logits_params.counts)
+    apply_penalties(fused, batch.penalties, state.logits_params.counts, fused=True)
+    assert not torch.equal(plain, logits)
+    torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Qwen3, in float32."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    make_model("qwen3").save_pretrained(folder)
+    return folder
+
+
+def workload() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Return prompts, the second half of which begin with the first's, and all kinds of wishes and none."""
+    rng = np.random.default_rng(5)
+    fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130)]
+    prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0, "frequency_penalty": 1.2, "logprobs": 3},
+        {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.5, "min_tokens": 20},
+        {"temperature": 0.8, "logprobs": 0, "logprob_token_ids": (9, 11)},
+        {"temperature": 0, "min_tokens": 12, "logit_bias": ((2, 100.0), (9, -100.0), (11, 2.0))},
+        {"temperature": 0.7, "min_p": 0.05},
+        {"temperature": 0, "presence_penalty": 1.9, "prompt_logprobs": 2, "logprobs": 20},
+    ]
+    params = [SamplingParams(seed=i, max_tokens=30 - i, **kinds[i % len(kinds)]) for i in range(len(prompts))]
+    return prompts, params
+
+
+def answers(folder: Path, **options: Any) -> list[Completion]:
+    prompts, params = workload()
+    # Steps with prompts run the same kernels with and without graphs of decodes.
+    settings = {
+        "kv_cache_tokens": 4096,
+        "max_running_requests": 9,
+        "prefill_chunk_tokens": 64,
+        "cuda_graph_max_tokens": 0,
+        **options,
+    }
+    with LLM(folder, skip_tokenizer=True, check_integrity=True, **settings) as llm:
+        found = [answer for _ in range(2) for answer in llm.generate(prompts, params)]
+        assert llm.engine.load().pages_used == 0
+    return found
+
+
+def same(one: list[Completion], other: list[Completion], tolerance: float) -> None:
+    assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
+    for mine, theirs in zip(one, other, strict=True):
+        for name in ("logprobs", "prompt_logprobs"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert (a is None) == (b is None)
+            values = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in a or []]
+            wanted = [[entry.logprob, *(v for _, v in entry.top), *entry.asked] for entry in b or []]
+            assert len(values) == len(wanted)
+            for x, y in zip(values, wanted, strict=True):
+                assert x == pytest.approx(y, abs=tolerance)
+
+
+@on_a_gpu
+def test_a_gpu_gives_what_the_cpu_gives(folder: Path) -> None:
+    plain = answers(folder, device="cpu", dtype="float32")
+    assert {answer.finish_reason for answer in plain} == {"stop", "length"}
+    # Products in float32 differ by rounding; the tokens of this model are clear.
+    same(answers(folder, device="cuda", dtype="float32"), plain, 2e-3)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("depth", [1, 3])
+def test_graphs_equal_the_eager_twin(folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without padding both run the same shapes, and so the very same kernels.
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    options = {"device": "cuda", "dtype": "bfloat16", "steps_in_flight": depth}
+    same(answers(folder, **options), answers(folder, **options, cuda_graph="off"), 1e-3)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_embeddings_equal_the_cpus(folder: Path, pooling: str) -> None:
+    prompts, _ = workload()
+    vectors = []
+    for device in ("cpu", "cuda"):
+        options = {"dtype": "float32", "kv_cache_tokens": 4096, "prefill_chunk_tokens": 48}
+        with LLM(folder, device=device, skip_tokenizer=True, **options) as llm:
+            vectors.append(llm.embed(prompts, pooling=pooling))
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-3)

@@ -1,0 +1,300 @@
+"""Log probabilities of decode steps: the kernels against their plain twin, captured and launched one by one.
+
+All but the tests of whole engines run in Triton's interpreter too (TRITON_INTERPRET=1).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, make_model
+
+from mizzen import LLM, SamplingParams
+from mizzen.core.step_plan import SlotLogprobs, SlotOptions, SlotStart
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.graph_logprobs import LogprobGraphs, captured_row_counts, compute_logprobs_fused
+from mizzen.engine.sampling.graph_penalties import GraphPenalties
+from mizzen.engine.sampling.logits_params import BatchLogitsParams
+from mizzen.engine.sampling.logprobs import LogprobRows, compute_logprobs
+from mizzen.engine.sampling.sampler import rows_with_filters, sample, sample_processed_rows, sample_random
+from mizzen.engine.uploader import Uploader
+from mizzen.offline import Completion
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+UPLOAD = Uploader(DEVICE)
+VOCABULARIES = [7, 20, 4096, 9001, *([151936] if GPU else [])]
+
+
+def rows_of(tops: list[int], named: list[int], vocab: int, processed: list[int], batch: int) -> LogprobRows:
+    """Every row but the first reports, and some from processed logits."""
+    rows = np.arange(1, batch)
+    rng = np.random.default_rng(vocab)
+    by_id = [rng.integers(0, vocab, named[row % len(named)]) for row in rows]
+    asked = np.array([tops[row % len(tops)] for row in rows])
+    return LogprobRows.upload_rows(rows, rows + 5, asked, by_id, np.array(processed, np.int64), UPLOAD)
+
+
+def same_parts(got: list[SlotLogprobs], wanted: list[SlotLogprobs], tolerance: float = 2e-5) -> None:
+    assert [part.slot for part in got] == [part.slot for part in wanted]
+    for one, other in zip(got, wanted, strict=True):
+        assert one.ids.shape == other.ids.shape
+        assert one.ids[:, 0].tolist() == other.ids[:, 0].tolist()
+        np.testing.assert_allclose(one.values, other.values, atol=tolerance, rtol=1e-6)
+
+
+def on_host(tensors: Any) -> list[SlotLogprobs]:
+    return type(tensors)(owners=tensors.owners, widest=tensors.widest, packed=tensors.packed.cpu()).read()
+
+
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("named", [[0], [3, 0, 40]], ids=["unnamed", "named"])
+def test_the_kernels_equal_their_plain_twin(vocab: int, dtype: torch.dtype, named: list[int]) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    # As coarse as bfloat16 is: many tokens are equally probable.
+    logits = (4 * torch.randn(7, vocab, generator=generator)).bfloat16().to(DEVICE, dtype)
+    processed = (3 * torch.randn(3, vocab, generator=generator)).to(DEVICE)
+    tokens = torch.randint(vocab, (7,), generator=generator).to(DEVICE)
+    asked = rows_of([20, 0, 5, 1], named, vocab, [2, 4, 5], 7)
+    got = on_host(compute_logprobs_fused(asked, logits, processed, tokens))
+    same_parts(got, on_host(compute_logprobs(asked, logits, processed, tokens)))
+    sources = {7: processed[0], 9: processed[1], 10: processed[2]}
+    for part, top in zip(got, (owner.top_logprobs for owner in asked.requests), strict=True):
+        row = sources.get(part.slot, logits[part.slot - 5])
+        order = torch.sort(row, descending=True, stable=True).indices.cpu().tolist()
+        assert part.ids[0, 1 : 1 + min(top, vocab)].tolist() == order[:top]  # equal ones by id
+
+
+def test_any_logits_have_log_probabilities() -> None:
+    vocab, infinite = 9001, float("inf")
+    logits = torch.zeros(8, vocab)
+    logits[1] = -infinite
+    logits[1, [8999, 3, 4097]] = torch.tensor([1.0, 2.0, 1.0])
+    logits[2] = -infinite
+    logits[3, 5] = infinite
+    logits[4, 5] = float("nan")
+    logits[5, 640:704] = torch.arange(64.0)  # all in one run
+    logits[6, 64 * torch.arange(40)] = 5.0  # one in each of many
+    logits[7] = -1e30
+    logits[7, :2] = torch.tensor([-0.0, 0.0])
+    logits = logits.to(DEVICE)
+    tokens = torch.tensor([0, 3, 7, 5, 5, 703, 64, 1], device=DEVICE)
+    asked = rows_of([20], [0], vocab, [], 8)
+    parts = on_host(compute_logprobs_fused(asked, logits, None, tokens))
+    same_parts(parts, on_host(compute_logprobs(asked, logits, None, tokens)))
+    found = {part.slot - 5: part.ids[0, 1:].tolist() for part in parts}
+    assert found[1] == [3, 4097, 8999, 0, 1, 2, *range(4, 18)]
+    assert found[2] == list(range(20))
+    assert found[5] == list(range(703, 683, -1))
+    assert found[6] == [64 * i for i in range(20)]
+    assert found[7] == list(range(20))  # there is one zero
+    assert all(np.isfinite(part.values).all() for part in parts)
+
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0, "logprobs": 5},
+    {"temperature": 0.8},
+    {"temperature": 0.7, "frequency_penalty": 1.5, "repetition_penalty": 1.3, "logprobs": 3},
+    {"temperature": 0.9, "top_p": 0.8, "logprobs": 20},
+    {"temperature": 0, "presence_penalty": 0.7},
+    {"temperature": 1.0, "logprobs": 0},
+    {"temperature": 0, "repetition_penalty": 1.8, "logprobs": 1},
+]
+APART: list[dict[str, Any]] = [
+    {"temperature": 0, "logprobs": 2, "logit_bias": ((3, 4.0), (6, -100.0))},
+    {"temperature": 0.6, "top_k": 9, "frequency_penalty": 1.1, "logprobs": 4},
+    {"temperature": 0.6, "logprobs": 2, "logprob_token_ids": (6, 0, 3)},
+]
+
+
+class Replay:
+    """Stands for a captured graph where there is no GPU."""
+
+    def __init__(self, graphs: LogprobGraphs, count: int) -> None:
+        self.graphs = graphs
+        self.count = count
+
+    def replay(self) -> None:
+        self.graphs.enqueue_report(self.count)
+
+
+class Steps:
+    """What captured decode steps do behind the model: a batch of slots that ask, and one row of padding."""
+
+    def __init__(self, kinds: list[dict[str, Any]], vocab: int, *, captured: bool) -> None:
+        self.state = SlotState(len(kinds) + 2, 4, UPLOAD, scratch_page=0, vocab=vocab)
+        assert self.state.scratch_slot is not None
+        count = len(kinds)
+        self.slots = np.random.default_rng(1).permutation(count + 2)[:count].astype(np.int64)
+        self.state.start_slots(starts(self.slots, kinds, vocab))
+        self.plain = SlotState(count + 2, 4, UPLOAD, vocab=vocab)
+        self.plain.start_slots(starts(self.slots, kinds, vocab))
+        self.logits = torch.zeros(count + 1, vocab, device=DEVICE)
+        self.tokens = torch.zeros(count + 1, dtype=torch.int64, device=DEVICE)
+        self.inbox = UPLOAD(np.append(self.slots, self.state.scratch_slot).astype(np.int32))
+        self.positions = UPLOAD(np.full(count + 1, 300, np.int32))
+        self.penalties = GraphPenalties(self.state.logits_params, self.state.scratch_slot + 1)
+        self.reports = LogprobGraphs(self.logits, self.tokens, self.penalties)
+        if captured and GPU:
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):  # none is captured in the default one
+                self.reports.capture(torch.cuda.current_stream(), None)
+            torch.cuda.synchronize()
+        elif captured:
+            self.reports.graphs = {n: Replay(self.reports, n) for n in self.reports.counts}  # type: ignore
+        self.filtered = rows_with_filters(self.state, self.slots)
+        self.within = self.penalties.rows_in_graph(self.slots, self.filtered)
+        self.penalties.set_batch(self.slots, self.within)
+        self.asked = self.gather(301)
+
+    def gather(self, position: int) -> BatchLogitsParams:
+        positions = np.full(len(self.slots), position)
+        extras = self.state.logits_params.gather_batch(self.slots, positions, self.within)
+        assert extras is not None
+        return extras
+
+    def step(self, number: int) -> tuple[list[SlotLogprobs], list[SlotLogprobs]]:
+        """Run a step; return what it reports, and what its plain twin does."""
+        from mizzen.kernels.sampling.sample import sample_and_advance
+
+        state, count = self.state, len(self.slots)
+        generator = torch.Generator().manual_seed(number)
+        self.logits.copy_(3 * torch.randn(self.logits.shape, generator=generator))
+        where = self.slots, np.full(count, 301 + number)
+        wanted = sample(self.logits[:count].clone(), self.plain, *where, UPLOAD)
+        sample_and_advance(
+            self.logits, self.inbox, self.positions, state.temperature.device, state.seed.device, self.tokens,
+            state.last_tokens, state.scratch_slot or 0, self.penalties,
+        )  # fmt: skip
+        tokens = self.tokens[:count]
+        again = np.setdiff1d(self.filtered, self.asked.rows)
+        if len(again):
+            logits = self.logits[UPLOAD(again)]
+            tokens[UPLOAD(again)] = sample_random(logits, state, self.slots[again], where[1][again], UPLOAD)
+        processed = sample_processed_rows(self.asked, self.logits, tokens, state, where[1], UPLOAD, fused=True)
+        assert tokens.tolist() == wanted.tokens.tolist()
+        assert self.asked.logprobs is not None
+        assert wanted.logprobs is not None
+        return on_host(self.reports(self.asked.logprobs, processed, tokens)), on_host(wanted.logprobs)
+
+
+def starts(slots: np.ndarray, kinds: list[dict[str, Any]], vocab: int) -> tuple[SlotStart, ...]:
+    found = []
+    for seed, (slot, kind) in enumerate(zip(slots.tolist(), kinds, strict=True)):
+        known = np.random.default_rng(seed).integers(0, vocab, 300).astype(np.int32)
+        asks = SlotOptions(tokens=known, prompt_tokens=100)
+        found.append(SlotStart(slot=slot, length=0, sampling=SamplingParams(**kind), seed=seed, options=asks))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["captured", "launched"])
+@pytest.mark.parametrize("kinds", [KINDS, [*KINDS, *APART]], ids=["within", "apart"])
+def test_a_steps_rows_report_what_the_plain_twin_does(kinds: list[dict[str, Any]], captured: bool) -> None:
+    steps = Steps(kinds, 5000, captured=captured)
+    for number in range(4):
+        same_parts(*steps.step(number))
+    # Rows that are penalised where they are drawn are not processed for what they report.
+    assert {2, 4, 6} <= set(steps.within.tolist())
+    assert set(steps.asked.rows.tolist()) == {row for row in (7, 8) if row < len(kinds)}
+    assert (steps.reports.current_rows is not None) == (captured and kinds is KINDS)
+
+
+def test_a_batch_that_shrinks_reports_its_own_rows() -> None:
+    steps = Steps(KINDS, 300, captured=True)
+    steps.step(0)
+    steps.slots = steps.slots[:3]
+    steps.filtered = rows_with_filters(steps.state, steps.slots)
+    steps.inbox[3:] = steps.state.scratch_slot or 0
+    steps.within = steps.penalties.rows_in_graph(steps.slots, steps.filtered)
+    steps.penalties.set_batch(steps.slots, steps.within)
+    steps.asked = steps.gather(302)
+    got, wanted = steps.step(1)
+    assert len(got) == 2
+    same_parts(got, wanted)
+    assert steps.reports.row_table[2:].eq(-1).all()
+
+
+def test_counts_of_rows_end_with_the_largest_batch() -> None:
+    assert captured_row_counts(1) == [1]
+    assert captured_row_counts(12) == [1, 2, 4, 8, 12]
+    assert captured_row_counts(64) == [1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded random Qwen3."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    make_model("qwen3").bfloat16().save_pretrained(folder)
+    return folder
+
+
+def answers(folder: Path, kinds: list[dict[str, Any]], **options: Any) -> list[Completion]:
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130, 9, 30, 40, 50, 60)]
+    params = [
+        SamplingParams(seed=i, max_tokens=30 - i, ignore_eos=True, **kinds[i % len(kinds)])
+        for i in range(len(prompts))
+    ]
+    settings = {
+        "kv_cache_tokens": 4096,
+        "max_running_requests": 9,
+        "cuda_graph_max_tokens": 0,  # steps with prompts run the same kernels with and without
+        "steps_in_flight": 3,
+        **options,
+    }
+    with LLM(folder, device="cuda", skip_tokenizer=True, check_integrity=True, **settings) as llm:
+        return llm.generate(prompts, params)
+
+
+def same_answers(one: list[Completion], other: list[Completion]) -> None:
+    assert [answer.token_ids for answer in one] == [answer.token_ids for answer in other]
+    for mine, theirs in zip(one, other, strict=True):
+        assert (mine.logprobs is None) == (theirs.logprobs is None)
+        for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
+            assert [v for _, v in a.top] == pytest.approx([v for _, v in b.top], abs=1e-3)
+            assert a.asked == pytest.approx(b.asked, abs=1e-3)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("kinds", [KINDS, [*KINDS, *APART]], ids=["within", "apart"])
+@pytest.mark.parametrize("captures", [True, False], ids=["captured", "not captured"])
+def test_graphs_report_what_the_eager_twin_does(
+    folder: Path, kinds: list[dict[str, Any]], captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mizzen.engine.loading import warmup
+
+    # Without padding both run the same shapes, and so the very same kernels.
+    monkeypatch.setattr(warmup, "batch_sizes", lambda largest: list(range(1, largest + 1)))
+    eager = answers(folder, kinds, cuda_graph="off")
+    enqueue, call, replays = LogprobGraphs.enqueue_report, LogprobGraphs.__call__, []
+
+    def enqueued(self: LogprobGraphs, count: int) -> None:
+        if not captures and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("as a driver would that cannot")
+        enqueue(self, count)
+
+    def called(self: LogprobGraphs, asked: LogprobRows, *rest: Any) -> Any:
+        found = call(self, asked, *rest)
+        if len(asked.requests) > 1:  # warming up has one
+            replays.append(self.current_rows is asked)
+        return found
+
+    monkeypatch.setattr(LogprobGraphs, "enqueue", enqueued)
+    monkeypatch.setattr(LogprobGraphs, "__call__", called)
+    same_answers(answers(folder, kinds), eager)
+    assert len(replays) > 20
+    assert captures or not any(replays)
+    assert all(replays) == (captures and kinds is KINDS)

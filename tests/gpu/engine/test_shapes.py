@@ -1,0 +1,157 @@
+"""Logits equal Transformers' on seeded random weights, of real shapes and of a small one of each family.
+
+The real ones are those of Qwen3-0.6B and Llama-3.2-1B.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_models
+import torch
+import transformers
+
+from gpu import SHAPES
+from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution.forward_batch import BatchLayout
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.execution.step import StepExecutor
+from mizzen.engine.loading import model_setup
+from mizzen.engine.uploader import Uploader
+from mizzen.models.registry import read_config
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3-0.6b": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama-3.2-1b": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+}
+LONG, SHORT, DECODES = 2048, 300, 3
+"""Tokens of prompts: of so many that products of many rows have kernels of their own, and of fewer."""
+PAGE, SLOTS, COLUMNS = 16, 2, 132
+
+
+def save(folder: Path, shape: str) -> Any:
+    """Save a seeded random model; return Transformers' own, in float32 on the GPU."""
+    config_class, model_class = FAMILIES[shape]
+    values = {name: value for name, value in SHAPES[shape].items() if name not in ("architectures", "dtype")}
+    torch.manual_seed(0)
+    model = model_class(config_class(**values)).float().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "norm" in name:
+                weights.normal_(1.0, 0.1)
+    model.save_pretrained(folder)
+    return model.cuda()
+
+
+def shared(prompt: int) -> int:
+    """Return how many tokens of whole pages two prompts have in common."""
+    return prompt * 4 // 5 // PAGE * PAGE
+
+
+def halved(model: Any) -> Any:
+    """Bring weights to bfloat16, but not the angles of positions, which would be wrong far from the start."""
+    kept = dict(model.named_buffers())
+    model.bfloat16()
+    for name, buffer in kept.items():
+        inside, _, last = name.rpartition(".")
+        model.get_submodule(inside).register_buffer(last, buffer, persistent=False)
+    return model
+
+
+def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
+    """Return the logits [tokens, vocab] of each row's tokens that ours runs, in the order of ours."""
+    prompt = len(rows[0]) - DECODES
+    with torch.inference_mode():
+        logits = [model(torch.tensor([row], device="cuda")).logits[0].float() for row in rows]
+    return torch.cat([logits[0][:prompt], logits[1][shared(prompt) :]])
+
+
+def ours(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
+    """Run the first prompt in chunks, the second behind a part of its pages, then decodes of the second."""
+    prompt = len(rows[0]) - DECODES
+    options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)
+    with torch.inference_mode():
+        model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
+        total = SLOTS * COLUMNS
+        kind = "auto" if dtype == "bfloat16" else "reference"
+        attention = model_setup.make_kv(model, PAGE, total + 1, prefill=kind, decode=kind)
+        upload = Uploader(torch.device("cuda"))
+        state = SlotState(SLOTS, COLUMNS, upload, scratch_page=total)
+        step = StepExecutor(model, attention, state, upload)
+        table = np.random.default_rng(2).permutation(total).astype(np.int32).reshape(SLOTS, COLUMNS)
+        table[1, : shared(prompt) // PAGE] = table[0, : shared(prompt) // PAGE]
+        slots, columns = np.indices(table.shape, dtype=np.int32).reshape(2, -1)
+        state.write_pages(PageWrites(slots, columns, table.reshape(-1)))
+        found: list[torch.Tensor] = []
+
+        def run(decode: list[int], *chunks: tuple[int, int, int]) -> None:
+            parts = [
+                PrefillChunk(
+                    slot=slot, start=begin, tokens=np.array(rows[slot][begin:end], np.int32), last=True
+                )
+                for slot, begin, end in chunks
+            ]
+            plan = StepPlan(
+                step=len(found),
+                decode=np.array(decode, np.int32),
+                decode_version=len(found),
+                pages=PageWrites(),
+                prefill=tuple(parts),
+            )
+            found.append(model.logits(step.forward(plan, BatchLayout.from_plan(plan, state))).float())
+
+        run([], (0, 0, 128), (0, 128, prompt))
+        run([], (1, shared(prompt), prompt))
+        for index in range(DECODES):
+            state.lengths[1] = prompt + index
+            state.last_tokens[1] = rows[1][prompt + index]
+            run([1])
+    return torch.cat(found)
+
+
+def check_tokens(found: torch.Tensor, exact: torch.Tensor, same: int) -> None:
+    """Expect the most probable tokens of the first `same` rows, of others one that is as probable."""
+    chosen = found.argmax(-1)
+    assert torch.equal(chosen[:same], exact.argmax(-1)[:same])
+    lost = exact.amax(-1) - exact.gather(-1, chosen[:, None])[:, 0]
+    assert lost.max() < 1e-4 * exact.std()
+
+
+def check(folder: Path, theirs: Any, vocabulary: int, prompt: int) -> None:
+    """Compare ours of a folder with Transformers' model, which is in float32."""
+    draw = np.random.default_rng(1).integers(3, vocabulary, (2, prompt + DECODES))
+    draw[1, : shared(prompt)] = draw[0, : shared(prompt)]
+    rows = draw.tolist()
+    exact = oracle(theirs, rows)
+    plain = oracle(halved(theirs), rows) - exact
+    theirs.cpu()
+    for fusion in ("off", "auto"):
+        single = ours(folder, "float32", fusion, rows)
+        assert (single - exact).norm() < 1e-4 * exact.norm()
+        check_tokens(single, exact, len(exact) if prompt == SHORT else SHORT)
+        half = ours(folder, "bfloat16", fusion, rows) - exact
+        assert half.norm() < 1.2 * plain.norm() < 0.1 * exact.norm()
+
+
+@pytest.fixture(autouse=True)
+def whole_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_logits_equal_transformers(shape: str, tmp_path: Path) -> None:
+    check(tmp_path, save(tmp_path, shape), 10_000, LONG)
+
+
+@pytest.mark.parametrize("family", small_models.FAMILIES)
+def test_logits_of_each_family_equal_transformers(family: str, tmp_path: Path) -> None:
+    """Three layers, which any GPU runs in seconds."""
+    check(tmp_path, small_models.save_model(tmp_path, family), small_models.VOCABULARY, SHORT)

@@ -1,0 +1,74 @@
+"""The gated product of many rows equals the library's with SiLU behind it, also among other kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gemm_kit import check_replays, close, normal
+
+from mizzen.kernels.gemm.gate_up_swiglu import gated
+from mizzen.kernels.norm import rms_norm
+from mizzen.kernels.swiglu import silu_mul
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+SHAPES = ((16, 320), (6144, 1024), (1040, 384), (5632, 2048), (24576, 4096), (256, 12288), (57344, 320))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_equals_the_library_and_the_exact_product(shape: tuple[int, int]) -> None:
+    """Fewer items than clusters, tiles that are not full, blocks that are not full, several rounds of all."""
+    rows, columns = shape
+    weight = normal(rows, columns) / columns**0.5
+    for count in (1, 255, 256, 300, 1023, 4097):
+        x = normal(count, columns, seed=count)
+        got = gated(weight, x)
+        gates, others = (x.double() @ weight.double().T).chunk(2, dim=-1)
+        exact = F.silu(gates) * others
+        assert got.shape == exact.shape
+        # Rounded gates and others, then their product: three roundings instead of a product's one.
+        assert (got.double() - exact).norm() < 1e-2 * exact.norm()
+        library = silu_mul(F.linear(x, weight))
+        assert (got == library).float().mean() > 0.9
+
+
+def test_large_gates_stay_finite() -> None:
+    weight = normal(32, 320)
+    for scale in (100, 1e6, 1e17):
+        x = normal(512, 320, seed=1) * scale
+        wanted = silu_mul(F.linear(x, weight))
+        got = gated(weight, x)
+        assert torch.equal(got.isfinite(), wanted.isfinite())
+        close(got.nan_to_num(0, 0, 0), wanted.nan_to_num(0, 0, 0))
+
+
+def test_it_writes_no_row_or_column_beyond_the_last() -> None:
+    weight, x = normal(1040, 320) / 18, normal(700, 320)
+    area = torch.full((700 + 300, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
+    got = gated(weight, x, area[100:800])
+    assert got.isfinite().all()
+    assert area[:100].isnan().all() and area[800:].isnan().all()
+
+
+def test_a_chain_of_kernels_that_overlap_gives_the_same_each_time() -> None:
+    size, count = 1024, 1500
+    weights = [normal(2 * size, size, seed=i) / size**0.5 for i in range(6)]
+    x, ones = normal(count, size, seed=99), torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    out, library = torch.empty_like(x), x
+
+    def chain() -> None:
+        y = x
+        for weight in weights:
+            y = rms_norm(gated(weight, y), ones, 1e-6)
+        out.copy_(y)
+
+    found = check_replays(chain, out, 50)
+    for weight in weights:
+        library = rms_norm(silu_mul(F.linear(library, weight)), ones, 1e-6)
+    assert (found.double() - library.double()).norm() < 0.05 * library.double().norm()

@@ -1,0 +1,73 @@
+"""The product of a single row equals PyTorch's, alone and in a chain of kernels that overlap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gemm_kit import check_replays, normal
+
+from mizzen.kernels.gemm.gemv import Norm, gemv, serves
+from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.kernels.swiglu import silu_mul
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9,
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize("columns", [8, 136, 1024, 2048, 3072, 4096, 8192, 12288, 14336, 17408, 25600, 32768])
+@pytest.mark.parametrize("rows", [1, 13, 4096])
+def test_gemv(rows: int, columns: int) -> None:
+    weight = normal(rows, columns)
+    assert serves(weight)
+    x = normal(1, columns, seed=1)
+    wanted = x.double() @ weight.double().T
+    out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+    for got in (gemv(weight, x), gemv(weight, x, out)):
+        assert (got.double() - wanted).norm() < 4e-3 * wanted.norm() + 1e-3
+
+
+@pytest.mark.parametrize("columns", [1024, 2048, 4096, 5120])
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+def test_gemv_with_a_norm_before_and_a_gate_behind(columns: int, gate: bool, add: bool) -> None:
+    weight = normal(2050, columns) / columns**0.5
+    x, residual, scale = normal(1, columns, seed=1), normal(1, columns, seed=2), normal(columns, seed=3)
+    total = residual.clone()
+    plain = add_rms_norm(x, total, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
+    wanted = gemv(weight, plain)
+    wanted = silu_mul(wanted) if gate else wanted
+    after = torch.full_like(x, float("nan"))
+    norm = Norm(scale=scale, epsilon=1e-6, residual=residual if add else None)
+    got = gemv(weight, x, gate=gate, norm=norm, after=after if add else None)
+    assert (got.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
+    if add:
+        assert torch.equal(after, total)
+    close = gemv(weight, plain, gate=gate)
+    assert (close.double() - wanted.double()).norm() < 4e-3 * wanted.double().norm()
+
+
+def test_a_chain_of_overlapping_kernels_is_right_every_time() -> None:
+    size = 1024
+    weights = [normal(size, size, seed=i) / 32 for i in range(40)]
+    norm = torch.ones(size, dtype=torch.bfloat16, device="cuda")
+    x = normal(1, size, seed=99)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        residual, y = x.clone(), x
+        for weight in weights:
+            y = gemv(weight, add_rms_norm(y, residual, norm, 1e-6))
+        out.copy_(y)
+
+    found = check_replays(chain, out, 200)
+    exact, y = x.float(), x.float()
+    for weight in weights:
+        exact = exact + y
+        y = F.rms_norm(exact, (size,), norm.float(), 1e-6) @ weight.float().T
+    assert (found.float() - y).norm() < 0.05 * y.norm()

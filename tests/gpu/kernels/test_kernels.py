@@ -1,0 +1,291 @@
+"""Each fused kernel equals its plain twin: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import distribution
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.step_plan import SlotOptions, SlotStart
+from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.sampling.graph_penalties import GraphPenalties
+from mizzen.engine.sampling.sampler import apply_bitmask, sample, sample_fused
+from mizzen.engine.uploader import Uploader
+from mizzen.kernels import decode_inputs
+from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
+from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
+from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.kernels.sampling import sample as draw
+from mizzen.kernels.swiglu import silu_mul
+from mizzen.layers.rope import rotate
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, wanted.to(got.dtype), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [8, 96, 1024, 4096])
+def test_norms(dtype: torch.dtype, size: int) -> None:
+    x, residual = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype, seed=1)
+    weight = normal(size, dtype=dtype, seed=2)
+    wanted_sum = x + residual
+    wanted = F.rms_norm(wanted_sum.float(), (size,), weight.float(), 1e-6)
+    close(rms_norm(x, weight, 1e-6), F.rms_norm(x.float(), (size,), weight.float(), 1e-6))
+    close(add_rms_norm(x, residual, weight, 1e-6), wanted)
+    assert torch.equal(residual, wanted_sum)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [48, 3072])
+def test_silu_mul(dtype: torch.dtype, size: int) -> None:
+    x = normal(5, 2 * size, dtype=dtype)
+    gate, up = x.float().chunk(2, -1)
+    close(silu_mul(x), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(16, 8, 128), (14, 2, 64), (4, 4, 8), (9, 3, 80)])
+def test_heads(dtype: torch.dtype, norm: bool, heads: int, kv_heads: int, size: int) -> None:
+    tokens, room = 6, 40
+    qkv = normal(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
+    weights = (normal(size, dtype=dtype, seed=1), normal(size, dtype=dtype, seed=2)) if norm else None
+    angles = normal(tokens, 1, size // 2, seed=3)
+    cos, sin = angles.cos(), angles.sin()
+    cells = torch.tensor([7, 3, 39, 0, 12, 13], device=DEVICE)
+    keys, values = (normal(room, kv_heads, size, dtype=dtype, seed=seed) for seed in (4, 5))
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    q, k, v = qkv.float().view(tokens, -1, size).split((heads, kv_heads, kv_heads), 1)
+    if weights is not None:
+        q, k = (F.rms_norm(x, (size,), w.float(), 1e-6) for x, w in zip((q, k), weights, strict=True))
+    wanted_keys[cells] = rotate(k, cos, sin).to(dtype)
+    wanted_values[cells] = v.to(dtype)
+    close(qk_norm_rope(qkv, weights, 1e-6, cos, sin, cells, keys, values), rotate(q, cos, sin))
+    close(keys, wanted_keys)
+    assert torch.equal(values, wanted_values)
+
+
+def test_decode_inputs_and_page_writes() -> None:
+    layout = decode_inputs.Inbox(writes=300, rows=40)
+    rng = np.random.default_rng(0)
+    columns, slots, page = 9, 50, 4
+    table = torch.from_numpy(rng.integers(0, 99, (slots, columns)).astype(np.int32)).to(DEVICE)
+    last = torch.from_numpy(rng.integers(0, 500, slots)).to(DEVICE)
+    inbox = np.zeros(layout.size, np.int32)
+    cells, pages = rng.permutation(slots * columns)[:280].astype(np.int32), np.arange(280, dtype=np.int32)
+    rows, positions = rng.permutation(slots)[:40], rng.integers(0, columns * page, 40)
+    inbox[0] = 270  # what lies behind it is of an earlier step
+    inbox[layout.cells][:280], inbox[layout.pages][:280] = cells, pages
+    inbox[layout.slots], inbox[layout.positions] = rows, positions
+    wanted = table.cpu().numpy().copy()
+    wanted.reshape(-1)[cells[:270]] = pages[:270]
+    sent = torch.from_numpy(inbox).to(DEVICE)
+    decode_inputs.write_pages(sent, layout, table)
+    assert np.array_equal(table.cpu().numpy(), wanted)
+    batch = decode_inputs.gather_inputs(
+        sent[layout.slots][:33], sent[layout.positions][:33], last, table, page
+    )
+    rows, positions = rows[:33], positions[:33]
+    assert batch.tokens.tolist() == last.cpu()[rows].tolist()
+    assert batch.positions.tolist() == positions.tolist()
+    assert batch.cells.tolist() == (wanted[rows, positions // page] * page + positions % page).tolist()
+    assert batch.lengths.tolist() == (positions + 1).tolist()
+
+
+def slots_state(params: list[SamplingParams]) -> SimpleNamespace:
+    upload = Uploader(DEVICE)
+    state = SlotState(len(params) + 3, 4, upload, scratch_page=0)
+    slots = np.random.default_rng(0).permutation(len(params) + 3)[: len(params)].astype(np.int64)
+    state.start_slots(
+        tuple(
+            SlotStart(slot=int(slot), length=0, sampling=p, seed=i * 2**60 + 11)
+            for i, (slot, p) in enumerate(zip(slots, params, strict=True))
+        )
+    )
+    return SimpleNamespace(state=state, slots=slots, upload=upload)
+
+
+KINDS = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(top_k=5),
+    SamplingParams(temperature=1.9),
+    SamplingParams(top_p=0.5, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("vocab", [7, 4096, 10000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sampling_draws_what_the_plain_sampler_draws(vocab: int, dtype: torch.dtype) -> None:
+    count = 120 if GPU else 24
+    logits = normal(count, vocab, dtype=dtype) * 2
+    made = slots_state([KINDS[i % len(KINDS)] for i in range(count)])
+    positions = np.arange(100, 100 + count)
+    plain = sample(logits, made.state, made.slots, positions, made.upload).tokens
+    fused = sample_fused(logits, made.state, made.slots, positions, made.upload)
+    assert fused.tolist() == plain.tolist()
+    alone = draw.draw(
+        logits[6:7],
+        made.upload(made.slots[6:7]),
+        made.upload(positions[6:7]),
+        made.state.temperature.device,
+        made.state.seed.device,
+    )
+    assert alone.tolist() == plain[6:7].tolist()
+
+
+@pytest.mark.parametrize("params", distribution.KINDS, ids=str)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    count, vocab = (40_000, 50) if GPU else (100, 12)
+    logits = torch.linspace(-2, 2, vocab, device=DEVICE).roll(5)[None]  # no filter leaves one token alone
+    logits[0, 3] = float("-inf")
+    made = slots_state([params] * count)
+    rows = logits.expand(count, -1).contiguous()
+    tokens = sample_fused(rows, made.state, made.slots, np.arange(count), made.upload)
+    counts = np.bincount(tokens.cpu().numpy(), minlength=vocab)
+    distribution.check_counts(counts, distribution.filtered(logits[0].cpu(), params))
+
+
+def test_sampling_of_extreme_logits() -> None:
+    logits = torch.full((3, 9000), -1e9, device=DEVICE)
+    logits[:, 8999] = 0.0
+    logits[2] = float("-inf")
+    logits[2, 17] = -5.0
+    made = slots_state([SamplingParams(), SamplingParams(temperature=0), SamplingParams(temperature=100)])
+    drawn = sample_fused(logits, made.state, made.slots, np.arange(3), made.upload)
+    assert drawn.tolist() == [8999, 8999, 17]
+
+
+def test_draw_and_advance_leaves_padding_where_it_is() -> None:
+    made = slots_state([SamplingParams(temperature=0)] * 4)
+    state = made.state
+    slots = torch.tensor([*made.slots, state.scratch_slot, state.scratch_slot], dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([5, 6, 7, 8, 0, 0], dtype=torch.int32, device=DEVICE)
+    tokens = torch.empty(6, dtype=torch.int64, device=DEVICE)
+    logits = normal(6, 500)
+    draw.sample_and_advance(
+        logits,
+        slots,
+        positions,
+        state.temperature.device,
+        state.seed.device,
+        tokens,
+        state.last_tokens,
+        state.scratch_slot,
+    )
+    wanted = logits.argmax(-1)
+    assert tokens[:4].tolist() == wanted[:4].tolist()
+    assert state.last_tokens[slots[:4].long()].tolist() == wanted[:4].tolist()
+    assert positions.tolist() == [6, 7, 8, 9, 0, 0]
+
+
+@pytest.mark.parametrize("vocab", [70, 4096, 9001])
+def test_penalties_and_masks_are_applied_where_rows_are_drawn(vocab: int) -> None:
+    upload, rng = Uploader(DEVICE), np.random.default_rng(vocab)
+    twins = [SlotState(7, 4, upload, scratch_page=0, vocab=vocab) for _ in range(2)]
+    slots, kinds = rng.permutation(7)[:6].astype(np.int64), [0, 1, 2, 0, 1, 2]
+    constrained = Grammar(GrammarKind.JSON_OBJECT)
+    for state in twins:
+        starts = []
+        for row, slot in enumerate(slots.tolist()):
+            params = SamplingParams(
+                temperature=[0.0, 0.8][row % 2],
+                frequency_penalty=1.5 if kinds[row] else 0.0,
+                repetition_penalty=1.3 if kinds[row] else 1.0,
+                grammar=constrained if kinds[row] != 1 else None,
+            )
+            known = np.random.default_rng(row).integers(0, vocab, 300).astype(np.int32)
+            asks = SlotOptions(tokens=known, prompt_tokens=100)
+            starts.append(SlotStart(slot=slot, length=0, sampling=params, seed=row, options=asks))
+        state.start_slots(tuple(starts))
+    words = rng.integers(-(2**31), 2**31, (8, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
+    bits = torch.from_numpy(words).to(DEVICE)
+    plain, subject = twins
+    plain.logits_params.masks = SimpleNamespace(bits=lambda slots, positions: bits, applied=lambda: None)
+    penalties = GraphPenalties(subject.logits_params, subject.scratch_slot + 1)
+    within = penalties.rows_in_graph(slots, np.array([], np.int64))
+    assert within.tolist() == [1, 4]
+    penalties.set_batch(slots, within)
+    on_device = upload(np.append(slots, subject.scratch_slot).astype(np.int32))
+    positions = upload(np.append(np.arange(300, 306), 0).astype(np.int32))
+    tokens = torch.zeros(7, dtype=torch.int64, device=DEVICE)
+    for step in range(3):
+        logits = normal(7, vocab, seed=step) * 3
+        where = slots, np.arange(301, 307) + step
+        wanted = sample(logits[:6].clone(), plain, *where, upload).tokens
+        draw.sample_and_advance(
+            logits, on_device, positions, subject.temperature.device, subject.seed.device, tokens,
+            subject.last_tokens, subject.scratch_slot, penalties,
+        )  # fmt: skip
+        extras = subject.logits_params.gather_batch(*where, within)
+        assert extras is not None
+        assert extras.only_masks
+        draw.sample_masked(
+            logits, extras.rows_device, on_device, positions, subject.temperature.device, subject.seed.device,
+            tokens, subject.last_tokens, bits, penalties,
+        )  # fmt: skip
+        assert tokens[:6].tolist() == wanted.tolist()
+        assert subject.last_tokens[upload(slots)].tolist() == wanted.tolist()
+        for slot in slots[[1, 2, 4, 5]].tolist():
+            rows = [state.logits_params.counts.table[state.logits_params.counts.row_by_slot[slot]] for state in twins]
+            assert torch.equal(*rows)
+    penalties.set_batch(slots, np.array([], np.int64))
+    assert penalties.places[upload(slots[[1, 4]])].lt(-1).all()
+
+
+@pytest.mark.parametrize("vocab", [100, 4096, 9001])
+def test_masks_of_tokens(vocab: int) -> None:
+    logits, rows = normal(6, vocab), torch.tensor([4, 0, 5], device=DEVICE)
+    generator = np.random.default_rng(vocab)
+    slots = torch.tensor([3, 0, 2], device=DEVICE)
+    words = generator.integers(-(2**31), 2**31, (5, -(-vocab // 32)), dtype=np.int64).astype(np.int32)
+    bits, wanted = torch.from_numpy(words).to(DEVICE), logits.clone()
+    apply_bitmask(wanted, rows, slots, bits)
+    apply_bitmask(logits, rows, slots, bits, fused=True)
+    assert torch.equal(logits, wanted)
+    assert torch.isinf(logits[rows]).any()
+    assert not torch.isinf(logits[1]).any()
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_page_lists(page: int) -> None:
+    rng = np.random.default_rng(1)
+    table = rng.integers(0, 1000, (6, 2500)).astype(np.int32)
+    slots = np.array([4, 0, 0, 5, 2], np.int32)
+    lengths = np.array([1, 17, 16, 2100, 33], np.int32)
+    counts = -(-lengths // page)
+    spare = PageIndices.allocate(len(slots) + 2, int(counts.sum()) + 3, DEVICE)
+    for lists in (spare, spare.head(len(slots) - 1)):
+        lists.pages.fill_(-1)
+        rows = len(lists.last) if lists is not spare else len(slots)
+        device = [torch.from_numpy(part).to(DEVICE) for part in (slots[:rows], lengths[:rows], table)]
+        build_page_indices(*device, page, lists)
+        starts = np.concatenate([[0], np.cumsum(counts[:rows])])
+        wanted = np.concatenate([table[slots[i], : counts[i]] for i in range(rows)])
+        assert lists.starts[: rows + 1].tolist() == starts.tolist()
+        assert lists.last[:rows].tolist() == (lengths[:rows] - (counts[:rows] - 1) * page).tolist()
+        assert lists.pages[: len(wanted)].tolist() == wanted.tolist()
+        assert lists.pages[len(wanted) :].eq(-1).all()

@@ -1,0 +1,95 @@
+"""A model on several GPUs gives the tokens and log probabilities of one, whichever way its ranks add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import allreduce
+import numpy as np
+import pytest
+import tensor_kit
+from logits_gather_kit import on_ranks
+from small_models import FAMILIES, make_model
+from tensor_kit import RANKS, apart, generated, generated_twice, log_probabilities, with_nccl
+
+pytestmark = tensor_kit.several_gpus
+HEADS = 4
+"""Of the small models."""
+
+
+class SingleRank:
+    """What one GPU answers, by family; each is asked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokens: dict[str, list[list[int]]] = {}
+
+    def model(self, family: str) -> Path:
+        """Return where the family's model lies."""
+        folder = self.folder / family
+        if not folder.exists():
+            folder.mkdir()
+            make_model(family).save_pretrained(folder)
+        return folder
+
+    def __getitem__(self, family: str) -> list[list[int]]:
+        """Return the tokens of each request."""
+        if family not in self.tokens:
+            self.tokens[family] = apart(generated, self.model(family), {})
+        return self.tokens[family]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleRank:
+    """Tokens of one GPU, to compare with."""
+    return SingleRank(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("size", [size for size in RANKS if size <= HEADS])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_give_the_tokens_of_one(family: str, size: int, alone: SingleRank) -> None:
+    assert apart(generated, alone.model(family), {"tensor": size}) == alone[family]
+
+
+@pytest.mark.parametrize("way", [pytest.param("nccl", marks=with_nccl), "one-shot", "two-shot"])
+@pytest.mark.parametrize("size", RANKS[:2])
+def test_every_way_of_float32_gives_the_same_tokens(size: int, way: str, alone: SingleRank) -> None:
+    """The ways that are fused with the norm add up bfloat16 alone."""
+    options = {"tensor": size, "all_reduce": way}
+    assert apart(generated, alone.model("qwen3"), options) == alone["qwen3"]
+
+
+@with_nccl
+def test_a_process_can_have_one_group_after_another(alone: SingleRank) -> None:
+    found = apart(generated_twice, alone.model("qwen3"), {"tensor": 2})
+    assert found == [alone["qwen3"]] * 2
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_fused_sums_are_those_of_plain_operations(size: int, tmp_path: Path) -> None:
+    on_ranks(size, tmp_path, allreduce.check)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    """A model of real shapes, and what one GPU finds of it.
+
+    In a process of its own, too: what a test keeps of one GPU's memory, a group finds amiss.
+    """
+    folder = tensor_kit.wide_model(tmp_path_factory.mktemp("wide"))
+    return folder, apart(log_probabilities, folder, {})
+
+
+@pytest.mark.parametrize(
+    "way", ["auto", "push", "fused", "fused-two-shot", pytest.param("nccl", marks=with_nccl)]
+)
+@pytest.mark.parametrize("size", RANKS)
+def test_log_probabilities_on_real_shapes_are_those_of_one_rank(
+    size: int, way: str, wide: tuple[Path, list[np.ndarray]]
+) -> None:
+    folder, alone = wide
+    found = apart(log_probabilities, folder, {"tensor": size, "all_reduce": way})
+    for many, one in zip(found, alone, strict=True):
+        assert one.std() > 0.5 or len(one) < 10
+        # Sums in another order, rounded to bfloat16 four times a layer.
+        np.testing.assert_allclose(many, one, atol=0.15)

@@ -1,0 +1,67 @@
+"""Counts of prompt and output tokens per slot, for frequency, presence and repetition penalties.
+
+`LogitsParamsTable` owns them. Only slots with a penalty have a row, of 4 bytes per vocabulary token. Rows are
+allocated with the first such request and doubled as more run at once (256 slots and a vocabulary of 152,000:
+156 MB).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mizzen.core.request import Int32, Int64
+from mizzen.engine.uploader import Uploader
+
+PROMPT_BIT = 1 << 30
+"""Bit of a token's count that is set if the prompt contains the token; lower bits count the output."""
+FIRST_ROWS = 8
+"""Number of rows in the first allocation."""
+
+
+class TokenCounts:
+    """How often each penalized slot has seen each token, int32 [rows, vocab]."""
+
+    def __init__(self, slots: int, vocab: int, upload: Uploader) -> None:
+        self.vocab = vocab
+        self.upload = upload
+        self.row_by_slot: Int64 = np.full(slots, -1, np.int64)
+        """Row of each slot, or -1; a slot keeps its row until another request starts there."""
+        self.free_rows: list[int] = []
+        self.table = torch.empty((0, vocab), dtype=torch.int32, device=upload.device)
+
+    def start_slot(self, slot: int, prompt: Int32, output: Int32) -> None:
+        """Count a request's existing tokens when it starts in a slot, which must have no row."""
+        if not self.free_rows:
+            self._grow()
+        row_index = self.free_rows.pop()
+        self.row_by_slot[slot] = row_index
+        row = self.table[row_index]
+        row.zero_()
+        if len(prompt):
+            row.index_fill_(
+                0, self.upload(np.unique(prompt).astype(np.int64)), PROMPT_BIT
+            )  # `row[...] =` would wait
+        if len(output):
+            ids, counts = np.unique(output, return_counts=True)
+            row[self.upload(ids.astype(np.int64))] += self.upload(counts.astype(np.int32))
+
+    def free_slot(self, slot: int) -> None:
+        """Return a slot's row to the free rows, if it has one."""
+        row = self.row_by_slot.item(slot)
+        if row >= 0:
+            self.free_rows.append(row)
+            self.row_by_slot[slot] = -1
+
+    def _grow(self) -> None:
+        """Double the number of rows."""
+        old_count = len(self.table)
+        count = min(max(FIRST_ROWS, 2 * old_count), len(self.row_by_slot))
+        table = torch.empty((count, self.vocab), dtype=torch.int32, device=self.upload.device)
+        table[:old_count] = self.table
+        self.table = table
+        self.free_rows += range(count - 1, old_count - 1, -1)
+
+    def count_tokens(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count one token for each of distinct rows, both int64 [n]."""
+        self.table[rows, tokens] += 1
